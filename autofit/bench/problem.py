@@ -15,9 +15,6 @@ from autofit.techniques import AXES, TECHNIQUES
 
 ANY = "any"
 """The method of a problem that has all configs of a table: they are searched side by side."""
-FAITHFUL = 10.0
-"""Times as fast as it is that a config of the next more faithful method counts, where methods are searched side by
-side: enough for any of them to come before what is faster but less faithful, as `--method any` wants it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +71,11 @@ class Problem:
         )
 
     def merit(self, config: Config, tokens_per_second: float) -> float:
-        """The one figure to be made as large as possible, for methods that want one: tokens per second, times
-        `FAITHFUL` for every less faithful training method that is searched, too."""
+        """The one figure to be made as large as possible, for methods that want one: tokens per second, ten times as
+        many for every less faithful training method that is searched, too. That is enough for any of them to come
+        before what is faster but less faithful, as `--method any` wants it."""
         less_faithful = len(self.methods) - 1 - self.methods.index(config.text("method"))
-        return tokens_per_second * FAITHFUL**less_faithful
+        return tokens_per_second * 10.0**less_faithful
 
     def nearest(self, config: Config) -> Config:
         """The recorded config that differs from `config` on the fewest axes; of several, one that trains the same (a

@@ -16,8 +16,6 @@ WITHIN = (0.05, 0.02, 0.01)
 """Relative distances from the best speed: the score says when a search came this close."""
 AFTER = (5, 10, 20, 40)
 """Trials after which the frontier is judged."""
-MOST = 0.9
-"""Share of the seeds that the second figure of each pair covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +30,7 @@ class Spread:
     def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Spread:
         """From at least one figure; infinity stands for never."""
         worst_last = sorted(figures, reverse=more_is_better)
-        both = statistics.median(worst_last), worst_last[math.ceil(MOST * len(worst_last)) - 1]
+        both = statistics.median(worst_last), worst_last[math.ceil(0.9 * len(worst_last)) - 1]
         median, p90 = (figure if math.isfinite(figure) else None for figure in both)
         return cls(median=median, p90=p90)
 

@@ -17,8 +17,6 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops
 from autofit.trial.machine.detection import detect, version
 
-MINIMUM_DISK = GIB
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -149,7 +147,7 @@ def _disk() -> Check:
 
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    state = "ok" if free >= MINIMUM_DISK else "missing"
+    state = "ok" if free >= GIB else "missing"
     remedy = "" if state == "ok" else f"free some space in {folder}"
     return Check(name="disk", state=state, found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
 

@@ -22,8 +22,6 @@ from autofit.techniques import AXES, Job
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
 
-WORTH_NAMING = 0.005
-"""Share of the larger config's memory that a part must differ by to be mentioned."""
 MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 """Groups of axes that change together; every other axis is a change by itself."""
 
@@ -219,8 +217,8 @@ def _of_everything(config: Config) -> Config:
 
 
 def _worth_naming(before: Estimate, after: Estimate) -> float:
-    """Bytes below which a difference is not mentioned."""
-    return WORTH_NAMING * max(before.device_bytes, after.device_bytes)
+    """Bytes below which a difference is not mentioned: 0.5 % of the larger config's memory."""
+    return 0.005 * max(before.device_bytes, after.device_bytes)
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:

@@ -19,9 +19,6 @@ from autofit.trial.request import TrialRequest
 
 _log = logging.getLogger(__name__)
 
-ENDING_SECONDS = 5.0
-"""How long an interrupted trial may take to say what it has shown."""
-
 
 class TrialInterrupted(KeyboardInterrupt):
     """Ctrl-C has ended a trial."""
@@ -96,7 +93,7 @@ def _attempt(runner: GroupRunner, request: TrialRequest) -> tuple[Attempt, bool]
                 return running.result(), False
             except KeyboardInterrupt:
                 runner.interrupt()
-                ended = running.result(timeout=ENDING_SECONDS)
+                ended = running.result(timeout=5.0)  # what it has shown so far
                 return ended, isinstance(ended.outcome, TimedOut)  # else it has ended by itself meanwhile
         except TimeoutError:  # it waits for its device, or has not begun: there is nothing to tell
             runner.close()

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
-MAX_TRACES = 5
-"""Decoders traced when looking for changes of one effect; for an 8B model each takes about a second."""
 WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 """Axes that can be varied without tracing the decoder again (`Estimator`)."""
 
@@ -200,7 +198,8 @@ class _Neighbourhood:
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
     def _grant_traces(self) -> None:
-        self._may_be_traced = len(self._traced()) + MAX_TRACES
+        """Allow five more decoders to be traced; for an 8B model each takes about a second."""
+        self._may_be_traced = len(self._traced()) + 5
 
     def _traced(self) -> set[Config]:
         return {known.without(*WITHOUT_TRACE) for known in self._known}

@@ -12,7 +12,6 @@ from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
 MOVED_BYTES = 128 * MIB
-MOST_SECONDS = 0.1
 
 
 def measure(bench: Bench) -> Iterator[dict[str, float]]:
@@ -22,4 +21,4 @@ def measure(bench: Bench) -> Iterator[dict[str, float]]:
         on_host = torch.zeros(MOVED_BYTES, dtype=torch.uint8, pin_memory=pinned)
         for way, (into, source) in zip(WAYS, ((on_device, on_host), (on_host, on_device)), strict=True):
             copy = partial(into.copy_, source, non_blocking=True)
-            yield {transfer(way, pinned=pinned): MOVED_BYTES / bench.seconds(copy, most=MOST_SECONDS)}
+            yield {transfer(way, pinned=pinned): MOVED_BYTES / bench.seconds(copy, most=0.1)}

@@ -21,10 +21,6 @@ GRACE_SECONDS = 10.0
 """How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
 LEAST_DEADLINE_SECONDS = 90.0
 """No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
-DEADLINE_SHARE = 0.2
-"""Share of the time budget before which no trial is taken to hang: five hangs may use it up, one may not."""
-DEADLINE_FACTOR = 5.0
-"""Nor is a trial taken to hang before this multiple of its expected duration."""
 
 ALLOWANCE_SHARE = 0.1
 """Share of the time budget that any trial may take: a wrong belief may cost that, and not the search."""
@@ -82,9 +78,9 @@ class Budget:
         return share if expected_seconds <= share else ALLOWANCE_FACTOR * expected_seconds
 
     def patience_seconds(self, expected_seconds: float) -> float:
-        """After how long a trial that should take `expected_seconds` is taken to hang: with a time budget, soon enough
-        for others to run."""
+        """After how long a trial that should take `expected_seconds` is taken to hang: five times as long or, with a
+        time budget, a fifth of that: five hangs may use it up, one may not."""
         if self.limits.seconds is None:
             return self.limits.deadline_seconds
-        patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected_seconds)
+        patience = max(LEAST_DEADLINE_SECONDS, 0.2 * self.limits.seconds, 5.0 * expected_seconds)
         return min(self.limits.deadline_seconds, patience)

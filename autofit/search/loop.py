@@ -24,11 +24,6 @@ from autofit.techniques import changes
 from autofit.trial.request import Rival
 from autofit.workers.pool import Pool
 
-HOPELESS_FAILURES = 12
-"""Crashes, time-outs and divergences without a single fit after which something must be broken that no config fixes."""
-HOPELESS_DEADLINES = 3.0
-"""Time lost to them after which the same holds, in multiples of one trial's deadline."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Search:
@@ -192,10 +187,10 @@ class Search:
             return "the time budget is spent"
         if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= self._must_verify():
             return "the trial limit is reached"
-        hopeless_seconds = HOPELESS_DEADLINES * self.plan.limits.deadline_seconds
-        if self.progress.best is None and (
-            self.progress.failed >= HOPELESS_FAILURES or self._failed_seconds >= hopeless_seconds
-        ):
+        # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
+        # must be broken that no config fixes.
+        lost = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
+        if self.progress.best is None and lost:
             return f"{self.progress.failed} trials failed and none fitted"
         if self._adviser.best_candidate(seconds) is not None:
             return None

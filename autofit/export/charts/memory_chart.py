@@ -33,8 +33,6 @@ COLOURS = {
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
 POINTS = 1500
 """Approximate number of points per curve: each is the highest of its stretch of events, so that no peak is lost."""
-LIMIT_IN_SIGHT = 2.0
-"""The memory limit is drawn if it is at most this many times the peak; otherwise it would flatten everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
         bordercolor="black",
     )
     top = highest
-    if found.memory_limit_bytes <= LIMIT_IN_SIGHT * highest:
+    if found.memory_limit_bytes <= 2 * highest:  # a higher one would flatten everything else
         top = max(highest, found.memory_limit_bytes)
         figure.add_hline(
             y=found.memory_limit_bytes / GIB,

@@ -24,8 +24,6 @@ SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 BESIDE_OUTCOME = ("config", "pass", "seconds", "device_state")
 """A row's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
 observed."""
-SAME_SPEED = 0.01
-"""Relative difference between a trial's two statements of its speed that rounding explains."""
 
 
 class Row(NamedTuple):
@@ -192,7 +190,7 @@ def _check_measurement(outcome: Fits, table: TableFile) -> None:
             f"device_bytes is {measured.device_bytes!r}: what fits has at least 0 and at most the limit of {limit}"
         )
     speed = table.workload.tokens_per_step / measured.step_seconds.median
-    if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
+    if not math.isclose(speed, measured.tokens_per_second, rel_tol=0.01):  # rounding explains no more
         said = measured.tokens_per_second
         raise ValueError(f"tokens_per_second is {said!r}, and its step_seconds.median makes it {speed!r}")
     if measured.stopped_early is not False:

@@ -22,10 +22,6 @@ CONFIDENCE = 0.95
 """Share of searches whose regret should be within the bound that they state."""
 LEAST_DEVIATION = 1e-6
 """Of a speed's logarithm: below this, a trial is exact, as on a device that keeps perfect time."""
-HALVINGS = 50
-"""Bisections of the interval in which the bound is sought: until only rounding is left."""
-
-
 HASTY_DEVIATION = 0.08
 """The least standard deviation of the logarithm of a step time from a trial that was stopped early: two steps that
 agree by chance must not pass for certainty. Single steps scatter by 2 % in the median trial of the recorded tables and
@@ -68,7 +64,7 @@ def regret_bound(
     if lead.shape[1] == 0 or chance(0.0) <= 1.0 - confidence:
         return 0.0
     low, high = 0.0, float(np.max(np.maximum(lead, 0.0) + 40.0 * spread))
-    for _ in range(HALVINGS):
+    for _ in range(50):  # bisections, until only rounding is left
         middle = (low + high) / 2
         low, high = (low, middle) if chance(middle) <= 1.0 - confidence else (middle, high)
     return 1.0 - math.exp(-high)

@@ -35,14 +35,6 @@ SLOW_VALUE = 1 / 30
 space's values is thus as likely as one that is slow at some."""
 SLOW_PAIR = SLOW_VALUE / 10
 """The same for a pair of values that are not slow apart."""
-MOST_CAUSES = 3
-"""Causes of one explanation."""
-EXTENDED = 4
-"""Explanations of each size to which a further cause is added: the likeliest."""
-KEPT = 64
-"""Explanations that are kept: the likeliest."""
-UNLIKELY = 0.002
-"""Share of the belief that those left out beyond may have together."""
 
 
 def time_error(relative_error: float) -> Prior:
@@ -150,11 +142,12 @@ class StepTimes:
         return np.asarray(self._features.expected[rows])
 
     def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
-        """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
+        """Predict configs of the lattice, given by their positions in it, from what trials have shown: by the 64
+        likeliest explanations, or the fewer that have all but 0.2 % of the belief."""
         seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
-        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:KEPT]
+        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:64]
         weights = np.exp(np.array([e.log_weight for e in explanations]) - explanations[0].log_weight)
-        enough = int(np.searchsorted(np.cumsum(weights), (1.0 - UNLIKELY) * weights.sum())) + 1
+        enough = int(np.searchsorted(np.cumsum(weights), 0.998 * weights.sum())) + 1
         explanations, weights = explanations[:enough], weights[:enough]
         parts = [self._predicted(e, seen, rows) for e in explanations]
         return Mixture(
@@ -162,18 +155,18 @@ class StepTimes:
         )
 
     def _explanations(self, seen: _Seen) -> Iterable[_Explanation]:
-        """Those without a cause, and the likeliest with a further one, and with one more than these."""
+        """Those without a cause, and the four likeliest of each number with a further one, up to three causes."""
         level = [
             _Explanation(scale, self._prior.noise * factor, (), seen.evidence(variances, self._prior.noise * factor))
             for scale, variances in enumerate(self._variances)
             for factor in NOISE_SCALES
         ]
         found = {(e.scale, e.noise, e.causes): e for e in level}
-        for _ in range(MOST_CAUSES if seen.causes else 0):
+        for _ in range(3 if seen.causes else 0):
             level.sort(key=lambda e: -e.log_weight)
             level = [
                 further
-                for one in level[:EXTENDED]
+                for one in level[:4]
                 for further in self._extended(one, seen)
                 if (further.scale, further.noise, further.causes) not in found
             ]

@@ -28,11 +28,7 @@ from autofit.trial.measure import process_memory
 
 CUDA_13_BEGINS_AT = 7.5
 """Compute capability below which CUDA 13 compiles no kernels (its release notes: Maxwell, Pascal and Volta removed)."""
-NATIVE_BF16 = 8.0
-"""First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
 PROCESSORS = Path("/proc/cpuinfo")
-NAME_CHARACTERS = 64
-"""The most that the name of a processor may have."""
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -102,7 +98,7 @@ def cpu() -> Hardware:
     used = instructions()
     suffix = f"-{used}" if are_capped() else ""
     return Hardware(
-        name=f"cpu-{_slug(name)}-{count}c"[: NAME_CHARACTERS - len(suffix)] + suffix,
+        name=f"cpu-{_slug(name)}-{count}c"[: 64 - len(suffix)] + suffix,
         kind="cpu",
         device_name=name,
         memory_bytes=memory,
@@ -307,7 +303,8 @@ def _accelerator(
         count=count,
         host_memory_bytes=host_memory_bytes(),
         capability=capability,
-        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= NATIVE_BF16,
+        # Of NVIDIA's, those from compute capability 8.0 on have bf16 arithmetic (Ampere).
+        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= 8.0,
         peak_flops=card.training_peak_flops if card else None,
         power_limit_watts=power_limit_watts,
         mig_profile=mig_profile,

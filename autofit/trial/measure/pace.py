@@ -23,8 +23,6 @@ ONCE_SECONDS = 5.0
 UNSTEADY = 0.8
 """A later micro-step takes at least this share of one that was timed: single steps scatter by 2 % in the median trial
 of the recorded tables, and by 12 % in some."""
-SHORT_SECONDS = 3.0
-"""A trial that has no more than this to go is worth finishing: one slow moment must not end it."""
 BEATEN_FACTOR = 4.0
 """A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
 has room for the rival would train four times as long."""
@@ -153,8 +151,8 @@ class Pace:
             return
         speed = self.tokens_per_step / step_seconds
         left_seconds = micro_steps_left * least_micro_seconds
-        if left_seconds < SHORT_SECONDS:
-            return
+        if left_seconds < 3.0:
+            return  # worth finishing: one slow moment must not end it
         takes = f"a step takes at least {format_duration(step_seconds)}"
         projected = elapsed_seconds + left_seconds
         why = None

@@ -76,8 +76,6 @@ DEVICE_GONE = "the device is gone"
 """How the reason begins where the driver no longer answers for a device."""
 NO_KERNELS = "has no kernels for"
 """Part of the reason where the installed torch was not built for the device."""
-_NO_KERNEL_IMAGE = 209
-"""cudaErrorNoKernelImageForDevice and hipErrorNoBinaryForGpu."""
 FULL_BYTES = 512 * 1024**2
 """A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
 LATE_LOADED_BYTES = 2 * 1024**3
@@ -146,8 +144,9 @@ def device_failure(error: BaseException, phase: str) -> Crashed | None:
 
 
 def _has_no_kernel_image(error: BaseException) -> bool:
-    """Whether a kernel was begun that has no code for the device."""
-    return getattr(error, "error_code", None) == _NO_KERNEL_IMAGE or "no kernel image is available" in str(error)
+    """Whether a kernel was begun that has no code for the device (cudaErrorNoKernelImageForDevice and
+    hipErrorNoBinaryForGpu are 209)."""
+    return getattr(error, "error_code", None) == 209 or "no kernel image is available" in str(error)
 
 
 def _why_no_kernels() -> str | None:

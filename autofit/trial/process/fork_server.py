@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, TimedOut
+from autofit.core.units import MIB
 from autofit.core.workload import Workload
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
@@ -53,8 +54,6 @@ FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver 
 """Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
-DEVICE_BACK_BYTES = 64 * 1024**2
-"""How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
 RECORDING_SECONDS = 600.0
 """How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
 
@@ -349,9 +348,10 @@ def _device_held() -> int | None:
 
 
 def _await_device(held_before: int) -> None:
-    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free."""
+    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free; but
+    for 64 MiB, as other processes' fluctuates, too."""
     until = time.monotonic() + DEVICE_BACK_SECONDS
-    while (held := _device_held()) is not None and held > held_before + DEVICE_BACK_BYTES:
+    while (held := _device_held()) is not None and held > held_before + 64 * MIB:
         if time.monotonic() > until:
             return  # then it is another process's
         time.sleep(0.05)

@@ -15,8 +15,6 @@ from autofit.trial.process.classify import STOPPED
 
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after one has failed, to report failures of their own."""
-CAUSE = 2
-"""A failure at this distance from the cause, or nearer, is the rank's own."""
 _OF_ANOTHER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|remote peer|recv(ing)?value failed"
     r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
@@ -86,7 +84,7 @@ def combined(answers: Mapping[int, Outcome]) -> Outcome:
         return _hung(late, failures)
     found = failures[cause]
     reason = f"rank {cause}: {found.reason}"
-    if isinstance(found, Crashed) and _distance(found) > CAUSE:
+    if isinstance(found, Crashed) and _distance(found) > 2:
         return replace(found, reason=reason, transient=True)  # the connection failed, not a rank
     return replace(found, reason=reason)
 
