@@ -83,11 +83,9 @@ class ReplayPool:
     _running: list[Completed] = field(default_factory=list)
 
     def site(self) -> tuple[Hardware, Stack]:
-        """Where the table was recorded."""
         return self.job.hardware, self.job.stack
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """Nothing: configs that cannot work were recorded as such."""
         return None
 
     def submit(self, request: TrialRequest) -> None:
@@ -99,7 +97,6 @@ class ReplayPool:
         self._running.append(Completed(request=request, outcome=trial.outcome, seconds=trial.seconds))
 
     def wait(self, timeout: float) -> list[Completed]:
-        """The trial that was submitted."""
         ended, self._running = self._running, []
         self.seconds += sum(done.seconds for done in ended)
         return ended

@@ -49,7 +49,6 @@ class Problem:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes on which the configs differ."""
         return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
 
     def values(self, axis: Axis) -> tuple[Value, ...]:

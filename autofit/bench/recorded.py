@@ -65,7 +65,6 @@ class Recorded:
 
     @property
     def out_of_memory(self) -> int:
-        """How many configs do not fit."""
         return sum(isinstance(trial.outcome, OutOfMemory) for trial in self.trials.values())
 
     def under(self, limit: int) -> Recorded:

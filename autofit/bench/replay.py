@@ -52,7 +52,6 @@ class Judged:
     """By method name; for a method that cannot run here, the reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         problem, recorded = self.recorded.problem, self.recorded
         bytes_, speed = recorded.reference
         return {
@@ -91,7 +90,6 @@ class ReplayResult:
     """Names of the problems in which nothing fits."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "seeds": self.seeds,
             "problems": [judged.to_json() for judged in self.problems],
@@ -271,7 +269,6 @@ def _timed(recorded: Recorded, wanted: Wanted) -> tuple[Wanted, Trace | str, flo
 
 
 def _keep(file: Path, trace: Trace) -> None:
-    """Write a file that is either whole or not there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
     unfinished.write_bytes(pickle.dumps(trace))

@@ -69,7 +69,6 @@ class Card:
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 arithmetic is native."""
         return "bf16" in self.peak_flops
 
     @property
@@ -83,7 +82,6 @@ class Card:
         return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         data = {**asdict(self), "device_names": list(self.device_names)}
         return {**data, "supports": list(self.supports)}
 

@@ -31,7 +31,6 @@ def print_json(document: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a line on standard error."""
     print(f"autofit: {message}", file=sys.stderr)
 
 

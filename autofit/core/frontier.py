@@ -48,7 +48,6 @@ class Point:
 
     @property
     def verified(self) -> bool:
-        """Whether a second run has confirmed that it fits."""
         return self.runs >= 2
 
     @property
@@ -66,12 +65,10 @@ class Point:
 
     @property
     def device_bytes(self) -> int:
-        """`Measurement.device_bytes`."""
         return self.measurement.device_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """`Measurement.tokens_per_second`."""
         return self.measurement.tokens_per_second
 
     @property
@@ -80,7 +77,6 @@ class Point:
         return self.config.text("method")
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "config": self.config.to_json(),
             "measurement": self.measurement.to_json(),
@@ -107,7 +103,6 @@ def speed(candidate: Candidate) -> float:
 
 
 def of_method(method: str, candidates: Iterable[C]) -> list[C]:
-    """Those of one training method."""
     return [c for c in candidates if c.config["method"] == method]
 
 
@@ -235,7 +230,6 @@ class Alternative:
     """Ratio of its tokens per second to the recommended config's."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "role": self.role,
             **self.point.to_json(),
@@ -264,11 +258,9 @@ class Recommendation:
 
     @property
     def verified(self) -> bool:
-        """Whether the config ran at least twice, each time in a fresh process."""
         return self.point.verified
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "config": self.point.config.to_json(),
             "provenance": self.provenance,
@@ -307,7 +299,6 @@ def beside_role(recommended: str, other: str, share: float) -> str:
 
 
 def no_preference(config: Config) -> int:
-    """Every config changes the training alike."""
     return 0
 
 
@@ -369,7 +360,6 @@ def beside(
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
-    """The points of interest `beside` the chosen one."""
     every = list(points)
     picks = beside(
         chosen,

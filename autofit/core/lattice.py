@@ -15,7 +15,6 @@ Pairs = frozenset[tuple[Value, Value]]
 
 
 def closure(pairs: Iterable[tuple[Value, Value]]) -> Pairs:
-    """The transitive closure of a relation given as pairs."""
     closed = set(pairs)
     while True:
         more = {(a, d) for a, b in closed for c, d in closed if b == c} - closed
@@ -141,11 +140,9 @@ class Config:
         return str(self[name])
 
     def number(self, name: str) -> int:
-        """The value of a numeric axis."""
         return int(self[name])
 
     def replace(self, **changes: Value) -> Config:
-        """The same config with other values."""
         return Config.of({**dict(self.items), **changes})
 
     def without(self, *axes: str) -> Config:
@@ -157,11 +154,9 @@ class Config:
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal configs."""
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Value]:
-        """As a JSON object."""
         return dict(self.items)
 
     @classmethod
@@ -174,7 +169,6 @@ class Config:
 
 
 def no_exception(lighter: Config, heavier: Config) -> bool:
-    """Every claim of the axes holds."""
     return True
 
 

@@ -117,7 +117,6 @@ class Contradiction:
         return tuple((t, t.outcome.measurement) for t in self.fitted if isinstance(t.outcome, Fits))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         one = self.fitted[0]
         return {
             "config": one.config.to_json(),

@@ -65,17 +65,14 @@ class Workload(Document):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on, over all devices."""
         return self.seq_len * self.global_batch
 
     @property
     def batch_per_device(self) -> int:
-        """Sequences per optimizer step on one device."""
         return self.global_batch // self.devices
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal workloads."""
         return digest(self.to_json())
 
 
@@ -97,7 +94,6 @@ class Goal:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods to search, the most faithful first."""
         return METHODS if self.method == "any" else (self.method,)
 
 

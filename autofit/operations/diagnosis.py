@@ -30,7 +30,6 @@ class Check:
     remedy: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """As a JSON object."""
         return asdict(self)
 
 

@@ -64,7 +64,6 @@ class SearchResult:
     """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "search_id": self.search_id,
             "recommendation": self.recommendation.to_json(),

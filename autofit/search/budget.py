@@ -31,7 +31,6 @@ USUAL_SECONDS = 600.0
 
 
 def wall_clock() -> float:
-    """Seconds since some moment."""
     return time.monotonic()
 
 
@@ -49,7 +48,6 @@ class Budget:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the search began."""
         return self.clock() - self._started
 
     @property

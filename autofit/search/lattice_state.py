@@ -101,7 +101,6 @@ class LatticeState:
         return config in self._below_a_fit
 
     def take(self, config: Config) -> None:
-        """Mark `config` as under way."""
         if config in self._open:
             del self._open[config]
             self.under_way.add(config)
@@ -198,7 +197,6 @@ class LatticeState:
         return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
 
     def executions_differ(self, between: float) -> None:
-        """Set `repeatability.between_executions` of the hardware."""
         if between != self.between:
             self.between = between
             self.version += 1

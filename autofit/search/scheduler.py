@@ -72,7 +72,6 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether every worker has a trial."""
         return self._pool is not None and 0 < len(self._begun) >= self._pool.size
 
     def start(self) -> Pool:
@@ -82,7 +81,6 @@ class Scheduler:
         return self._pool
 
     def close(self) -> None:
-        """End the workers, and whatever they run."""
         if self._pool is not None:
             self._pool.close()
 

@@ -44,5 +44,4 @@ class Attempt(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
-        """The inverse of `to_json`."""
         return read(cls, {**data, "outcome": outcome_from_json(data["outcome"])})

@@ -93,7 +93,6 @@ class TrialRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
-        """The inverse of `to_json`."""
         return cls(
             job=Job(
                 model=Model(**data["model"]),

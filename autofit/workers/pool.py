@@ -28,7 +28,6 @@ class Completed(Attempt):
 
 
 def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:
-    """`request`, run by `attempt`."""
     return Completed(
         request=request,
         outcome=attempt.outcome,

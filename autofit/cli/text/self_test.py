@@ -19,7 +19,6 @@ WIDEST_REASON = 160
 
 
 def line(shown: Shown) -> str:
-    """One check that has ended."""
     found = shown.finding
     said = "; ".join(filter(None, (found.figure, _reason(shown))))
     return f"{format_duration(found.seconds):>8}  {found.verdict:<8}  {shown.name}" + (f": {said}" if said else "")

@@ -49,7 +49,6 @@ class ProcessorState(Document):
 
     @property
     def others_seconds(self) -> float:
-        """Processor time that other processes used."""
         return max(0.0, self.busy_seconds - self.own_seconds)
 
     def doubts(self, seconds: float) -> tuple[str, ...]:

@@ -109,7 +109,6 @@ def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def title(found: Estimate, workload: Workload) -> str:
-    """The chart's title."""
     return (
         f"Predicted memory of an optimizer step: {workload.model}, {workload.seq_len} tokens x "
         f"{workload.global_batch} sequences, on {found.hardware}"

@@ -73,7 +73,6 @@ class RecordResult:
     file: str
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "configs": self.configs,
             "recorded": self.recorded,

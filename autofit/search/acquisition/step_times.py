@@ -256,7 +256,6 @@ class _Seen:
 
     @property
     def causes(self) -> int:
-        """How many there are."""
         return len(self.members)
 
     def evidence(self, variances: Array, noise: float) -> float:

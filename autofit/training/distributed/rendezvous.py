@@ -29,12 +29,10 @@ class Rendezvous:
         assert 1 <= self.ranks_here <= self.ranks, "a rank is on its own machine"
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Rendezvous:
-        """The inverse of `to_json`."""
         return cls(**data)
 
 

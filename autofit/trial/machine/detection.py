@@ -91,7 +91,6 @@ def _check_accounting(accounted: bool, files: str) -> None:
 
 
 def cpu() -> Hardware:
-    """This machine's processor as the device."""
     name = _processor_name()
     count = threads()
     memory = host_memory_bytes()
@@ -195,7 +194,6 @@ def installed_stack() -> Stack:
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

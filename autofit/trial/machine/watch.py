@@ -57,7 +57,6 @@ class DeviceWatch:
             self._after = processor.read(self._process)
 
     def state(self) -> DeviceState:
-        """What was observed."""
         card = None if self._card is None else self._card.state()
         known = self._before is not None and self._after is not None
         return DeviceState(

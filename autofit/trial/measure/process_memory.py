@@ -108,7 +108,6 @@ def limit_further(size: int) -> None:
 
 
 def lift_limit() -> None:
-    """Undo `limit_further`."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 

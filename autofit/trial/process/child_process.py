@@ -165,7 +165,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids of this process's children."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:

@@ -358,7 +358,6 @@ def _await_device(held_before: int) -> None:
 
 
 def main() -> None:
-    """Serve requests until standard input closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
     parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")

@@ -37,7 +37,6 @@ class Gathering:
     _named: bool = False
 
     def take(self, rank: int, attempt: Attempt) -> None:
-        """Record how `rank` ended."""
         self._answers[rank] = attempt.outcome
         self._states[rank] = attempt.device_state
         self.seconds = max(self.seconds, attempt.seconds)
@@ -46,7 +45,6 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has answered."""
         return len(self._answers) == self.ranks
 
     @property
@@ -64,7 +62,6 @@ class Gathering:
         return [rank for rank in range(self.ranks) if rank not in self._answers]
 
     def attempt(self) -> Attempt:
-        """The trial's."""
         state = together([self._states[rank] for rank in sorted(self._states)])
         return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state)
 
