@@ -197,7 +197,7 @@ def noise(asked: argparse.Namespace) -> dict[str, Any]:
     job = small_job()
     request = TrialRequest(job=job, config=complete(parse(REPEATED)), memory_limit_bytes=4 * GIB)
     with TrialRunner(kind=job.hardware.kind) as runner:
-        outcomes = [runner.run(request)[0] for _ in range(asked.count or 10)]
+        outcomes = [runner.attempt(request).outcome for _ in range(asked.count or 10)]
     measured = [outcome.measurement for outcome in outcomes if isinstance(outcome, Fits)]
     timed = [(one.tokens_per_second, one.step_seconds.relative_spread or 0.0) for one in measured]
     speeds = [round(speed, 1) for speed, _ in timed]

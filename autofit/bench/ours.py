@@ -20,6 +20,7 @@ from autofit.prediction.predictions import ReadyMade
 from autofit.search.loop import Search
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
+from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
@@ -94,11 +95,11 @@ class ReplayPool:
         self._begun.add(request.config)
         look_up = self.oracle.run_again if again else self.oracle.ask
         trial = look_up(request.config, partial(cut, request=request))
-        self._running.append(Completed(request=request, outcome=trial.outcome, seconds=trial.seconds))
+        self._running.append((request, Attempt(outcome=trial.outcome, seconds=trial.seconds)))
 
     def wait(self, timeout: float) -> list[Completed]:
         ended, self._running = self._running, []
-        self.seconds += sum(done.seconds for done in ended)
+        self.seconds += sum(attempt.seconds for _, attempt in ended)
         return ended
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from autofit.operations.recording.recorded_tables import RecordedTable, read_who
 from autofit.operations.recording.table_file import is_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.estimate_cache import readable
-from autofit.prediction.predicting import estimate_all
+from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
 from autofit.techniques import Job
@@ -131,7 +131,7 @@ def predictions_of(table: RecordedTable, *, store: str | None = None, report: Re
     with readable(store, create=True) as kept:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
+        estimates = predict_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -159,42 +159,16 @@ class Frontier:
     only within the noise may change the training less."""
 
     @classmethod
-    def of(
-        cls,
-        points: Iterable[Point],
-        *,
-        hardware: Hardware,
-        workload: Workload,
-        stack: Stack,
-        trials: int,
-        out_of_memory: int,
-        contradictory: int = 0,
-    ) -> Frontier:
-        """The frontiers of `points`, whatever their methods."""
-        every = list(points)
-        return cls(
-            hardware=hardware,
-            workload=workload,
-            stack=stack,
-            points=frontiers(timed_in_full(every)),
-            trials=trials,
-            out_of_memory=out_of_memory,
-            contradictory=contradictory,
-            considered=tuple(every),
-        )
+    def of(cls, points: Iterable[Point], **about: Any) -> Frontier:
+        """The frontiers of `points`, whatever their methods; `about` are the fields that are not made of points."""
+        every = tuple(points)
+        return cls(points=frontiers(timed_in_full(every)), considered=every, **about)
 
     def only(self, keep: Callable[[Config], bool]) -> Frontier:
         """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`
         need only hold those of each family that no other member beats."""
-        return Frontier.of(
-            [p for p in self.considered if keep(p.config)],
-            hardware=self.hardware,
-            workload=self.workload,
-            stack=self.stack,
-            trials=self.trials,
-            out_of_memory=self.out_of_memory,
-            contradictory=self.contradictory,
-        )
+        kept = tuple(p for p in self.considered if keep(p.config))
+        return replace(self, points=frontiers(timed_in_full(kept)), considered=kept)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, points sorted by memory.

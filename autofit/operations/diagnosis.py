@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from autofit import __version__
 from autofit.core.distribution import install, stranger
+from autofit.core.document import Document
 from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.units import GIB, format_bytes
@@ -19,7 +20,7 @@ from autofit.trial.machine.detection import detect, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Document):
     """One thing that was looked at."""
 
     name: str
@@ -28,9 +29,6 @@ class Check:
     `skipped`."""
     found: str
     remedy: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def diagnose(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import NothingFits, StoreError
@@ -16,14 +15,6 @@ from autofit.store import Store
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
     from autofit.search.loop import Search
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What a search concludes about its configs beyond its trials."""
-
-    ruled_out: int
-    regret_bound: float | None
 
 
 def begin(request: SearchRequest, plan: Plan, store: Store) -> tuple[str, bool]:
@@ -105,13 +96,12 @@ def _at_least(spent: float | None, asked: float | None) -> bool:
     return spent is None or (asked is not None and spent >= asked)
 
 
-def findings(found: Search, store: Store, search_id: str, *, answered: bool) -> Findings:
-    """The search's own findings if it ran. An answer from the store predicts nothing: it repeats the findings of the
-    search that gave it, as far as those were stored."""
-    earlier = store.search(search_id) if answered else None
+def repeat_findings(found: Search, store: Store, search_id: str) -> None:
+    """What the search concluded beyond its trials, as far as that was stored: an answer from the store predicts
+    nothing."""
+    earlier = store.search(search_id)
     said = (earlier.result or {}) if earlier is not None else {}
-    ruled_out, bound = said.get("ruled_out"), said.get("regret_bound")
-    return Findings(
-        ruled_out=found.progress.ruled_out if ruled_out is None else int(ruled_out),
-        regret_bound=found.progress.regret_bound if bound is None else float(bound),
-    )
+    if said.get("ruled_out") is not None:
+        found.progress.ruled_out = int(said["ruled_out"])
+    if said.get("regret_bound") is not None:
+        found.progress.regret_bound = float(said["regret_bound"])

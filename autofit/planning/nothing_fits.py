@@ -139,7 +139,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
         found.append(f"--min-rank {USUAL_RANK}")
     if workload.seq_len >= 4:
         found.append(f"--seq-len {workload.seq_len // 2}")
-    card = _card(beyond_bytes, hardware)
+    card = smallest_card(beyond_bytes + 1, hardware)
     if card is not None:
         found.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
     return f"what would help: {', '.join(found) or 'a smaller --model'}"
@@ -163,23 +163,18 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
     return found
 
 
-def smallest_card(more_than_bytes: int) -> Card | None:
-    """The smallest catalog card that trials can run on and that likely holds what needs more than this; None if there
-    is none. It has room for as much as predictions are off on a card where nothing was compared."""
-    needed = more_than_bytes + 1
+def smallest_card(needed_bytes: int, hardware: Hardware | None = None) -> Card | None:
+    """The smallest catalog card that trials can run on and that likely holds what needs so much on `hardware`; None if
+    there is none. It has room for as much as predictions are off on a card where nothing was compared. Where nothing of
+    the driver is counted, as on a processor and in what configs take at least, room for that is added."""
+    needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else BESIDE_FLOOR_BYTES)
     cards = (card for card in fitting(needed) if card.kind == "cuda")
     return next((c for c in cards if NOTHING_COMPARED.certainty(needed, c.memory_bytes) != "unsure"), None)
 
 
-def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
-    """The smallest card for what takes more than `beyond_bytes` on `hardware`; where that has no driver's context, room
-    for one is added."""
-    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else BESIDE_FLOOR_BYTES))
-
-
-def holder(needed_bytes: int, hardware: Hardware) -> str:
-    """The smallest card for what takes `needed_bytes` on `hardware`, in words."""
-    card = _card(needed_bytes - 1, hardware)
+def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
+    """`smallest_card` in words."""
+    card = smallest_card(needed_bytes, hardware)
     if card is None:
         return "no card of the catalog could hold it"
     return f"the smallest card that could hold it is {card.name} ({format_bytes(card.memory_bytes)})"

@@ -21,7 +21,7 @@ from autofit.search.progress import Progress
 from autofit.search.scheduler import Scheduler
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import changes
-from autofit.trial.request import Rival
+from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Pool
 
 
@@ -101,9 +101,7 @@ class Search:
         self.progress = Progress(candidates=len(self.plan.lattice.configs))
         dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
         self._baselines = FamilyBaselines(comparable=not dropout and not job.hardware.is_emulated)
-        self._scheduler = Scheduler(
-            job=job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show
-        )
+        self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._adviser = Adviser(self.state, Acquisition.of(self.plan, self.state))
 
     def _recall(self) -> None:
@@ -125,15 +123,17 @@ class Search:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
                 expected = self._adviser.expected_seconds(config)
-                self._scheduler.begin(
-                    config,
-                    timing_seconds=TIMING_SECONDS,
-                    patience_seconds=self._budget.patience_seconds(expected),
+                request = TrialRequest(
+                    job=self.plan.job,
+                    config=config,
+                    memory_limit_bytes=self.plan.limits.memory_bytes,
+                    deadline_seconds=self._budget.patience_seconds(expected),
                     allowance_seconds=self._budget.allowance_seconds(expected),
-                    reserved_seconds=self._verification_seconds(),
+                    timing_seconds=TIMING_SECONDS,
                     rivals=self._rivals(config),
                     least_tokens_per_second=self._practical_speed(config),
                 )
+                self._scheduler.begin(request, reserved_seconds=self._verification_seconds())
             if not self._scheduler.in_flight:
                 return
             shown, cut = self._scheduler.collect()
@@ -304,13 +304,16 @@ class Search:
         if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
         self.progress.verifying, has_shown = True, False
-        self._scheduler.begin(
-            measured.config,
-            timing_seconds=timing_seconds,
+        request = TrialRequest(
+            job=self.plan.job,
+            config=measured.config,
+            memory_limit_bytes=self.plan.limits.memory_bytes,
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
-            patience_seconds=self.plan.limits.deadline_seconds,
+            deadline_seconds=self.plan.limits.deadline_seconds,
+            timing_seconds=timing_seconds,
             compares_gradient=True,
         )
+        self._scheduler.begin(request)
         while self._scheduler.in_flight:
             shown, _ = self._scheduler.collect()
             has_shown = has_shown or bool(shown)

@@ -14,10 +14,11 @@ from typing import Any
 from autofit.catalog.models import Model
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import DEADLINE_SECONDS
+from autofit.core.outcome import DEADLINE_SECONDS, Prediction, Trial, now
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
+from autofit.trial.attempt import Attempt
 
 LEAST_SECONDS = 1.0
 """What is left to a trial at least that had to wait for its device."""
@@ -83,6 +84,21 @@ class TrialRequest:
             "asked": self.asked or (_clock(), time.monotonic()),
             **{name: getattr(self, name) for name in _PLAIN},
         }
+
+    def trial(self, attempt: Attempt, prediction: Prediction | None = None) -> Trial:
+        """The trial that this request, attempted, comes to; it has just ended."""
+        return Trial(
+            config=self.config,
+            workload=self.job.workload,
+            hardware=self.job.hardware,
+            stack=self.job.stack,
+            memory_limit_bytes=self.memory_limit_bytes,
+            outcome=attempt.outcome,
+            seconds=attempt.seconds,
+            recorded_at=now(),
+            prediction=prediction,
+            device_state=attempt.device_state,
+        )
 
     def after_waiting(self, seconds: float) -> TrialRequest:
         """The same request, as if it had been made so much later: what it waited for is not part of its trial, but of

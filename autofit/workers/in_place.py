@@ -12,7 +12,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.workers.pool import Completed, completed_by
+from autofit.workers.pool import Completed
 
 
 class InPlacePool:
@@ -41,7 +41,7 @@ class InPlacePool:
 
     def wait(self, timeout: float) -> list[Completed]:
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
-        return [completed_by(future.result(), self._running.pop(future)) for future in done]
+        return [(self._running.pop(future), future.result()) for future in done]
 
     def close(self) -> None:
         self._runner.close()

@@ -54,7 +54,7 @@ def table(lines: Lines, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimating takes longer than everything else."""
-    monkeypatch.setattr(reading, "estimate_all", lambda *asked, **options: {})
+    monkeypatch.setattr(reading, "predict_all", lambda *asked, **options: {})
 
 
 @pytest.mark.usefixtures("no_estimates")

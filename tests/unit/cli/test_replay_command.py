@@ -24,7 +24,7 @@ REPLAY = ("bench", "replay", "--table", "made.jsonl", "--keep", "kept", "--jobs"
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table in the folder where commands run, of which nothing is estimated."""
-    monkeypatch.setattr(tables, "estimate_all", lambda *asked, **options: {})
+    monkeypatch.setattr(tables, "predict_all", lambda *asked, **options: {})
     truth = Truth(job := make_job(MACHINE, STACK, model=load("smollm2-135m")), cpu_lattice(job), seed=0)
     return write(tmp_path / "made.jsonl", lines_of(truth.trial(c, 3 * GIB // 2) for c in truth.lattice.configs))
 

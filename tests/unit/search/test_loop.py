@@ -45,10 +45,10 @@ class WaitingPool(FakePool):
     def wait(self, timeout: float) -> list[Completed]:
         """As workers do."""
         found = []
-        for done in super().wait(timeout):
-            ran = done.request.after_waiting(self.waited)
+        for request, attempt in super().wait(timeout):
+            ran = request.after_waiting(self.waited)
             late = TimedOut(reason="killed", deadline_seconds=ran.deadline_seconds)
-            found.append(replace(done, outcome=late, waited_seconds=self.waited))
+            found.append((request, replace(attempt, outcome=late, waited_seconds=self.waited)))
         return found
 
 
@@ -641,10 +641,11 @@ def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth:
     pool = WaitingPool(truth)
     pool.waited = waited
     made = budget.Budget(limits=limits, clock=lambda: 0.0)
-    runs = Scheduler(job=truth.job, budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    runs = Scheduler(budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
     config = truth.lattice.configs[0]
     for patience, cut in ((600.0, True), (50.0, False)):
-        runs.begin(config, timing_seconds=1.0, patience_seconds=patience)
+        asked = TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=patience)
+        runs.begin(asked)
         shown, ended = runs.collect()
         assert (ended, [trial.config for trial in shown]) == (([config], []) if cut else ([], [config]))
 

@@ -171,7 +171,7 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
 
             os.environ["PYTHONPATH"] = os.pathsep.join([entries, os.environ.get("PYTHONPATH", "")])
             with TrialRunner(entry="rank_entries:by_name") as runner:
-                outcome, _ = runner.run(TrialRequest.from_json(request))
+                outcome = runner.attempt(TrialRequest.from_json(request)).outcome
             return os.environ.get("OMP_NUM_THREADS"), outcome.reason
 
     request = tiny_request(job=tiny_job(replace(tiny_model(), name="says_threads"))).to_json()
