@@ -62,15 +62,12 @@ class Oracle:
 
     A measured speed is one draw of a noisy figure, so each seed draws another one from the interval that was recorded
     with it (normal with that width, truncated at its ends): the same for all methods, and whenever a config is asked
-    for again. Methods are judged by the speeds as recorded. Such an interval says how well a process knew its own
-    speed; `noise` adds what executions differ by (the standard deviation of the logarithm of speed), of which the
-    method is told nothing.
+    for again. Methods are judged by the speeds as recorded.
     """
 
-    def __init__(self, recorded: Recorded, seed: int, *, noise: float = 0.0) -> None:
+    def __init__(self, recorded: Recorded, seed: int) -> None:
         self._recorded = recorded
         self._seed = seed
-        self._noise = noise
         self._answers: dict[Config, Trial] = {}
         self._times: Counter[Config] = Counter()
         self._runs: list[Trial] = []
@@ -110,26 +107,21 @@ class Oracle:
         recorded = self._recorded.trials[config]
         self._times[config] += 1
         source = random.Random(f"{self._seed} {config.key} {self._times[config]}")
-        trial = cut(replace(recorded, outcome=drawn_again(recorded.outcome, source, noise=self._noise)))
+        trial = cut(replace(recorded, outcome=drawn_again(recorded.outcome, source)))
         judged = replace(trial, outcome=recorded.outcome) if isinstance(trial.outcome, Fits) else trial
         self._runs.append(judged)
         self._close |= share_of_speed(judged, self._recorded.best) >= 1.0 - CLOSE
         return trial
 
 
-def drawn_again(outcome: Outcome, source: random.Random, *, noise: float = 0.0) -> Outcome:
-    """The outcome with a new draw of its speed; unchanged where neither its spread is known nor executions differ."""
-    if not isinstance(outcome, Fits):
+def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
+    """The outcome with a new draw of its speed; unchanged where its spread is not known."""
+    if not isinstance(outcome, Fits) or not (spread := outcome.measurement.step_seconds.relative_spread):
         return outcome
-    measured = outcome.measurement
-    spread = measured.step_seconds.relative_spread
-    if not spread and not noise:
-        return outcome
-    deviation, most = (spread or 0.0) / INTERVAL_DEVIATIONS, (spread or 0.0) / 2
-    offset = math.inf if spread else 0.0
-    while abs(offset) > most:
-        offset = source.gauss(0.0, deviation)
-    factor = math.exp(offset + (source.gauss(0.0, noise) if noise else 0.0))
+    measured, offset = outcome.measurement, math.inf
+    while abs(offset) > spread / 2:
+        offset = source.gauss(0.0, spread / INTERVAL_DEVIATIONS)
+    factor = math.exp(offset)
     seconds = StepSeconds(
         median=measured.step_seconds.median * factor, p95=measured.step_seconds.p95 * factor, relative_spread=spread
     )
@@ -142,9 +134,9 @@ SearchMethod = Callable[[Problem, Oracle, int], None]
 random must follow from the seed. Raises `CannotRun`."""
 
 
-def searched(recorded: Recorded, method: SearchMethod, seed: int, *, noise: float = 0.0) -> Trace:
+def searched(recorded: Recorded, method: SearchMethod, seed: int) -> Trace:
     """Run one search of one method. Raises `CannotRun` if something that it needs is missing here."""
-    oracle = Oracle(recorded, seed, noise=noise)
+    oracle = Oracle(recorded, seed)
     try:
         method(recorded.problem, oracle, seed)
     except Enough:

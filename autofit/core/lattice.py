@@ -180,10 +180,13 @@ class Lattice:
     configs: tuple[Config, ...]
     holds: Callable[[Config, Config], bool] = no_exception
     """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
+    row_of: Mapping[Config, int] = field(init=False, repr=False, compare=False)
+    """The place of each config."""
     _items: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
     """Every axis value of any config."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "row_of", {config: row for row, config in enumerate(self.configs)})
         object.__setattr__(self, "_items", frozenset(item for config in self.configs for item in config.items))
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:

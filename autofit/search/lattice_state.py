@@ -76,7 +76,6 @@ class LatticeState:
         self._ended_early: Counter[Config] = Counter()
         """How many trials of each config have ended early."""
         self._open = dict.fromkeys(lattice.configs)
-        self._members = frozenset(lattice.configs)
 
     @classmethod
     def of(cls, plan: Plan) -> LatticeState:
@@ -88,7 +87,7 @@ class LatticeState:
         return state
 
     def __contains__(self, config: Config) -> bool:
-        return config in self._members
+        return config in self.lattice.row_of
 
     @property
     def open(self) -> tuple[Config, ...]:
@@ -151,7 +150,7 @@ class LatticeState:
                 (self.least_step_seconds, trial.least_step_seconds),
                 (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
             ):
-                if bound is not None and trial.config in self._members:
+                if bound is not None and trial.config in self.lattice.row_of:
                     known[trial.config] = max(bound, known.get(trial.config, 0.0))
                     self.version += 1
 
@@ -218,7 +217,7 @@ class LatticeState:
 
     def measured(self) -> list[Point]:
         """Every config that has trained, including beyond the limit, in the order learnt."""
-        known = ((c, t) for c, t in self.trials.items() if c in self._members)
+        known = ((c, t) for c, t in self.trials.items() if c in self.lattice.row_of)
         points = (point(trial, self.runs[config], self.between) for config, trial in known)
         return [p for p in points if p is not None]
 
@@ -240,7 +239,7 @@ class LatticeState:
     @property
     def contradictory(self) -> int:
         """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
-        every = (attempts for config, attempts in self._attempts.items() if config in self._members)
+        every = (attempts for config, attempts in self._attempts.items() if config in self.lattice.row_of)
         return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
 
     def _fits(self, trial: Trial) -> bool:
@@ -301,7 +300,7 @@ class LatticeState:
             again = self._ended_early[config] < MOST_EARLY_ENDS
             return again and least < self._best_seconds(config.text("method"))
 
-        for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
+        for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lost(c, t)]:
             del self.trials[config]
             self._open[config] = None
 

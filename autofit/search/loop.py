@@ -40,6 +40,7 @@ class Search:
     """What the time budget is measured by: seconds since some moment."""
     state: LatticeState = field(init=False)
     progress: Progress = field(init=False)
+    _acquisition: Acquisition = field(init=False)
     _adviser: Adviser = field(init=False)
     _predictions: Predictions | None = field(init=False, default=None)
     """None until a trial must be run."""
@@ -59,7 +60,7 @@ class Search:
             while self._verify() or self._contest():
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
-            self.progress.regret_bound = None if winner is None else self._adviser.acquisition.regret_bound(winner)
+            self.progress.regret_bound = None if winner is None else self._acquisition.regret_bound(winner)
             self._show()
         finally:
             self._scheduler.close()
@@ -81,7 +82,7 @@ class Search:
 
     def quickest(self) -> Candidate | None:
         """Of the open configs that are worth a trial, the one whose trial should end first; None if none is."""
-        return min(self._adviser.acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
+        return min(self._acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
     def kept_waiting(self) -> str | None:
@@ -102,7 +103,8 @@ class Search:
         dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
         self._baselines = FamilyBaselines(comparable=not dropout and not job.hardware.is_emulated)
         self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
-        self._adviser = Adviser(self.state, Acquisition.of(self.plan, self.state))
+        self._acquisition = Acquisition.of(self.plan, self.state)
+        self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:
         """Begin with what earlier trials have shown."""
@@ -122,7 +124,7 @@ class Search:
         while True:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
-                expected = self._adviser.expected_seconds(config)
+                expected = self._acquisition.expected_seconds(config)
                 request = TrialRequest(
                     job=self.plan.job,
                     config=config,
@@ -160,7 +162,7 @@ class Search:
         in_flight = self._scheduler.in_flight
         if not in_flight or self._predictions is None:
             return True
-        following = self._adviser.best_candidate(self._seconds_to_explore())
+        following = self._acquisition.best(self._seconds_to_explore())
         return following is None or self._predictions.held_beside(following.config, in_flight)
 
     def _predict_once(self) -> bool:
@@ -173,7 +175,7 @@ class Search:
         self.progress.estimated = None
         for config, lacking in self._predictions.beyond_host.items():
             self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
-        self._adviser.acquisition.use(self._predictions)
+        self._acquisition.use(self._predictions)
         self._show()
         return True
 
@@ -192,15 +194,15 @@ class Search:
         lost = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
         if self.progress.best is None and lost:
             return f"{self.progress.failed} trials failed and none fitted"
-        if self._adviser.best_candidate(seconds) is not None:
+        if self._acquisition.best(seconds) is not None:
             return None
-        predicted_out = len(self._adviser.acquisition.predicted_out())
+        predicted_out = len(self._acquisition.predicted_out())
         if len(self.state.open) == predicted_out:
             also = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{also}"
-        if self._adviser.best_candidate() is not None:
+        if self._acquisition.best() is not None:
             return "no untried config is expected to finish its trial in the time left"
-        gain = self._adviser.acquisition.worthwhile_gain()
+        gain = self._acquisition.worthwhile_gain()
         return (
             f"no untried config is expected to gain enough on average: {gain:.1%} where it is likely to fit, "
             f"{MUCH:.0%} where not, and {1 / BESIDE:.0f} times as much by a method that is only shown beside the "
@@ -290,7 +292,7 @@ class Search:
         winner = self.winner()
         if winner is None or self._budget.is_spent(self._scheduler.ended):
             return False
-        rival = self._adviser.acquisition.contender(winner)
+        rival = self._acquisition.contender(winner)
         return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
     def _run_again(self, measured: Point, timing_seconds: float) -> bool:
@@ -333,7 +335,7 @@ class Search:
         self.log.check()  # every trial of a batch is kept by now, so that none of another worker is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight
-        self.progress.ruled_out = len(self.state.ruled_out) + len(self._adviser.acquisition.predicted_out())
+        self.progress.ruled_out = len(self.state.ruled_out) + len(self._acquisition.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds
         self.progress.left_seconds = self._budget.seconds_left

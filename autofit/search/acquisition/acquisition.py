@@ -122,10 +122,10 @@ class Acquisition:
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
-        configs, axes = state.lattice.configs, state.lattice.axes
-        self._row_of = {c: row for row, c in enumerate(configs)}
+        configs = state.lattice.configs
+        self._row_of = state.lattice.row_of
         self._methods = np.array([c.text("method") for c in configs])
-        self._time = StepTimes(axes, configs, TIME)
+        self._time = StepTimes(state.lattice, TIME)
         self._is_foretold = False
         """Whether times are predicted, and not only steered."""
         self._memory = MemoryFit(state, lower_bounds)
@@ -161,7 +161,7 @@ class Acquisition:
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = completed(lattice, seconds, TIME)
-            self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._time = StepTimes(lattice, time_error(float(stated)), times)
             self._is_foretold = True
             self._costs.use(known)
         self._weighed_at, self._doubtful_at = (-1, None), (-1, None)

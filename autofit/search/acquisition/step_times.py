@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.lattice import Axis, Config
+from autofit.core.lattice import Config, Lattice
 from autofit.search.acquisition.surrogate import TIME, Array, Features, LogNormal, Prior, Rows, regression
 
 EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
@@ -115,15 +115,10 @@ class _Explanation:
 class StepTimes:
     """The belief about the step times of one lattice's configs."""
 
-    def __init__(
-        self,
-        axes: Sequence[Axis],
-        configs: Sequence[Config],
-        prior: Prior,
-        predicted: Mapping[Config, float] | None = None,
-    ) -> None:
+    def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
-        self._features = Features(axes, configs, prior, predicted)
+        configs = lattice.configs
+        self._features = Features(lattice, prior, predicted)
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
         self._prior = prior

@@ -19,14 +19,14 @@ class TrialCosts:
 
     def __init__(self, lattice: Lattice, batch: int) -> None:
         """`batch`: sequences of a device's optimizer step."""
-        self._setup = LogLinear(lattice.axes, lattice.configs, SETUP)
+        self._setup = LogLinear(lattice, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
         self._micro_steps = np.array(
             [micro_steps_run(int(each), c) for each, c in zip(accumulation, lattice.configs, strict=True)]
         )
         self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""
-        self._row_of = {config: row for row, config in enumerate(lattice.configs)}
+        self._row_of = lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:
         """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""

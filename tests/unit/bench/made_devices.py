@@ -6,6 +6,7 @@ A search on one is told the predictions of the honest device: that they are wron
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,11 +53,12 @@ class MadeDevice:
 
 
 class _Drifting(Oracle):
-    """Answers a search on a device that slows down."""
+    """Answers a search on a device that slows down, or whose executions differ."""
 
     def __init__(self, recorded: Recorded, seed: int, device: MadeDevice) -> None:
-        super().__init__(recorded, seed, noise=device.noise)
-        self._drift = device.drift or math.inf
+        super().__init__(recorded, seed)
+        self._drift, self._noise = device.drift or math.inf, device.noise
+        self._random = random.Random(seed)
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         return super().ask(config, self._slower(cut))
@@ -65,7 +67,7 @@ class _Drifting(Oracle):
         return super().run_again(config, self._slower(cut))
 
     def _slower(self, cut: Cut) -> Cut:
-        factor = 1.0 + min(1.0, len(self._runs) / self._drift)
+        factor = (1.0 + min(1.0, len(self._runs) / self._drift)) * math.exp(self._random.gauss(0.0, self._noise))
         return lambda trial: cut(slower(trial, factor))
 
 

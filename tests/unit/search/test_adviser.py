@@ -120,7 +120,7 @@ def test_the_store_is_told_as_if_just_run() -> None:
         rebuilt.tell(make_trial(config, outcome, limit=LIMIT))
     for one, other in zip(asked.study.trials, rebuilt.study.trials, strict=True):
         assert (one.params, one.values, one.constraints) == (other.params, other.values, other.constraints)
-    assert rebuilt.best_candidate() == asked.best_candidate()
+    assert rebuilt.acquisition.best() == asked.acquisition.best()
     assert len(state.trials) == 3
 
 
@@ -237,7 +237,7 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
     under_way: list[Config] = []
     for event in history:
         if event == "wait" or not under_way:
-            candidate = adviser.best_candidate()
+            candidate = adviser.acquisition.best()
             if candidate is None:
                 assert adviser.acquisition.worthwhile() == []  # what is open, if anything, is not worth a trial
                 break
@@ -261,7 +261,7 @@ def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
     adviser = Adviser(state, Acquisition(state, truth.lower_bounds))
     ran: list[Config] = []
     for _ in range(30):
-        candidate = adviser.best_candidate()
+        candidate = adviser.acquisition.best()
         if candidate is None:
             break
         assert 0.0 <= candidate.fit_probability <= 1.0
@@ -280,7 +280,7 @@ def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
 
 def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
     adviser, _ = make_adviser(limit=int(1.2 * GIB))
-    candidate = adviser.best_candidate()
+    candidate = adviser.acquisition.best()
     assert candidate is not None and candidate.fit_probability > 0
 
 
@@ -465,7 +465,7 @@ def test_a_study_whose_lattice_is_used_up_says_so() -> None:
     one = Lattice(axes=LATTICE.axes, configs=LATTICE.configs[:1])
     adviser, _ = make_adviser(one)
     assert run(adviser, fits(4, 100)) == one.configs[0]
-    assert adviser.best_candidate() is None
+    assert adviser.acquisition.best() is None
     with pytest.raises(ValueError, match="every config"):
         adviser.ask()
 
@@ -501,11 +501,11 @@ def test_what_cannot_end_in_time_is_not_suggested() -> None:
     adviser, _ = make_adviser(compiled_or_not())
     adviser.tell(with_setup(adviser.ask(), 5.0))
     for _ in range(5):
-        candidate = adviser.best_candidate(seconds_left=30.0)
+        candidate = adviser.acquisition.best(seconds_left=30.0)
         assert candidate is not None and candidate.expected_seconds <= 30.0
         assert adviser.ask(30.0) == candidate.config
-    assert adviser.best_candidate(seconds_left=1.0) is None
-    assert adviser.best_candidate() is not None
+    assert adviser.acquisition.best(seconds_left=1.0) is None
+    assert adviser.acquisition.best() is not None
 
 
 def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
@@ -513,7 +513,7 @@ def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
     adviser, _ = make_adviser()
     for _ in range(4):
         run(adviser, fits(4, 1.0))
-        best, every = adviser.best_candidate(), adviser.acquisition.candidates()
+        best, every = adviser.acquisition.best(), adviser.acquisition.candidates()
         shortest = min(c.expected_seconds for c in every)
         assert shortest > ALLOWANCE_SHARE * USUAL_SECONDS
         assert best is not None and best.expected_seconds <= ALLOWANCE_FACTOR * shortest
@@ -546,7 +546,7 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
     state = LatticeState(LATTICE, limit)
     adviser = Adviser(state, Acquisition(state, FLOORS, thorough=thorough))
     unlikely = 0
-    while (candidate := adviser.best_candidate()) is not None:
+    while (candidate := adviser.acquisition.best()) is not None:
         if state.points() and candidate.fit_probability < LIKELY:
             unlikely += 1
             gains = [c.expected_gain for c in adviser.acquisition.candidates() if c.fit_probability >= LIKELY]
@@ -568,7 +568,7 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     weighed = adviser.acquisition._weighed()
     shown = replace(weighed, gain=np.array([more * MUCH]), probability=np.array([0.3]), cannot_fit=np.array([False]))
     monkeypatch.setattr(adviser.acquisition, "_weighed", lambda: shown)
-    found = adviser.best_candidate()
+    found = adviser.acquisition.best()
     assert (None if found is None else found.config) == (kept if tried else None)
 
 
@@ -763,7 +763,7 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
         acquisition.use(Predictions(by_config=said))
         adviser = Adviser(state, acquisition)
         tried = []
-        while adviser.best_candidate() is not None:
+        while adviser.acquisition.best() is not None:
             tried.append(run(adviser, fits(2, 100)).text("method"))
         assert tried[0] == first and {"lora", "qlora"} <= {*tried}
         assert tried.count(first) > max(tried.count(method) for method in METHODS if method != first)
