@@ -19,7 +19,8 @@ HORIZON = 40
 MOST_ASKS = 3 * HORIZON
 """Asks after which a search is ended: an overconfident model asks for the same config again and again."""
 CLOSE = 0.01
-"""Relative distance from the table's best speed at which a search that has run its horizon is ended."""
+"""Relative distance from the table's best speed that is near it: a search that is, and has run its horizon, is
+ended."""
 
 Cut = Callable[[Trial], Trial]
 """How a trial ends where whoever asks for it does not let it run to its end."""
@@ -73,7 +74,6 @@ class Oracle:
         self._runs: list[Trial] = []
         self._asks = 0
         self._close = False
-        self._stated: Stated | None = None
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         """A trial of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
@@ -89,13 +89,9 @@ class Oracle:
         self._count()
         return self._run(config, cut)
 
-    def hear(self, stated: Stated) -> None:
-        """Take note of what a search states when it ends."""
-        self._stated = stated
-
-    def trace(self, *, stopped: bool) -> Trace:
+    def trace(self, *, stopped: bool, stated: Stated | None = None) -> Trace:
         """What has been asked so far; `stopped`: whether the method ended by itself."""
-        return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=self._stated)
+        return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=stated)
 
     def _count(self) -> None:
         told = len(self._answers) == len(self._recorded.trials)
@@ -129,7 +125,7 @@ def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
     return Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=seconds))
 
 
-SearchMethod = Callable[[Problem, Oracle, int], None]
+SearchMethod = Callable[[Problem, Oracle, int], Stated | None]
 """Searches a problem by asking the oracle for configs, until it is done or the oracle ends it. Everything that is
 random must follow from the seed. Raises `CannotRun`."""
 
@@ -138,7 +134,6 @@ def searched(recorded: Recorded, method: SearchMethod, seed: int) -> Trace:
     """Run one search of one method. Raises `CannotRun` if something that it needs is missing here."""
     oracle = Oracle(recorded, seed)
     try:
-        method(recorded.problem, oracle, seed)
+        return oracle.trace(stated=method(recorded.problem, oracle, seed), stopped=True)
     except Enough:
         return oracle.trace(stopped=False)
-    return oracle.trace(stopped=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Axis, Config, Value
@@ -58,7 +58,7 @@ class Problem:
     @cached_property
     def _values(self) -> Mapping[str, tuple[Value, ...]]:
         present = [(axis, {v for c in self.configs if (v := c.get(axis.name)) is not None}) for axis in AXES]
-        return {axis.name: tuple(sorted(some, key=partial(_place, axis))) for axis, some in present}
+        return {axis.name: tuple(sorted(some, key=axis.place)) for axis, some in present}
 
     def config(self, chosen: Mapping[str, Value]) -> Config:
         """The config with these values on `axes`, which need not be recorded; on every other axis it has the value that
@@ -81,16 +81,6 @@ class Problem:
         chunked loss that is one chunk is recorded as the full loss), then the one with the nearest numbers, and of
         those the first. `config` itself, if it is recorded."""
         return min(self.configs, key=lambda known: _distance(known, config))
-
-
-def listed(configs: Iterable[Config]) -> tuple[Config, ...]:
-    """The configs as a loop over the axes lists them: the first axis changes slowest, lightest values first."""
-    return tuple(sorted(configs, key=lambda config: [_place(axis, config.get(axis.name)) for axis in AXES]))
-
-
-def _place(axis: Axis, value: Value | None) -> int:
-    """Where a value stands among those of its axis, lightest first; -1 where the axis does not apply."""
-    return -1 if value is None else int(value) if axis.numeric else axis.values.index(value)
 
 
 def _distance(a: Config, b: Config) -> tuple[int, int, float]:

@@ -11,17 +11,17 @@ import os
 import pickle
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from platformdirs import user_cache_path
 
@@ -34,8 +34,9 @@ from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, r
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
-from autofit.operations.recording.recorded_tables import RecordedTable
+from autofit.operations.recording.table_file import RecordedTable
 from autofit.prediction.predictions import Predictions
+from autofit.workers.watch import end_with
 
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent
@@ -194,7 +195,7 @@ def _run(problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int) -> 
     # No fork: libraries that have started threads do not survive it.
     context, workers = multiprocessing.get_context("spawn"), min(jobs, len(wanted))
     with (
-        _one_thread_each(),
+        patch.dict(os.environ, OMP_NUM_THREADS="1"),  # every core runs a search of its own
         ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool,
     ):
         try:
@@ -209,20 +210,6 @@ def _run(problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int) -> 
             raise
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes that start meanwhile compute on one core each: every core runs a search of its own."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
 _problems: dict[str, Recorded] = {}
 """Those that this process, a worker or the only one, searches."""
 
@@ -230,14 +217,7 @@ _problems: dict[str, Recorded] = {}
 def _begin(problems: dict[str, Recorded]) -> None:
     """Begin a worker: an interrupt ends it at once, and so does the end of the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
+    end_with(os.getppid())
     _problems.update(problems)
     gc.collect()
     gc.freeze()  # accelerate collects garbage at every trial, which would take seconds with all libraries on the heap

@@ -89,6 +89,14 @@ class Axis:
         """What `value` changes relative to the plain recipe."""
         return self.effects.get(value, Effect.EXACT)
 
+    def place(self, value: Value | None) -> int:
+        """Where a value stands among the axis's, lightest first; -1 where it does not apply, the last if unknown."""
+        if value is None:
+            return -1
+        if self.numeric:
+            return int(value)
+        return self.values.index(value) if value in self.values else len(self.values)
+
     def is_lighter_or_equal(self, a: Value | None, b: Value | None) -> bool:
         """Whether `a` is sure to need no more memory than `b`; None stands for an axis that does not apply."""
         if a == b:

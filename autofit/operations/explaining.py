@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import shape
+from autofit.core.document import Document
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
@@ -27,7 +28,7 @@ MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Document):
     """One change on the way from the first config to the second; the changes are made one after another."""
 
     change: dict[str, Any] = field(hash=False)
@@ -40,9 +41,6 @@ class Step:
     expected_here_bytes: int | None
     """Those that it takes off in this training; never negative. The peak can shrink by more or by less."""
     reasons: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"reasons": list(self.reasons)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.memory.deviation import NOTHING_COMPARED
 from autofit.techniques import AXES
 
-BESIDE_FLOOR_BYTES = 3 * GIB // 2
-"""The driver's context, library workspaces, and one matrix while it is materialised (dequantised, or its gradient)."""
 USUAL_RANK = Goal().min_rank
 WITH_OFFLOAD = "--space offload"
 MEMORY_LEVERS = (
@@ -167,7 +165,8 @@ def smallest_card(needed_bytes: int, hardware: Hardware | None = None) -> Card |
     """The smallest catalog card that trials can run on and that likely holds what needs so much on `hardware`; None if
     there is none. It has room for as much as predictions are off on a card where nothing was compared. Where nothing of
     the driver is counted, as on a processor and in what configs take at least, room for that is added."""
-    needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else BESIDE_FLOOR_BYTES)
+    # The driver's context, libraries' workspaces, and one matrix while it is dequantised, or its gradient.
+    needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else 3 * GIB // 2)
     cards = (card for card in fitting(needed) if card.kind == "cuda")
     return next((c for c in cards if NOTHING_COMPARED.certainty(needed, c.memory_bytes) != "unsure"), None)
 
@@ -183,13 +182,4 @@ def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
 def _weight(config: Config) -> tuple[int, ...]:
     """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
     axes = {axis.name: axis for axis in AXES}
-    weight = []
-    for name in MEMORY_LEVERS:
-        value = config.get(name)
-        if value is None:
-            weight.append(0)
-        elif axes[name].numeric:
-            weight.append(int(value))
-        else:
-            weight.append(axes[name].values.index(value) if value in axes[name].values else len(axes[name].values))
-    return tuple(weight)
+    return tuple(axes[name].place(config.get(name)) for name in MEMORY_LEVERS)

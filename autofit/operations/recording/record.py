@@ -266,7 +266,7 @@ def _continued(
         os.truncate(file, 0)
         table_file.append(file, {**begun, "recorded_at": now(), **probed()})
         return {}
-    known = table_file.read(file)
+    known = table_file.read_table(file)
     # Another machine with the same device may have more host memory.
     for name in table_file.SAME:
         if known.header[name] != header[name] and (name != "hardware" or known.hardware.key != hardware.key):

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -76,10 +75,11 @@ def searched(recorded: Recorded, device: MadeDevice, seed: int) -> tuple[Recorde
     made = device.recorded(recorded)
     oracle = _Drifting(made, seed, device)
     try:
-        partial(search, budget_seconds=BUDGET_SECONDS)(made.problem, oracle, seed)
+        return made, oracle.trace(
+            stated=search(made.problem, oracle, seed, budget_seconds=BUDGET_SECONDS), stopped=True
+        )
     except Enough:
         return made, oracle.trace(stopped=False)
-    return made, oracle.trace(stopped=True)
 
 
 def practical(recorded: Recorded) -> list[Point]:

@@ -37,10 +37,10 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     heading, title, ours, checklist, end, said, _ = done.out.split("\n\n")[1].splitlines()
     assert heading.startswith("made/full: ") and "fit 1.50 GiB" in heading and "hypervolume up to 1.50 GiB" in heading
     assert title.split() == [
-        *("method", "trials", "5%", "trials", "2%", "trials", "1%", "s", "5%", "s", "2%", "s", "1%"),
+        *("method", "trials", "seconds"),
         *("out", "of", "memory", "hv", "5", "hv", "10", "hv", "20", "hv", "40"),
     ]
-    assert ours.split()[0] == "autofit" and ours.count("/") == 7 and ours.count("%") == 4
+    assert ours.split()[0] == "autofit" and ours.count("/") == 3 and ours.count("%") == 4
     assert checklist.split()[0] == "checklist" and "never" in checklist
     assert end.startswith("autofit stopped by itself for 2 of the seeds, after ") and "% slower than the best" in end
     assert said.startswith("autofit recommended what is ") and "% slower than the best, and stated at most " in said
