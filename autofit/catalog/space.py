@@ -26,7 +26,6 @@ DEFAULT_RANK = 8
 
 _SECTIONS = ("purpose", "axes", "defaults", "rules")
 _RULE_KEYS = ("when", "only", "never", "because")
-_MAX_BYTES = 1 << 20
 _Valued = dict[str, tuple[Value, ...]]
 
 
@@ -40,8 +39,6 @@ class Rule:
     """Axis to the values that remain allowed."""
     never: Mapping[str, tuple[Value, ...]]
     """Axis to the values that are excluded; with several axes, each excludes on its own."""
-    because: str
-    """The reason, one sentence; empty where the file gives none."""
 
     def excludes(self, config: Mapping[str, Value]) -> bool:
         """Whether the rule excludes `config`. An axis that the config lacks neither matches `when` nor violates it."""
@@ -167,13 +164,13 @@ def _plain(axis: Axis) -> tuple[Value, ...]:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            data = file.read((1 << 20) + 1)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; built-in search spaces: {', '.join(names())}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: the search space cannot be read: {reason}") from None
-    if len(data) > _MAX_BYTES:
+    if len(data) > 1 << 20:
         raise UsageError(f"{path}: over 1 MiB, too large for a search space")
     try:
         return data.decode("utf-8-sig")
@@ -289,7 +286,8 @@ class _File:
             if values[axis] and not set(kept) & set(values[axis]):
                 message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(_spell, kept))}"
                 raise self.error(parts["only"][1], message)
-        return Rule(**read, because=self.text(parts, "because"))
+        self.text(parts, "because")  # it is for whoever reads the file
+        return Rule(**read)
 
     def conditions(self, node: Node, what: str, values: _Valued) -> _Valued:
         entries = self.mapping(node, what, self.axes, "axis")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from autofit.core.document import Document
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, Trial
@@ -192,7 +193,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(Document):
     """Another config of interest besides the recommended one."""
 
     role: str
@@ -204,16 +205,13 @@ class Alternative:
     """Ratio of its tokens per second to the recommended config's."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "role": self.role,
-            **self.point.to_json(),
-            "over_limit_bytes": self.over_limit_bytes,
-            "speedup": self.speedup,
-        }
+        """As a JSON object, with the point's keys among its own."""
+        own = Document.to_json(self)
+        return {**own.pop("point"), **own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Document):
     """The fastest measured config of the most faithful method that fits the requested memory."""
 
     point: Point
@@ -235,21 +233,9 @@ class Recommendation:
         return self.point.verified
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "config": self.point.config.to_json(),
-            "provenance": self.provenance,
-            "verified": self.verified,
-            "measurement": self.point.measurement.to_json(),
-            "trial_id": self.point.trial_id,
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "changes_training": list(self.changes_training),
-            "alternatives": [a.to_json() for a in self.alternatives],
-            "contradictory": self.contradictory,
-            "hardware": self.hardware.to_json(),
-            "workload": self.workload.to_json(),
-            "stack": self.stack.to_json(),
-        }
+        """As a JSON object, with the point's keys among its own."""
+        own = Document.to_json(self)
+        return {**own.pop("point"), "verified": self.verified, **own}
 
 
 PRACTICAL = 0.2
@@ -270,10 +256,6 @@ def beside_role(recommended: str, other: str, share: float) -> str:
     """What another method's best config that fits is beside the recommended one, of whose speed it has this `share`."""
     more_faithful = METHODS.index(other) < METHODS.index(recommended)
     return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
-
-
-def no_preference(config: Config) -> int:
-    return 0
 
 
 def best(
@@ -304,7 +286,7 @@ def choose(
     *,
     memory_limit_bytes: int,
     methods: Iterable[str],
-    changes: Callable[[Config], int] = no_preference,
+    changes: Callable[[Config], int] = lambda config: 0,
 ) -> Point | None:
     """The `best` point within the limit; None if nothing fits."""
     fitting = timed_in_full(p for p in points if p.device_bytes <= memory_limit_bytes)

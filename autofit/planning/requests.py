@@ -15,11 +15,6 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 
-LIMIT_STEP_BYTES = 512 * MIB
-"""The default limit on a device that other programs use is a multiple of this."""
-CPU_SHARE = 0.8
-"""Share of the host's memory that a CPU trial may take by default; the rest is left to the system."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
@@ -139,7 +134,7 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
     """
     shared_by = devices if hardware.kind == "cpu" else 1
     if asked is None:
-        return int(hardware.memory_bytes * CPU_SHARE) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
+        return int(hardware.memory_bytes * 0.8) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
     if asked * shared_by > hardware.memory_bytes:
         from autofit.core.units import format_bytes
 
@@ -153,13 +148,13 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
 def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
     """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
 
-    Rounded down to a multiple of `LIMIT_STEP_BYTES`, so that small changes in what a display takes do not turn every
+    Rounded down to a multiple of 512 MiB, so that small changes in what a display takes do not turn every
     search into a new question.
     """
     for number in range(devices if hardware.kind == "cuda" else 0):
         device = visible(number)
         if device is not None and device.held_bytes > BUSY_BYTES:
-            left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
+            left = (device.memory_bytes - device.held_bytes) // (512 * MIB) * (512 * MIB)
             limit = max(0, min(limit, left))
     return limit
 

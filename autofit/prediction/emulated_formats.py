@@ -16,8 +16,6 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction
 
 WIDE = "fp32"
-MEMORY_ERROR = 0.5
-"""Relative error of the memory foretold so: mixed precision keeps weights in fp32 and activations in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class Emulated:
             step_seconds=known.step_seconds and self.slower * known.step_seconds,
             micro_step_seconds=known.micro_step_seconds and self.slower * known.micro_step_seconds,
             work=None,
-            memory_error=MEMORY_ERROR,
+            # Mixed precision keeps weights in fp32 and activations in 16 bits.
+            memory_error=0.5,
         )
 
 

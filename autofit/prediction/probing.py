@@ -37,14 +37,6 @@ from autofit.trial.process.group_runner import tell_of_waiting
 if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
 
-TIME_SHARE, LEAST_SECONDS = 0.1, 30.0
-"""Of a search's time budget that its probe may take, and what it may take anyway: a slow device measures less of itself
-rather than take the trials' time."""
-UNCHECKED_ERROR = 0.3
-"""Relative error of a time that only the rates of single operations tell."""
-LEAST_ERROR = 0.1
-"""The same where they foretold a few layers' real step: it is not the whole step, and one config of many."""
-
 _log = logging.getLogger(__name__)
 
 Shown = tuple[StepWork, float]
@@ -187,14 +179,15 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     for kind in KINDS:
         if kind in measured:
             seconds_per[INDEX[kind]] = measured[kind]
-    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=UNCHECKED_ERROR)
+    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=0.3)
     shown = [
         (step.work, step.seconds) for step in found.steps if step.work and step.work.estimator == ESTIMATOR_VERSION
     ]
     if shown:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
         scaled = calibrated(rates, _apart(found.steps, shown))
-        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+        # Not below 10 %: the few layers are not the whole step, and one config of many.
+        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, 0.1))
     rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
     other = shapes is not None and shapes != found.shapes_key
     more = 0.15 * other + 0.5 * bool(found.doubts)
@@ -249,9 +242,9 @@ def make_sure(
     ranks: int = 1,
     budget_seconds: float | None = None,
 ) -> None:
-    """Probe the device unless the store has it, within a share of a search's time budget; a failure costs only what the
-    probe would have shown."""
-    most_seconds = math.inf if budget_seconds is None else max(TIME_SHARE * budget_seconds, LEAST_SECONDS)
+    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s: a slow device measures
+    less of itself rather than take the trials' time. A failure costs only what the probe would have shown."""
+    most_seconds = math.inf if budget_seconds is None else max(0.1 * budget_seconds, 30.0)
     try:
         probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
     except (AutofitError, device_lock.GivenUp, OSError, ValueError) as error:

@@ -22,8 +22,6 @@ the memory that is left."""
 ALIGNED = 256
 """Elements. Some kernels refuse operands that do not begin at 16 bytes, and others are slow; torch's allocators align
 to 64 bytes on a processor and to 512 on an accelerator."""
-REPEATS = 12
-"""Most repeats of one measurement."""
 SLOW_SECONDS = 1.0
 """A first call that takes as long is not repeated on a processor where the measurement should take less: kernels that
 are chosen or generated once take a fraction of that there. An accelerator's may take minutes."""
@@ -82,7 +80,7 @@ class Bench:
         if self.accelerator:
             count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
             return min(self._timed(call, count) / count for _ in range(3))
-        repeats = int(min(most / max(again, 1e-6), REPEATS)) - 1
+        repeats = int(min(most / max(again, 1e-6), 12)) - 1
         return min([again, *(self._timed(call, 1) for _ in range(repeats))])
 
     def once(self, call: Callable[[], Any]) -> float:

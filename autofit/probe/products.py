@@ -23,8 +23,6 @@ LAYOUT_SECONDS = 0.2
 BATCHED = (32, 256), (1024, 1024)
 """Tokens of the sequences whose scores are computed, at least and at most, on a processor and on an accelerator: fewer
 would take that no longer than a launch does."""
-LEAST_SHARE = 0.02
-"""Rates are never 0: calibration multiplies them."""
 
 Sample = tuple[float, float, float]
 """FLOPs, bytes, seconds."""
@@ -112,11 +110,11 @@ def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def fitted(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Seconds per FLOP and per byte: least squares of relative errors, with neither below `LEAST_SHARE` of what it
-    would be if it alone took all the time of some sample."""
+    """Seconds per FLOP and per byte: least squares of relative errors, with neither below 2 % of what it
+    would be if it alone took all the time of some sample: calibration multiplies them."""
     flops = [f / s for f, _, s in samples]
     moved = [b / s for _, b, s in samples]
-    least_per_flop, least_per_byte = LEAST_SHARE / max(flops), LEAST_SHARE / max(moved)
+    least_per_flop, least_per_byte = 0.02 / max(flops), 0.02 / max(moved)
     ff, bb = sum(f * f for f in flops), sum(b * b for b in moved)
     fb, f1, b1 = sum(f * b for f, b in zip(flops, moved, strict=True)), sum(flops), sum(moved)
     determinant = ff * bb - fb * fb

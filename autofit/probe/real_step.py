@@ -25,8 +25,6 @@ TOKENS = 128, 1024
 """On a processor and on an accelerator: too few would show nothing but launches."""
 MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
 """Of the repeats, all depths together; a round is one of each."""
-SLOW_SECONDS = 10.0
-"""A first round that takes as long counts itself: what a step does only once is small beside that."""
 
 
 def config_for(seconds_per: Mapping[str, float]) -> Config:
@@ -75,7 +73,8 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
 
 def _enough(rounds: list[list[float]]) -> bool:
     """Whether no further round is needed: the first counts only where it is slow."""
-    if not rounds or sum(rounds[0]) >= SLOW_SECONDS:
+    # A first round that takes as long counts itself: what a step does only once is small beside that.
+    if not rounds or sum(rounds[0]) >= 10.0:
         return bool(rounds)
     spent = sum(map(sum, rounds[1:]))
     return len(rounds) > LEAST_ROUNDS and (spent >= MOST_SECONDS or len(rounds) > MOST_ROUNDS)

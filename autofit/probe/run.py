@@ -29,9 +29,6 @@ from autofit.trial.measure.process_memory import prefer_as_oom_victim
 from autofit.trial.process.child_process import KILL_SECONDS, die_with_parent
 from autofit.trial.process.runner import trial_environment
 
-START_SECONDS = 180.0
-"""How long the process may take until its first part: the imports of a busy machine."""
-
 Child = Callable[[dict[str, Any], Connection], None]
 """Does what a request asks for, and reports it."""
 
@@ -147,7 +144,8 @@ class _Progress:
 
     def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
-        limit = START_SECONDS
+        # Until its first part the process imports, which takes a busy machine that long.
+        limit = 180.0
         while reading.poll(max(0.0, min(limit, self.until - time.monotonic()))):
             try:
                 self._note(reading.recv())

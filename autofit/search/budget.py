@@ -17,8 +17,6 @@ that is one or two."""
 VERIFICATION_SECONDS = 5.0
 """Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread.
 Not more, for the same reason: it is the second execution that makes the figure more certain."""
-GRACE_SECONDS = 10.0
-"""How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
 LEAST_DEADLINE_SECONDS = 90.0
 """No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
 
@@ -62,7 +60,8 @@ class Budget:
     def left_for_trial(self, reserved_seconds: float = 0.0) -> float:
         """Seconds that a trial begun now may take before the search's time is over; infinite without a budget."""
         left = self.seconds_left
-        return float("inf") if left is None else max(0.0, left - reserved_seconds) + GRACE_SECONDS
+        # A trial begun in time may overrun the budget by that: to kill it then would waste what it has cost.
+        return float("inf") if left is None else max(0.0, left - reserved_seconds) + 10.0
 
     def is_spent(self, begun: int) -> bool:
         """Whether no further trial may begin."""

@@ -13,9 +13,6 @@ from autofit.core.verdict import contradiction, verdict
 from autofit.planning.plan import Plan
 from autofit.trial.measure.pace import UNSTEADY
 
-MOST_EARLY_ENDS = 2
-"""Trials of a config that end early before the search gives it up."""
-
 
 def answers(
     known: Mapping[Config, Sequence[Trial]],
@@ -112,15 +109,15 @@ class LatticeState:
             self._open[config] = None
             self.version += 1
 
-    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
+    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> None:
         """`learn` for the stored trial that settles its config, which is one of several attempts."""
         config, known = trial.config, list(attempts)
         self._attempts[config] = known if trial in known else [*known, trial]
         self.runs[config] = sum(attempt.timed_in_full for attempt in known)
-        return self._count_as(trial)
+        self._count_as(trial)
 
-    def learn(self, trial: Trial) -> int:
-        """Add an outcome; returns how many other configs it rules out.
+    def learn(self, trial: Trial) -> None:
+        """Add an outcome.
 
         A trial that fitted, or whose time is in doubt, counts as what it means together with earlier ones of its config
         (`core.verdict`).
@@ -130,13 +127,13 @@ class LatticeState:
         self._ended_early[config] += trial.least_step_seconds is not None
         if self._is_open_again(trial):
             self.give_back(config)
-            return 0
+            return
         self._attempts[config].append(trial)
         self.runs[config] += trial.timed_in_full
         together = None
         if self._fits(trial) or trial.doubts:
             together = verdict(self._attempts[config], self.memory_limit_bytes)
-        return self._count_as(together or trial)
+        self._count_as(together or trial)
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
@@ -159,7 +156,7 @@ class LatticeState:
         it is the first such trial of the config, as a second would end early for the same reason. One whose later
         micro-steps have not earned it more time beside a measured rival is slower than that."""
         least, config = trial.least_step_seconds, trial.config
-        if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
+        if least is None or config not in self.under_way or self._ended_early[config] >= 2:
             return False
         if trial.proven_step_seconds is not None and not trial.doubts:
             least /= UNSTEADY  # what the micro-steps really took
@@ -169,8 +166,8 @@ class LatticeState:
         """Seconds of the fastest step of a method that fits; infinite if none does."""
         return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
 
-    def _count_as(self, trial: Trial) -> int:
-        """Make `trial` the one that settles its config; returns how many other configs that rules out.
+    def _count_as(self, trial: Trial) -> None:
+        """Make `trial` the one that settles its config.
 
         Observation counts more than inference: a config that fits refutes the rulings of every lighter one that ran out
         of memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial
@@ -190,10 +187,9 @@ class LatticeState:
             self.least_step_seconds.pop(config, None)  # what was measured counts, and no longer a bound
             self.proven_step_seconds.pop(config, None)
             self._reopen(config)
-            return 0
-        if not self._rules_out(trial) or self._refuted(config):
-            return 0
-        return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
+        elif self._rules_out(trial) and not self._refuted(config):
+            for above in self.lattice.above(config):
+                self._rule_out_above(config, above)
 
     def executions_differ(self, between: float) -> None:
         if between != self.between:
@@ -279,11 +275,9 @@ class LatticeState:
         if not any(c in self.trials and self._rules_out(self.trials[c]) for c in below):
             self._below_a_fit.update(below)
 
-    def _rule_out_above(self, ruler: Config, config: Config) -> bool:
-        if not self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
-            return False
-        self._ruled_by[config] = ruler
-        return True
+    def _rule_out_above(self, ruler: Config, config: Config) -> None:
+        if self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
+            self._ruled_by[config] = ruler
 
     def _forget_ruling(self, config: Config) -> None:
         self.ruled_out.pop(config, None)
@@ -297,7 +291,7 @@ class LatticeState:
             least = trial.least_step_seconds
             if least is None:
                 return _lost_its_rival(trial, full)
-            again = self._ended_early[config] < MOST_EARLY_ENDS
+            again = self._ended_early[config] < 2
             return again and least < self._best_seconds(config.text("method"))
 
         for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lost(c, t)]:

@@ -258,14 +258,13 @@ class Search:
         kept = self.log.keep(self._checked(trial))
         if self.state.does_not_fit(kept):
             self.progress.out_of_memory += 1
-        elif not isinstance(kept.outcome, Fits) and (kept.least_step_seconds is None or self._lasted(kept)):
+        # A trial that went on for a whole deadline may hang within a micro-step, as if that were slow.
+        elif not isinstance(kept.outcome, Fits) and (
+            kept.least_step_seconds is None or kept.seconds >= self.plan.limits.deadline_seconds
+        ):
             self.progress.failed += 1
             self._failed_seconds += kept.seconds
         return kept
-
-    def _lasted(self, trial: Trial) -> bool:
-        """Whether a trial went on for a whole deadline: it may hang within a micro-step, as if that were slow."""
-        return trial.seconds >= self.plan.limits.deadline_seconds
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""

@@ -18,10 +18,6 @@ from autofit.workers.pool import Pool
 
 MACHINERY_FAILURES = 3
 """Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
-DOUBTED_REPEATS = 2
-"""How often a trial is run again whose time is in doubt, because others were busy on its device or that was throttled:
-each run may find it free, and some machines always are busy."""
-POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +93,7 @@ class Scheduler:
         All are committed. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row.
         """
         assert self._pool is not None
-        while not (completed := self._pool.wait(POLL_SECONDS)):
+        while not (completed := self._pool.wait(0.25)):
             self.show()
         shown, cut = [], []
         for request, attempt in completed:
@@ -143,9 +139,10 @@ class Scheduler:
         return pool
 
     def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
-        """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
-        whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
-        device is gone or torch was not built for it."""
+        """Retry a trial once if the machinery failed, twice if its time is in doubt (others were busy on its device, or
+        that was throttled: each run may find it free, and some machines always are busy); returns whether it is
+        retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the device is gone or
+        torch was not built for it."""
         if not machinery_failed(trial.outcome):
             self._machinery_failures = 0
             return self._begun_again_in_doubt(begun, trial)
@@ -176,7 +173,7 @@ class Scheduler:
             return False
         if self._always_busy or self.budget.is_spent(self.ended + len(self._begun)):
             return False
-        if self._doubted[trial.config] >= DOUBTED_REPEATS:
+        if self._doubted[trial.config] >= 2:
             self._always_busy = True
             return False
         self._doubted[trial.config] += 1

@@ -20,8 +20,6 @@ from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
 
-LEAST_SECONDS = 1.0
-"""What is left to a trial at least that had to wait for its device."""
 TIMING_SECONDS = 20.0
 """Seconds spent on repeats, beyond the minimum number, until they agree."""
 
@@ -104,7 +102,7 @@ class TrialRequest:
         """The same request, as if it had been made so much later: what it waited for is not part of its trial, but of
         the time that there is for it."""
         asked = None if self.asked is None else (self.asked[0], self.asked[1] + seconds)
-        left = max(self.wait_seconds - seconds, LEAST_SECONDS)
+        left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
     @classmethod

@@ -31,8 +31,6 @@ COLOURS = {
 }
 """By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
-POINTS = 1500
-"""Approximate number of points per curve: each is the highest of its stretch of events, so that no peak is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +100,8 @@ def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
 
 
 def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The event with the most bytes in each of about `POINTS` stretches, and the first and last events."""
-    edges = np.unique(np.linspace(0, len(totals), POINTS + 1).astype(np.int64))
+    """The event with the most bytes in each of about 1,500 stretches, and the first and last events."""
+    edges = np.unique(np.linspace(0, len(totals), 1500 + 1).astype(np.int64))
     highest = [a + int(totals[a:b].argmax()) for a, b in itertools.pairwise(edges.tolist())]
     return np.unique([0, *highest, len(totals) - 1])
 

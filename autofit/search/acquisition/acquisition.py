@@ -38,11 +38,6 @@ BESIDE = 0.1
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
 beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
 what they gain is worth a trial."""
-AREA_BESIDE = 0.2
-"""Weight of a gain in the area under a method's frontier, against one in its best speed: it, too, is only shown beside
-the recommendation."""
-AREA_THOROUGH = 0.5
-"""The same in a thorough search, which is for the frontier."""
 LIKELY = 0.5
 """Probability of fitting below which a config is left alone once something has fitted, unless it may gain much: a trial
 that runs out of memory shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to
@@ -53,11 +48,6 @@ ORDER_DOUBT = 0.05
 """Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
 on a device that hands out memory slowly, recomputing activations may cost less than keeping them. The same chance as
 that of the figures that a search states."""
-UNLUCKY = 2.0
-"""Deviations of its timing by which a measured config may have seemed slower than it is: the regret bound allows for
-that, although it is so rare that a trial for it would seldom pay."""
-CANNOT_FIT = 1e-3
-"""Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +56,9 @@ class Candidate:
 
     config: Config
     expected_gain: float
-    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`,
-    `AREA_THOROUGH`); relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
+    """Expected gain in the best speed of its method, plus a share of that in the area under its frontier, which is only
+    shown beside the recommendation: a fifth, or half in a thorough search. Relative, 0.01 is 1 %. Multiplied by
+    `BESIDE` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Duration of its trial, set-up included."""
@@ -121,7 +112,7 @@ class Acquisition:
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
-        self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
+        self._area_weight = 0.5 if thorough else 0.2
         configs = state.lattice.configs
         self._row_of = state.lattice.row_of
         self._methods = np.array([c.text("method") for c in configs])
@@ -220,7 +211,8 @@ class Acquisition:
         probability = np.append(self._memory.fit(unknown)[1], np.ones(len(tried)))
         claims = [
             (chance, np.append(least, np.full(len(tried), -math.inf)))
-            for chance, least in self._claims(unknown, unlucky=UNLUCKY)
+            # A trial for a measured config that was so unlucky would seldom pay, but the bound allows for it.
+            for chance, least in self._claims(unknown, unlucky=2.0)
         ]
         return regret_bound(winner, rivals, probability, claims)
 
@@ -377,7 +369,8 @@ class Acquisition:
             probability=probability[order],
             seconds=seconds[order],
             dear=dear[order],
-            cannot_fit=(self._memory.predicted[rows] & (probability < CANNOT_FIT))[order],
+            # About three deviations of the errors seen.
+            cannot_fit=(self._memory.predicted[rows] & (probability < 1e-3))[order],
         )
 
     def _recommended(
@@ -412,7 +405,7 @@ class Acquisition:
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
-        points, rows = self._state.points(), self._under_way()
+        points, rows = self._state.points(), np.sort(self._rows(self._state.under_way))
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
             memory, probability = self._memory.fit(rows)
@@ -424,9 +417,6 @@ class Acquisition:
 
     def _rows(self, configs: Iterable[Config]) -> Rows:
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
-
-    def _under_way(self) -> Rows:
-        return np.sort(self._rows(self._state.under_way))
 
     def _step_time(self, rows: Rows) -> Mixture:
         """The logarithm of seconds per step. One that is known only to be at least so long, where less was expected,
@@ -471,7 +461,7 @@ class Acquisition:
         for point in measured.values():
             for slower in filter(None, map(measured.get, only_slower(point.config))):
                 lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
-                if lead > max(UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
+                if lead > max(2.0 * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
                     return 1.0
         return ORDER_DOUBT
 

@@ -57,16 +57,15 @@ class Adviser:
         self._asked[config] = trial
         return config
 
-    def tell(self, trial: Trial) -> int:
-        """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
-        ruled_out = self._state.learn(trial)
+    def tell(self, trial: Trial) -> None:
+        """Tell an outcome. Stored trials are told as if just run."""
+        self._state.learn(trial)
         self._tell_study(trial)
-        return ruled_out
 
-    def recall(self, trial: Trial, attempts: list[Trial]) -> int:
+    def recall(self, trial: Trial, attempts: list[Trial]) -> None:
         """`tell` for the stored trial that settles its config, which is one of several attempts."""
         self._tell_study(trial)
-        return self._state.recall(trial, attempts)
+        self._state.recall(trial, attempts)
 
     def give_up(self, config: Config) -> None:
         """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""

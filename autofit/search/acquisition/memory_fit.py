@@ -16,9 +16,6 @@ from autofit.search.acquisition.regret import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 from autofit.search.lattice_state import LatticeState
 
-ENOUGH = 500
-"""Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
-
 
 class MemoryFit:
     """The belief about the memory of a lattice's configs."""
@@ -116,5 +113,6 @@ def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -
         return logarithms
     model = LogLinear(lattice, prior)
     every = list(logarithms.items())
-    known = every if len(every) <= ENOUGH else random.Random(0).sample(every, ENOUGH)
+    # As many determine the axes' effects as well as thousands would, in a regression of cubic cost.
+    known = every if len(every) <= 500 else random.Random(0).sample(every, 500)
     return logarithms | dict(zip(missing, model.predict(known, missing).mean.tolist(), strict=True))

@@ -30,11 +30,6 @@ NOISE_SCALES = (1.0, 2.0, 4.0)
 SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
 """Of the logarithm of how many times slower a cause makes steps: 7, and 1.5 to 80 within 1.6 deviations. Seen: emulated
 bf16 6 to 90 times slower than fp32 on processors without its arithmetic."""
-SLOW_VALUE = 1 / 30
-"""Chance that a device is slow at any one value of an axis, or at all but one. A device that is slow at none of a
-space's values is thus as likely as one that is slow at some."""
-SLOW_PAIR = SLOW_VALUE / 10
-"""The same for a pair of values that are not slow apart."""
 
 
 def time_error(relative_error: float) -> Prior:
@@ -211,11 +206,12 @@ class StepTimes:
         values = [item for item in config.items if not self._having[item].all()]
         others = [item for item in self._having if item[0] in dict(values) and item not in values]
         for item in values:
-            yield _Cause(self._having[item], SLOW_VALUE)
+            # With these chances, a device is as likely to be slow at none of a space's values as at some.
+            yield _Cause(self._having[item], 1 / 30)
         for item in others:
-            yield _Cause(self._having_axis[item[0]] & ~self._having[item], SLOW_VALUE)
+            yield _Cause(self._having_axis[item[0]] & ~self._having[item], 1 / 30)
         for one, other in combinations(values, 2):
-            yield _Cause(self._having[one] & self._having[other], SLOW_PAIR)
+            yield _Cause(self._having[one] & self._having[other], 1 / 300)
 
 
 @dataclass(frozen=True, slots=True)

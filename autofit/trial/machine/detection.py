@@ -26,8 +26,6 @@ from autofit.trial.machine import nvml
 from autofit.trial.machine.instructions import are_capped, instructions
 from autofit.trial.measure import process_memory
 
-CUDA_13_BEGINS_AT = 7.5
-"""Compute capability below which CUDA 13 compiles no kernels (its release notes: Maxwell, Pascal and Volta removed)."""
 PROCESSORS = Path("/proc/cpuinfo")
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
@@ -235,10 +233,11 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
             remedy="make install TORCH_INDEX=<URL for your CUDA version>, see docs/install.md; or use --device cpu",
         )
-    if float(first.capability) < CUDA_13_BEGINS_AT and int(build.cuda.partition(".")[0]) >= 13:
+    # CUDA 13 compiles no kernels below that (its release notes: Maxwell, Pascal and Volta removed).
+    if float(first.capability) < 7.5 and int(build.cuda.partition(".")[0]) >= 13:
         raise EnvironmentLacks(
             f"the installed torch {build.version} has no kernels for {first.name}: CUDA {build.cuda} begins at compute "
-            f"capability {CUDA_13_BEGINS_AT}, and this card has {first.capability}",
+            f"capability 7.5, and this card has {first.capability}",
             remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see docs/install.md; or use --device cpu",
         )
     hardware = _accelerator(

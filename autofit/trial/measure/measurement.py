@@ -42,14 +42,6 @@ from autofit.trial.request import TrialRequest
 
 COMPARED_TOKENS = 512
 """Of a sequence on which gradients are compared where a micro-step takes long."""
-HOPELESS_FACTOR = 1.25
-"""A rival that is no heavier, and faster by this factor than each of two repeats, has surely won. One alone may be slow
-by chance: single steps scatter by a standard deviation of 2 % in the median trial of the recorded tables, by 12 % in
-some, and a machine that is shared may slow down for seconds."""
-HOPELESS_REPEATS = 2
-"""The repeats that a rival must beat."""
-PATIENCE_SECONDS = 60.0
-"""How long after its trial's deadline a collective gives up by itself; by then the parent has ended the trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +134,8 @@ def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> 
     return join(
         request.job.hardware.kind,
         request.rendezvous,
-        timeout_seconds=request.deadline_seconds + PATIENCE_SECONDS,
+        # By then the parent has ended the trial.
+        timeout_seconds=request.deadline_seconds + 60.0,
         listener=listener,
     )
 
@@ -289,11 +282,12 @@ def _seconds_left(pace: Pace, ranks: Ranks, setup_seconds: float) -> float:
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:
     """Time steps until their spread is 2 %, the budget is spent or there are 30, but at least so many, with a few more
     while memory grows at every one and a leak could be told within 20 s, or until a rival has surely won; returns
-    whether one has. Once a step is timed, none begins that would
-    take the trial beyond the seconds that it has left: what it has measured is worth more than being killed."""
+    whether one has. Once a step is timed, none begins that would take the trial beyond the seconds that it has
+    left: what it has measured is worth more than being killed."""
     started = time.monotonic()
-    hasty = range(HOPELESS_REPEATS if least >= HOPELESS_REPEATS else 0)
-    if hasty and all(_hopeless(request, meter, steps.timed(), ranks) for _ in hasty):
+    # One repeat alone may be slow by chance: single steps scatter by a standard deviation of 2 % in the median trial of
+    # the recorded tables, by 12 % in some, and a machine that is shared may slow down for seconds.
+    if least >= 2 and all(_hopeless(request, meter, steps.timed(), ranks) for _ in range(2)):
         return True
     while len(steps.seconds) < 30:
         steps.timed()
@@ -313,10 +307,10 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
 
 
 def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
-    """Whether a measured rival is both no heavier and faster than this repeat by `HOPELESS_FACTOR`."""
+    """Whether a measured rival is both no heavier and faster than this repeat by a quarter."""
     speed = request.job.workload.tokens_per_step / step_seconds
     (memory,) = ranks.largest([meter.reading().device])
-    return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
+    return any(r.device_bytes <= memory and r.tokens_per_second >= 1.25 * speed for r in request.rivals)
 
 
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:

@@ -14,8 +14,6 @@ from autofit.trial.request import Rival, TrialRequest
 WARM_UPS = 2
 """Updates before timing. The first creates states and caches; in the second the host's allocator grows its heap, so it
 took a sixth longer."""
-REPEATS = 3
-"""Steps that are timed at least."""
 LONG_SECONDS = 10.0
 """What the timed steps may take together before fewer are timed: a long step scatters less, relative to its length."""
 ONCE_SECONDS = 5.0
@@ -47,7 +45,7 @@ def is_brief(micro_step_seconds: float) -> bool:
 
 def least_repeats(step_seconds: float) -> int:
     """Steps that such a trial times at least."""
-    return max(1, min(REPEATS, int(LONG_SECONDS / max(step_seconds, 1e-9))))
+    return max(1, min(3, int(LONG_SECONDS / max(step_seconds, 1e-9))))
 
 
 def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:

@@ -54,8 +54,6 @@ FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver 
 """Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
-RECORDING_SECONDS = 600.0
-"""How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
 
 
 class Host:
@@ -182,7 +180,8 @@ class Host:
         device.end()
         if child.recording:
             answered_at = time.monotonic()
-            until = answered_at + RECORDING_SECONDS
+            # What a trial that has answered still writes does not count towards its deadline.
+            until = answered_at + 600.0
             finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
             child.recording_seconds = time.monotonic() - answered_at
         status = child.end(kill=not finished)

@@ -24,8 +24,6 @@ from autofit.trial.request import TrialRequest
 
 GRACE_SECONDS = 120.0
 """How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
-ENDING_SECONDS = 5.0
-"""How long a parent may take to end. One that is stuck in the driver does not even end when it is killed."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -188,11 +186,12 @@ class TrialRunner:
             return
         assert process.stdout is not None
         try:
-            process.wait(timeout=ENDING_SECONDS)
+            # A parent that is stuck in the driver does not even end when it is killed.
+            process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=ENDING_SECONDS)
+                process.wait(timeout=5.0)
         process.stdout.close()
         if process.returncode != 0:
             remove_orphans()

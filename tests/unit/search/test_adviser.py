@@ -26,8 +26,6 @@ from autofit.core.units import GIB
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition import acquisition as module
 from autofit.search.acquisition.acquisition import (
-    AREA_BESIDE,
-    AREA_THOROUGH,
     BESIDE,
     LIKELY,
     MUCH,
@@ -138,23 +136,6 @@ def test_a_config_of_another_space_disturbs_neither_the_study_nor_the_advice(out
     assert {c.config: c.expected_seconds for c in adviser.acquisition.candidates()} == before
 
 
-def test_what_is_under_way_is_not_suggested_again() -> None:
-    adviser, state = make_adviser()
-    under_way = [ask(adviser) for _ in range(5)]
-    assert len(set(under_way)) == 5
-    assert not set(under_way) & set(state.open)
-    assert [t.state for t in adviser.study.trials] == [TrialState.RUNNING] * 5
-
-
-def test_outcomes_may_come_in_any_order() -> None:
-    adviser, _ = make_adviser()
-    configs = [ask(adviser) for _ in range(4)]
-    for number, config in enumerate(reversed(configs)):
-        adviser.tell(make_trial(config, fits(4, 100 + number), limit=LIMIT))
-    assert [suggested(t.params) for t in adviser.study.trials] == configs
-    assert [t.values[1] for t in adviser.study.trials] == [103.0, 102.0, 101.0, 100.0]
-
-
 @pytest.mark.parametrize(("gib", "early", "bounds"), [(5.0, False, True), (9.9, False, False), (5.0, True, False)])
 def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
     gib: float, early: bool, bounds: bool
@@ -250,32 +231,6 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
         else:
             config = under_way.pop(choose.randrange(len(under_way)))
             adviser.tell(make_trial(config, outcome_of(event, choose), limit=LIMIT))
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10**6))
-def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
-    truth = Truth(make_job(), LATTICE, seed)
-    limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
-    state = LatticeState(LATTICE, limit)
-    adviser = Adviser(state, Acquisition(state, truth.lower_bounds))
-    ran: list[Config] = []
-    for _ in range(30):
-        candidate = adviser.acquisition.best()
-        if candidate is None:
-            break
-        assert 0.0 <= candidate.fit_probability <= 1.0
-        assert math.isfinite(candidate.expected_gain) and candidate.expected_gain >= 0.0
-        config = adviser.ask()
-        trial = truth.trial(config, limit)
-        ruled_out_before = set(state.ruled_out)
-        adviser.tell(trial)
-        assert config not in ran and config not in ruled_out_before
-        ran.append(config)
-        # Nothing that was ruled out would have fitted.
-        assert all(truth.memory(c) > limit for c in state.ruled_out)
-        assert isinstance(trial.outcome, Fits) == (truth.memory(config) <= limit)
-    assert len(adviser.study.trials) == len(ran)
 
 
 def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
@@ -724,7 +679,7 @@ def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked
         state = LatticeState(LATTICE, LIMIT)
         state.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
         by_search.append(gains(Acquisition(state, FLOORS, thorough=thorough))[lightest])
-    assert by_search[0] * AREA_THOROUGH == pytest.approx(by_search[1] * AREA_BESIDE) and by_search[0] > 0
+    assert by_search[0] * 0.5 == pytest.approx(by_search[1] * 0.2) and by_search[0] > 0
 
 
 def test_no_method_takes_precedence_in_a_thorough_search() -> None:

@@ -23,8 +23,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.measure.leak import LEAK_STEPS
-from autofit.trial.measure.measurement import HOPELESS_REPEATS
-from autofit.trial.measure.pace import ONCE_SECONDS, REPEATS
+from autofit.trial.measure.pace import ONCE_SECONDS
 from autofit.trial.process import child_process, runner
 from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.runner import TrialRunner
@@ -196,7 +195,7 @@ def test_leak_is_reported_though_the_time_for_steps_is_spent(warm: TrialRunner) 
 def test_no_step_is_spent_on_memory_that_does_not_grow(warm: TrialRunner) -> None:
     outcome = warm.attempt(tiny_request(timing_seconds=0.0)).outcome
     assert isinstance(outcome, Fits)
-    assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (REPEATS, 0)
+    assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (3, 0)
 
 
 def test_a_trial_stops_once_a_rival_has_surely_won_and_only_then(warm: TrialRunner) -> None:
@@ -206,7 +205,7 @@ def test_a_trial_stops_once_a_rival_has_surely_won_and_only_then(warm: TrialRunn
         outcome = warm.attempt(tiny_request(timing_seconds=0.0, rivals=rivals)).outcome
         assert isinstance(outcome, Fits)
         assert outcome.measurement.stopped_early is stops
-        assert outcome.measurement.steps == (HOPELESS_REPEATS if stops else REPEATS)
+        assert outcome.measurement.steps == (2 if stops else 3)
 
 
 def test_one_slow_step_is_no_defeat(warm: TrialRunner) -> None:
@@ -216,7 +215,7 @@ def test_one_slow_step_is_no_defeat(warm: TrialRunner) -> None:
     rival = Rival(device_bytes=1, tokens_per_second=plain.measurement.tokens_per_second / 20)
     outcome = warm.attempt(misbehaving("slow_once", timing_seconds=0.0, rivals=(rival,))).outcome
     assert isinstance(outcome, Fits)
-    assert not outcome.measurement.stopped_early and outcome.measurement.steps == REPEATS
+    assert not outcome.measurement.stopped_early and outcome.measurement.steps == 3
 
 
 def test_a_trial_ends_at_the_micro_step_that_shows_it_is_not_worth_its_seconds(warm: TrialRunner) -> None:
