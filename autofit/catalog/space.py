@@ -14,6 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Goal
 
 EVERY_DIVISOR: tuple[Value, ...] = ()
 """The values of `micro_batch` where the file says `divisors`: every divisor of the batch of one device."""
@@ -21,8 +22,6 @@ EVERY_DIVISOR: tuple[Value, ...] = ()
 ADAPTER_AXES = frozenset({"rank", "targets"})
 """Axes that configs of method `full` do not have."""
 
-DEFAULT_RANK = 8
-"""The rank where neither the file nor the axis gives one: the lowest that `--min-rank` accepts by default."""
 
 _SECTIONS = ("purpose", "axes", "defaults", "rules")
 _RULE_KEYS = ("when", "only", "never", "because")
@@ -87,7 +86,7 @@ class Space:
 
     def with_ranks_from(self, lowest: int) -> Space:
         """The same space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
-        listed = self.axes.get("rank") or (self.defaults.get("rank", DEFAULT_RANK),)
+        listed = self.axes.get("rank") or (self.defaults.get("rank", Goal().min_rank),)
         ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
         defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
         return replace(self, axes={**self.axes, "rank": ranks}, defaults=defaults)
@@ -157,7 +156,7 @@ def _plain(axis: Axis) -> tuple[Value, ...]:
     if axis.recipe is not None and axis.name != "method":
         return (axis.recipe,)
     if axis.name == "rank":
-        return (DEFAULT_RANK,)
+        return (Goal().min_rank,)
     raise UsageError(f"axis {axis.name!r} is missing: list its values under axes, or fix it under defaults")
 
 

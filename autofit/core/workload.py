@@ -15,8 +15,6 @@ METHODS = ("full", "lora", "qlora")
 LARGEST_COUNT = 2**31 - 1
 """Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
 divisors."""
-LARGEST_SEED = 2**63 - 1
-"""The largest that torch's generators and databases accept."""
 
 
 class Effect(enum.IntEnum):

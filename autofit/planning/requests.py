@@ -10,7 +10,7 @@ from autofit.catalog.models import Model, in_catalog, load, names, positions, sh
 from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.units import MIB
-from autofit.core.workload import LARGEST_SEED, Goal, Workload, check_count
+from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
@@ -49,8 +49,9 @@ class WorkloadOptions:
         trials that failed because of them."""
         for name in ("seq_len", "global_batch", "devices"):
             check_count(name.replace("_", "-"), getattr(self, name))
-        if abs(self.seed) > LARGEST_SEED:
-            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_SEED} to {LARGEST_SEED}")
+        most = 2**63 - 1  # what torch's generators and databases accept
+        if abs(self.seed) > most:
+            raise UsageError(f"seed is {self.seed}: it must be from {-most} to {most}")
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.

@@ -242,8 +242,8 @@ def make_sure(
     ranks: int = 1,
     budget_seconds: float | None = None,
 ) -> None:
-    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s: a slow device measures
-    less of itself rather than take the trials' time. A failure costs only what the probe would have shown."""
+    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s: a slow device
+    measures less of itself rather than take the trials' time. A failure costs only what the probe would have shown."""
     most_seconds = math.inf if budget_seconds is None else max(0.1 * budget_seconds, 30.0)
     try:
         probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)

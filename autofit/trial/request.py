@@ -20,10 +20,6 @@ from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
 
-TIMING_SECONDS = 20.0
-"""Seconds spent on repeats, beyond the minimum number, until they agree."""
-
-
 _PLAIN = (
     *("memory_limit_bytes", "deadline_seconds", "allowance_seconds", "timing_seconds", "least_tokens_per_second"),
     *("compares_gradient", "snapshot", "profile"),
@@ -52,7 +48,8 @@ class TrialRequest:
     """What the trial may take unless its micro-steps show that it may beat every rival; None for the whole deadline."""
     wait_seconds: float = math.inf
     """How long it may wait for its device, where other processes' trials use that."""
-    timing_seconds: float = TIMING_SECONDS
+    timing_seconds: float = 20.0
+    """Spent on repeats, beyond the minimum number, until they agree."""
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
     least_tokens_per_second: float = 0.0

@@ -201,7 +201,7 @@ class Acquisition:
         return own[most]
 
     def regret_bound(self, winner: Point) -> float:
-        """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
+        """Upper bound, with 95 % confidence, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
         tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from autofit.bench.oracle import Cut, Enough, Oracle, Trace
+from autofit.bench.oracle import Cut, Enough, Oracle, Trace, drawn_again
 from autofit.bench.ours import search
 from autofit.bench.recorded import Recorded
 from autofit.core.frontier import PRACTICAL, Point
@@ -57,7 +57,6 @@ class _Drifting(Oracle):
     def __init__(self, recorded: Recorded, seed: int, device: MadeDevice) -> None:
         super().__init__(recorded, seed)
         self._drift, self._noise = device.drift or math.inf, device.noise
-        self._random = random.Random(seed)
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         return super().ask(config, self._slower(cut))
@@ -66,8 +65,14 @@ class _Drifting(Oracle):
         return super().run_again(config, self._slower(cut))
 
     def _slower(self, cut: Cut) -> Cut:
-        factor = (1.0 + min(1.0, len(self._runs) / self._drift)) * math.exp(self._random.gauss(0.0, self._noise))
+        factor = 1.0 + min(1.0, len(self._runs) / self._drift)
         return lambda trial: cut(slower(trial, factor))
+
+    def _run(self, config: Config, cut: Cut) -> Trial:
+        source = random.Random(f"{self._seed} {config.key} {self._times[config] + 1}")
+        drawn_again(self._recorded.trials[config].outcome, source)  # as the oracle draws: what follows is the noise
+        factor = math.exp(source.gauss(0.0, self._noise))
+        return super()._run(config, lambda trial: cut(timed(trial, factor)))
 
 
 def searched(recorded: Recorded, device: MadeDevice, seed: int) -> tuple[Recorded, Trace]:
@@ -97,6 +102,16 @@ def practical(recorded: Recorded) -> list[Point]:
         if share >= UNDECIDED:
             break
     return found
+
+
+def timed(trial: Trial, factor: float) -> Trial:
+    """The trial with `factor` times the step time, in the same seconds; unchanged unless it fits."""
+    if not isinstance(trial.outcome, Fits):
+        return trial
+    measured, steps = trial.outcome.measurement, trial.outcome.measurement.step_seconds
+    steps = replace(steps, median=factor * steps.median, p95=factor * steps.p95)
+    speed = measured.tokens_per_second / factor
+    return replace(trial, outcome=Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=steps)))
 
 
 def slower(trial: Trial, factor: float) -> Trial:

@@ -84,11 +84,11 @@ def test_hang_ends_at_the_deadline_and_tells_what_it_has_shown(warm: TrialRunner
 def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(warm.run, misbehaving("half_way", profile=str(shown)))
+        running = thread.submit(warm.attempt, misbehaving("half_way", profile=str(shown)))
         while not shown.exists() and not running.done():
             time.sleep(0.05)
         warm.stop(INTERRUPTED)
-        stopped, _ = running.result()
+        stopped = running.result().outcome
     assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
     assert "interrupted" in stopped.reason
 
@@ -321,7 +321,7 @@ def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     runner = TrialRunner(entry="entries:hang")
     # Whoever waits for its deadline waits for longer than a test may take.
-    thread = threading.Thread(target=runner.run, args=(tiny_request(deadline_seconds=3600.0),), daemon=True)
+    thread = threading.Thread(target=runner.attempt, args=(tiny_request(deadline_seconds=3600.0),), daemon=True)
     thread.start()
     child = wait_for_child(runner)
     runner.close()
