@@ -200,9 +200,8 @@ class Drawing:
 
 
 def _trained(runner: GroupRunner, job: Job, said: Estimate) -> dict[str, Any]:
-    outcome, _ = runner.run(
-        TrialRequest(job=job, config=said.config, memory_limit_bytes=said.memory_limit_bytes, timing_seconds=0.0)
-    )
+    request = TrialRequest(job=job, config=said.config, memory_limit_bytes=said.memory_limit_bytes, timing_seconds=0.0)
+    outcome = runner.attempt(request).outcome
     return {
         "config": said.config.to_json(),
         "limit": said.memory_limit_bytes,

@@ -37,11 +37,8 @@ from autofit.core.outcome import Fits, Measurement, OutOfMemory, Trial
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
-from autofit.operations import read_table
 from autofit.operations.comparing import judged
-from autofit.operations.recording.pooling import pooled
-from autofit.operations.recording.recorded_tables import read_whole
-from autofit.operations.recording.table_file import is_table
+from autofit.operations.recording.table_file import is_table, read_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.probing import rates_of
 from autofit.store import read_lines
@@ -114,10 +111,8 @@ def read(file: Path) -> tuple[list[Trial], Probe | None]:
     if not is_table(file):
         with file.open(encoding="utf-8") as lines:
             return list(read_lines(lines)), None
-    passes = defaultdict(list)
-    for trial in read_table(file):
-        passes[trial.config].append(trial)
-    return [_of_mean_memory(trial, passes[config]) for config, trial in pooled(passes).items()], read_whole(file).probe
+    table = read_table(file, whole=True)
+    return [_of_mean_memory(trial, table.passes[trial.config]) for trial in table.trials], table.probe
 
 
 def _of_mean_memory(trial: Trial, passes: Sequence[Trial]) -> Trial:

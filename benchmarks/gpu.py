@@ -27,7 +27,7 @@ from pathlib import Path
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits
 from autofit.core.units import parse_bytes
-from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
+from autofit.operations.recording.table_file import RecordedTable, read_table
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]
@@ -96,7 +96,7 @@ class Recording:
     def smaller_limits(self, name: str) -> int:
         """Measure what a replay of the table under smaller limits could get wrong. 1 if a config does not fit that fits
         by the table."""
-        table, file = read_whole(self.out / f"{name}.jsonl"), self.out / f"limits-{name}.jsonl"
+        table, file = read_table(self.out / f"{name}.jsonl", whole=True), self.out / f"limits-{name}.jsonl"
         known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         of = table.workload
         asked = ("--model", of.model, "--seq-len", str(of.seq_len), "--global-batch", str(of.global_batch), "--json")

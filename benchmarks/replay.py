@@ -1,14 +1,12 @@
 """Search methods replayed over recorded tables: the tables of RESULTS.md, and their figures as JSON.
 
-    python benchmarks/replay.py [--table FILE ...] [--methods a,b] [--seeds 20] [--limits N] [--noise D]
+    python benchmarks/replay.py [--table FILE ...] [--methods a,b] [--seeds 20]
                                 [--keep FOLDER] [--jobs N] [--store URL] [--json FILE] [--page FILE]
     python benchmarks/replay.py --draw [--json FILE] [--page FILE]
     python benchmarks/replay.py --picture docs/search.svg
 
 Every problem is searched under its table's own limit and, where fewer than a quarter of its configs run out of memory
-there, under the highest limit, halfway between two neighbouring sizes, at which a quarter does. With `--limits N`, it
-is under each of N limits that divide the range from its lightest config to the table's limit. `--noise` adds what
-executions differ by: a standard deviation of the logarithm of speed, of which the search is told nothing.
+there, under the highest limit, halfway between two neighbouring sizes, at which a quarter does.
 
 The JSON keeps the figures of methods that this run leaves out, each with its date and revision. `--draw` writes the
 page from it and runs nothing. Below its mark the page is the program's; without `--page` the tables are printed.
@@ -25,7 +23,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,10 +31,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from autofit.bench import ours
-from autofit.bench.oracle import CLOSE, searched
+from autofit.bench.oracle import searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import SEEDS, replay
-from autofit.bench.tables import RECORDED, LimitOf, predictions_of, problems_of, read
+from autofit.bench.tables import RECORDED, predictions_of, problems_of, read
 from autofit.core.outcome import Fits, Measurement, OutOfMemory
 from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
@@ -61,8 +58,6 @@ def main() -> None:
     parser.add_argument("--table", action="append", type=Path, metavar="FILE")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=())
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--limits", type=int)
-    parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--keep", type=Path, default=RECORDED / "searches", metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--store")
@@ -87,19 +82,15 @@ def main() -> None:
 def replayed(asked: argparse.Namespace) -> dict[str, Any]:
     """The figures of everything that is asked for."""
     files = tuple(asked.table or TABLES)
-    every: list[LimitOf | None] = [None, partial(limit_for, share=SHARE)]
-    if asked.limits:
-        every = [partial(evenly, part=number / asked.limits) for number in range(1, asked.limits + 1)]
     made = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), **code_here()}
     own_limits = {table.name: table.memory_limit_bytes for table in read(files)}
     problems, methods = [], dict[str, Any]()
-    for limit_of in every:
+    for limit_of in (None, limit_for):
         found = replay(
             files,
             methods=asked.methods,
             seeds=asked.seeds,
             limit_of=limit_of,
-            noise=asked.noise,
             store=asked.store,
             keep=asked.keep,
             jobs=asked.jobs,
@@ -110,7 +101,7 @@ def replayed(asked: argparse.Namespace) -> dict[str, Any]:
             methods |= dict.fromkeys(scores, made)
             problems.append(figures_of(problem, scores, own_limits[problem["table"]]))
     digests = {file.stem: sha256(file.read_bytes()).hexdigest() for file in files}
-    return {"seeds": asked.seeds, "noise": asked.noise, "tables": digests, "methods": methods, "problems": problems}
+    return {"seeds": asked.seeds, "tables": digests, "methods": methods, "problems": problems}
 
 
 def figures_of(problem: JSON, scores: Mapping[str, Any], own_limit: int) -> dict[str, Any]:
@@ -128,10 +119,9 @@ def figures_of(problem: JSON, scores: Mapping[str, Any], own_limit: int) -> dict
 def _figures(score: JSON) -> dict[str, Any]:
     """Pairs are median and 90th percentile, None where so many seeds never got there; but for the frontier, of which it
     is the median share of the hypervolume after 20 trials, and after 40."""
-    reached = next(reached for reached in score["reached"] if reached["within"] == CLOSE)
     figures: dict[str, Any] = {
-        "trials": _pair(reached["trials"]),
-        "seconds": _pair(reached["seconds"]),
+        "trials": _pair(score["trials"]),
+        "seconds": _pair(score["seconds"]),
         "out_of_memory": _pair(score["out_of_memory"]),
         "frontier": [_rounded(share["median"]) for share in score["hypervolume"][-2:]],
     }
@@ -156,7 +146,7 @@ def _rounded(figure: float | None) -> float | None:
 def merged(before: JSON, now: JSON) -> dict[str, Any]:
     """`now`, with the methods that only `before` has, of the same problems of the same tables."""
     same = {table for table, digest in before.get("tables", {}).items() if now["tables"].get(table) == digest}
-    same_run = all(before.get(name) == now[name] for name in ("seeds", "noise"))
+    same_run = before.get("seeds") == now["seeds"]
     old = {label(p): p["methods"] for p in before["problems"] if same_run and p["name"].partition("/")[0] in same}
     problems = [{**p, "methods": {**old.get(label(p), {}), **p["methods"]}} for p in now["problems"]]
     made = {**before.get("methods", {}), **now["methods"]}
@@ -164,7 +154,7 @@ def merged(before: JSON, now: JSON) -> dict[str, Any]:
     return {**now, "methods": {name: made[name] for name in made if name in present}, "problems": problems}
 
 
-def limit_for(recorded: Recorded, share: float) -> int | None:
+def limit_for(recorded: Recorded, share: float = SHARE) -> int | None:
     """The highest memory limit, of those halfway between two neighbouring sizes, at which at least `share` of the
     configs runs out of memory; in bytes. None if as many do already, or if nothing would be left."""
     outcomes = [trial.outcome for trial in recorded.trials.values()]
@@ -176,14 +166,6 @@ def limit_for(recorded: Recorded, share: float) -> int | None:
     smallest_out = sizes[more - 1] if more <= len(sizes) else 0
     largest_in = next((size for size in sizes if size < smallest_out), None)
     return None if largest_in is None else (smallest_out + largest_in) // 2
-
-
-def evenly(recorded: Recorded, part: float) -> int | None:
-    """The limit at this part of the way from what the lightest config takes to the problem's own."""
-    if not recorded.points:
-        return None
-    least = min(p.measurement.device_bytes for p in recorded.points)
-    return least + round((recorded.problem.memory_limit_bytes - least) * part)
 
 
 def code_here() -> dict[str, Any]:

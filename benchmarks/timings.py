@@ -1,12 +1,11 @@
 """How long a user waits, and how far repeated trials differ. Run nothing else on the machine meanwhile.
 
-    python benchmarks/timings.py search --out FILE [--only PROCESSOR] ... [--job JOB] ...
+    python benchmarks/timings.py search [--job JOB] [--out FILE]
     python benchmarks/timings.py start-up | noise | estimator [--count N] [--model NAME] [--out FILE]
 
-search     a search as a user runs it, in a fresh store, on the processors that can be made out of this one: variables
-           cap the instruction set that oneDNN and ATen take their kernels by. Seconds are of the whole command. What
-           is in FILE is not measured again. Job `main` is `make search`, `again` is answered from its store, `probed`
-           follows `autofit probe`, `tight` has 1 GiB, `plain` no options; `tight-unpredicted` makes no predictions.
+search     a search as a user runs it, in a fresh store; seconds are of the whole command. Job `main` is `make search`,
+           `again` is answered from its store, `probed` follows `autofit probe`, `tight` has 1 GiB, `plain` no options;
+           `tight-unpredicted` makes no predictions. Variables such as ONEDNN_MAX_CPU_ISA make another processor of it.
 start-up   the whole process of `autofit --help`, and of `recommend` from so many trials (100,000)
 noise      one config so many times (10): how far repeats differ in the worst split into halves, how many stored
            intervals hold the median of all, and what a trial costs beside its steps
@@ -64,14 +63,6 @@ JOBS = {
     "tight-unpredicted": [[*TIGHT, "--no-predict", "--thorough", "--max-trials", "20"]],
 }
 """The commands of each, of which the last is timed."""
-PROCESSORS: dict[str, dict[str, str]] = {
-    "own": {},
-    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
-    "sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
-    "own-1-thread": {"OMP_NUM_THREADS": "1"},
-    "avx2-1-thread": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"},
-}
 REPEATED = "method=full,precision=bf16,micro_batch=4"
 ESTIMATED = (
     "method=full,precision=bf16-mixed,micro_batch=4,checkpointing=full",
@@ -83,71 +74,33 @@ LIBRARIES = ("torch._dynamo", "transformers.models.llama.modeling_llama", "peft"
 """Libraries that an estimate would otherwise import while it runs."""
 
 
-def search(asked: argparse.Namespace) -> None:
-    """Run what is asked for and not yet in the file."""
-    done = json.loads(asked.out.read_text()) if asked.out.exists() else []
-    for job, processor in itertools.product(asked.job or ["main", "lora"], asked.only or PROCESSORS):
-        if not any((known["job"], known["processor"]) == (job, processor) for known in done):
-            done.append(searched(job, processor))
-            asked.out.write_text(json.dumps(done, indent=1) + "\n")
-            steps = [(trial["predicted_step_seconds"], trial["step_seconds"]) for trial in done[-1]["trials"]]
-            errors = [abs(said / taken - 1) for said, taken in steps if said and taken]
-            short = {name: done[-1].get(name) for name in ("seconds", "first_trial_after", "tokens_per_second")}
-            short |= {"trials": len(steps), "prediction_error": statistics.median(errors) if errors else None}
-            print(job, processor, json.dumps(short), flush=True)
-
-
-def searched(job: str, processor: str) -> dict[str, Any]:
+def search(asked: argparse.Namespace) -> dict[str, Any]:
     """One search in a fresh store."""
-    environment = {**os.environ, **PROCESSORS[processor]}
+    *before, timed = JOBS[asked.job]
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "trials.jsonl"
 
         def autofit(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [*AUTOFIT, *words, "--store", f"{folder}/store.db"]
-            return subprocess.run(command, env=environment, capture_output=True, text=True)
+            return subprocess.run([*AUTOFIT, *words, "--store", f"{folder}/store.db"], capture_output=True, text=True)
 
-        for words in JOBS[job][:-1]:
+        for words in before:
             autofit(*words)
         started, began = time.monotonic(), datetime.now(UTC)
-        done = autofit(*JOBS[job][-1], "--json")
-        said: dict[str, Any] = {"job": job, "processor": processor, "exit_code": done.returncode}
-        said["seconds"] = round(time.monotonic() - started, 1)
-        said["recorded_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+        done = autofit(*timed, "--json")
+        seconds = round(time.monotonic() - started, 1)
         autofit("db", "export", str(exported))
         lines = [json.loads(line) for line in exported.read_text().splitlines()] if exported.exists() else []
     trials = [line for line in lines if "outcome" in line and datetime.fromisoformat(line["recorded_at"]) > began]
-    said["trials"] = [_short(trial) for trial in trials]
+    first = None
     if trials:
         ended = datetime.fromisoformat(trials[0]["recorded_at"])
-        said["first_trial_after"] = round((ended - began).total_seconds() - trials[0]["seconds"], 1)
-    if done.returncode:
-        return said | {"error": done.stderr[-1000:]}
-    answer = json.loads(done.stdout)
-    best = answer["recommendation"]
-    return said | {
-        "hardware": answer["frontier"]["hardware"],
-        "stack": answer["frontier"]["stack"],
-        "stopped_because": answer["stopped_because"],
-        "regret_bound": answer["regret_bound"],
-        "recommended": best["config"],
-        "tokens_per_second": best["measurement"]["tokens_per_second"],
-        "alternatives": [{name: one[name] for name in ("role", "config", "speedup")} for one in best["alternatives"]],
-    }
-
-
-def _short(trial: dict[str, Any]) -> dict[str, Any]:
-    """What ran, how it ended and what it cost, beside what was predicted."""
-    measured, predicted = trial.get("measurement") or {}, trial.get("prediction") or {}
+        first = round((ended - began).total_seconds() - trials[0]["seconds"], 1)
     return {
-        "config": trial["config"],
-        "outcome": trial["outcome"],
-        "seconds": round(trial["seconds"], 1),
-        "step_seconds": (measured.get("step_seconds") or {}).get("median"),
-        "predicted_step_seconds": predicted.get("step_seconds"),
-        "least_step_seconds": trial.get("least_step_seconds"),
-        "device_bytes": measured.get("device_bytes"),
-        "predicted_device_bytes": predicted.get("device_bytes"),
+        "job": asked.job,
+        "seconds": seconds,
+        "first_trial_after": first,
+        "trials": [{name: trial[name] for name in ("config", "outcome", "seconds")} for trial in trials],
+        "answer": done.stderr[-1000:] if done.returncode else json.loads(done.stdout),
     }
 
 
@@ -170,7 +123,7 @@ def start_up(asked: argparse.Namespace) -> dict[str, Any]:
 def made_trials(count: int) -> Iterator[Trial]:
     """Trials with made-up sizes and speeds, one in five out of memory: only their number matters."""
     job, draw, limit = small_job(), random.Random(0), 13 * GIB
-    base = next(trial for trial in read_table(TABLE) if isinstance(trial.outcome, Fits))
+    base = next(trial for trial in read_table(TABLE).of_all_passes() if isinstance(trial.outcome, Fits))
     base = replace(base, workload=job.workload, hardware=job.hardware, stack=job.stack, memory_limit_bytes=limit)
     for number in range(count):
         config = complete({"method": draw.choice(("full", "lora")), "micro_batch": number + 1})
@@ -197,7 +150,7 @@ def noise(asked: argparse.Namespace) -> dict[str, Any]:
     job = small_job()
     request = TrialRequest(job=job, config=complete(parse(REPEATED)), memory_limit_bytes=4 * GIB)
     with TrialRunner(kind=job.hardware.kind) as runner:
-        outcomes = [runner.run(request)[0] for _ in range(asked.count or 10)]
+        outcomes = [runner.attempt(request).outcome for _ in range(asked.count or 10)]
     measured = [outcome.measurement for outcome in outcomes if isinstance(outcome, Fits)]
     timed = [(one.tokens_per_second, one.step_seconds.relative_spread or 0.0) for one in measured]
     speeds = [round(speed, 1) for speed, _ in timed]
@@ -267,17 +220,14 @@ def lattice_seconds(model: str, store: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    programs = {"start-up": start_up, "noise": noise, "estimator": estimator}
+    programs = {"search": search, "start-up": start_up, "noise": noise, "estimator": estimator}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", *programs))
+    parser.add_argument("what", choices=programs)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", action="append", choices=PROCESSORS)
-    parser.add_argument("--job", action="append", choices=JOBS)
+    parser.add_argument("--job", default="main", choices=JOBS, help="of `search`")
     parser.add_argument("--count", type=int)
     parser.add_argument("--model", default="llama-3.1-8b", help="of `estimator`")
     asked = parser.parse_args()
-    if asked.what == "search":
-        return search(asked) if asked.out else parser.error("search keeps what it measures: name a file with --out")
     hardware, stack = detect()
     about = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": hardware.name}
     text = json.dumps({**about, "stack": stack.to_json(), **programs[asked.what](asked)}, indent=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from autofit.core.outcome import Outcome
 from autofit.trial.attempt import Attempt
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
@@ -29,13 +27,9 @@ class Kept:
         assert (kind, ranks) == ("cpu", self._ranks)
         return self
 
-    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """The outcome of the request, as this changes it."""
-        return self._runner.run(self._changed(request))
-
-    def attempt(self, request: TrialRequest, **told: Any) -> Attempt:
-        """The same with the device's state."""
-        return self._runner.attempt(self._changed(request), **told)
+    def attempt(self, request: TrialRequest) -> Attempt:
+        """What becomes of the request, as this changes it."""
+        return self._runner.attempt(self._changed(request))
 
     def close(self) -> None:
         """Not yet."""

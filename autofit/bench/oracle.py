@@ -19,7 +19,8 @@ HORIZON = 40
 MOST_ASKS = 3 * HORIZON
 """Asks after which a search is ended: an overconfident model asks for the same config again and again."""
 CLOSE = 0.01
-"""Relative distance from the table's best speed at which a search that has run its horizon is ended."""
+"""Relative distance from the table's best speed that is near it: a search that is, and has run its horizon, is
+ended."""
 
 Cut = Callable[[Trial], Trial]
 """How a trial ends where whoever asks for it does not let it run to its end."""
@@ -62,21 +63,17 @@ class Oracle:
 
     A measured speed is one draw of a noisy figure, so each seed draws another one from the interval that was recorded
     with it (normal with that width, truncated at its ends): the same for all methods, and whenever a config is asked
-    for again. Methods are judged by the speeds as recorded. Such an interval says how well a process knew its own
-    speed; `noise` adds what executions differ by (the standard deviation of the logarithm of speed), of which the
-    method is told nothing.
+    for again. Methods are judged by the speeds as recorded.
     """
 
-    def __init__(self, recorded: Recorded, seed: int, *, noise: float = 0.0) -> None:
+    def __init__(self, recorded: Recorded, seed: int) -> None:
         self._recorded = recorded
         self._seed = seed
-        self._noise = noise
         self._answers: dict[Config, Trial] = {}
         self._times: Counter[Config] = Counter()
         self._runs: list[Trial] = []
         self._asks = 0
         self._close = False
-        self._stated: Stated | None = None
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         """A trial of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
@@ -92,13 +89,9 @@ class Oracle:
         self._count()
         return self._run(config, cut)
 
-    def hear(self, stated: Stated) -> None:
-        """Take note of what a search states when it ends."""
-        self._stated = stated
-
-    def trace(self, *, stopped: bool) -> Trace:
+    def trace(self, *, stopped: bool, stated: Stated | None = None) -> Trace:
         """What has been asked so far; `stopped`: whether the method ended by itself."""
-        return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=self._stated)
+        return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=stated)
 
     def _count(self) -> None:
         told = len(self._answers) == len(self._recorded.trials)
@@ -110,26 +103,21 @@ class Oracle:
         recorded = self._recorded.trials[config]
         self._times[config] += 1
         source = random.Random(f"{self._seed} {config.key} {self._times[config]}")
-        trial = cut(replace(recorded, outcome=drawn_again(recorded.outcome, source, noise=self._noise)))
+        trial = cut(replace(recorded, outcome=drawn_again(recorded.outcome, source)))
         judged = replace(trial, outcome=recorded.outcome) if isinstance(trial.outcome, Fits) else trial
         self._runs.append(judged)
         self._close |= share_of_speed(judged, self._recorded.best) >= 1.0 - CLOSE
         return trial
 
 
-def drawn_again(outcome: Outcome, source: random.Random, *, noise: float = 0.0) -> Outcome:
-    """The outcome with a new draw of its speed; unchanged where neither its spread is known nor executions differ."""
-    if not isinstance(outcome, Fits):
+def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
+    """The outcome with a new draw of its speed; unchanged where its spread is not known."""
+    if not isinstance(outcome, Fits) or not (spread := outcome.measurement.step_seconds.relative_spread):
         return outcome
-    measured = outcome.measurement
-    spread = measured.step_seconds.relative_spread
-    if not spread and not noise:
-        return outcome
-    deviation, most = (spread or 0.0) / INTERVAL_DEVIATIONS, (spread or 0.0) / 2
-    offset = math.inf if spread else 0.0
-    while abs(offset) > most:
-        offset = source.gauss(0.0, deviation)
-    factor = math.exp(offset + (source.gauss(0.0, noise) if noise else 0.0))
+    measured, offset = outcome.measurement, math.inf
+    while abs(offset) > spread / 2:
+        offset = source.gauss(0.0, spread / INTERVAL_DEVIATIONS)
+    factor = math.exp(offset)
     seconds = StepSeconds(
         median=measured.step_seconds.median * factor, p95=measured.step_seconds.p95 * factor, relative_spread=spread
     )
@@ -137,16 +125,15 @@ def drawn_again(outcome: Outcome, source: random.Random, *, noise: float = 0.0) 
     return Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=seconds))
 
 
-SearchMethod = Callable[[Problem, Oracle, int], None]
+SearchMethod = Callable[[Problem, Oracle, int], Stated | None]
 """Searches a problem by asking the oracle for configs, until it is done or the oracle ends it. Everything that is
 random must follow from the seed. Raises `CannotRun`."""
 
 
-def searched(recorded: Recorded, method: SearchMethod, seed: int, *, noise: float = 0.0) -> Trace:
+def searched(recorded: Recorded, method: SearchMethod, seed: int) -> Trace:
     """Run one search of one method. Raises `CannotRun` if something that it needs is missing here."""
-    oracle = Oracle(recorded, seed, noise=noise)
+    oracle = Oracle(recorded, seed)
     try:
-        method(recorded.problem, oracle, seed)
+        return oracle.trace(stated=method(recorded.problem, oracle, seed), stopped=True)
     except Enough:
         return oracle.trace(stopped=False)
-    return oracle.trace(stopped=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from autofit.bench.cut import cut
 from autofit.bench.oracle import CannotRun, Oracle, Stated
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, TimedOut, Trial
 from autofit.core.workload import Effect, Goal
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.plan import Limits, Plan
@@ -20,13 +20,15 @@ from autofit.prediction.predictions import ReadyMade
 from autofit.search.loop import Search
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
+from autofit.trial.attempt import Attempt
+from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, least_seconds, micro_steps_run, warm_ups
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
 
 def search(
     problem: Problem, oracle: Oracle, seed: int, *, thorough: bool = False, budget_seconds: float | None = None
-) -> None:
+) -> Stated | None:
     """The search with an empty store and the estimator's predictions. Nothing in it is random but the order of the
     configs, which breaks ties. The winner's second run, which no rival has, is counted in its cost.
 
@@ -52,8 +54,7 @@ def search(
     )
     replayed.run()
     winner, bound = replayed.winner(), replayed.progress.regret_bound
-    if winner is not None and bound is not None:
-        oracle.hear(Stated(config=winner.config, regret_bound=bound))
+    return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
 
 
 def job_of(problem: Problem) -> Job:
@@ -83,11 +84,9 @@ class ReplayPool:
     _running: list[Completed] = field(default_factory=list)
 
     def site(self) -> tuple[Hardware, Stack]:
-        """Where the table was recorded."""
         return self.job.hardware, self.job.stack
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """Nothing: configs that cannot work were recorded as such."""
         return None
 
     def submit(self, request: TrialRequest) -> None:
@@ -96,13 +95,65 @@ class ReplayPool:
         self._begun.add(request.config)
         look_up = self.oracle.run_again if again else self.oracle.ask
         trial = look_up(request.config, partial(cut, request=request))
-        self._running.append(Completed(request=request, outcome=trial.outcome, seconds=trial.seconds))
+        self._running.append((request, Attempt(outcome=trial.outcome, seconds=trial.seconds)))
 
     def wait(self, timeout: float) -> list[Completed]:
-        """The trial that was submitted."""
         ended, self._running = self._running, []
-        self.seconds += sum(done.seconds for done in ended)
+        self.seconds += sum(attempt.seconds for _, attempt in ended)
         return ended
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+def cut(trial: Trial, request: TrialRequest) -> Trial:
+    """`trial` as it is where it would have ended by itself; else as its pace or its deadline would have ended it.
+
+    Then its outcome is `TimedOut`, with what its micro-steps had shown until then of a whole step's time, and it has
+    cost the seconds until then. Its steps take what was measured of them, each micro-step an equal share of its step;
+    the rest of its seconds came before. Where a busy moment made its median longer than that leaves room for, all of
+    its seconds were steps.
+    """
+    if not isinstance(trial.outcome, Fits):
+        return _killed(trial, request.deadline_seconds)
+    median, timed = trial.outcome.measurement.step_seconds.median, trial.outcome.measurement.steps
+    accumulation = trial.workload.batch_per_device // trial.config.number("micro_batch")
+    micro_steps = micro_steps_run(accumulation, trial.config)
+    watched = micro_steps * warm_ups(median * micro_steps / accumulation)
+    ran = watched + micro_steps * timed
+    micro_seconds = min(median / accumulation, trial.seconds / ran)
+    elapsed, shown = max(0.0, trial.seconds - ran * micro_seconds), 0.0
+    pace = Pace.of(request, accumulation)
+    for number in range(1, watched + 1):
+        ends = _ends(pace, request)
+        if elapsed + micro_seconds > ends:
+            begun = accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
+            return _killed(trial, ends, max(shown, begun) or None, is_proven=shown > begun)
+        elapsed += micro_seconds
+        left = max(0, micro_steps - number) + micro_steps
+        try:
+            pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+        except TooSlow as slow:
+            return replace(trial, outcome=slow.outcome(after_seconds=elapsed), seconds=elapsed)
+        if number > 1:
+            shown = accumulation * least_seconds(number, micro_seconds)
+    return _killed(trial, _ends(pace, request), shown or None, is_proven=shown > 0.0)
+
+
+def _ends(pace: Pace, request: TrialRequest) -> float:
+    """Seconds after which the trial is killed, as far as its pace has shown."""
+    if pace.earned or pace.allowance_seconds is None:
+        return request.deadline_seconds
+    return min(request.deadline_seconds, pace.allowance_seconds)
+
+
+def _killed(trial: Trial, after: float, least_step_seconds: float | None = None, *, is_proven: bool = False) -> Trial:
+    if trial.seconds <= after:
+        return trial
+    outcome = TimedOut(
+        reason=f"not done after its {after:.0f} s",
+        deadline_seconds=after,
+        least_step_seconds=least_step_seconds,
+        is_proven=is_proven,
+    )
+    return replace(trial, outcome=outcome, seconds=after)

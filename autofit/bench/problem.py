@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Axis, Config, Value
@@ -15,9 +15,6 @@ from autofit.techniques import AXES, TECHNIQUES
 
 ANY = "any"
 """The method of a problem that has all configs of a table: they are searched side by side."""
-FAITHFUL = 10.0
-"""Times as fast as it is that a config of the next more faithful method counts, where methods are searched side by
-side: enough for any of them to come before what is faster but less faithful, as `--method any` wants it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class Problem:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes on which the configs differ."""
         return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
 
     def values(self, axis: Axis) -> tuple[Value, ...]:
@@ -62,7 +58,7 @@ class Problem:
     @cached_property
     def _values(self) -> Mapping[str, tuple[Value, ...]]:
         present = [(axis, {v for c in self.configs if (v := c.get(axis.name)) is not None}) for axis in AXES]
-        return {axis.name: tuple(sorted(some, key=partial(_place, axis))) for axis, some in present}
+        return {axis.name: tuple(sorted(some, key=axis.place)) for axis, some in present}
 
     def config(self, chosen: Mapping[str, Value]) -> Config:
         """The config with these values on `axes`, which need not be recorded; on every other axis it has the value that
@@ -74,26 +70,17 @@ class Problem:
         )
 
     def merit(self, config: Config, tokens_per_second: float) -> float:
-        """The one figure to be made as large as possible, for methods that want one: tokens per second, times
-        `FAITHFUL` for every less faithful training method that is searched, too."""
+        """The one figure to be made as large as possible, for methods that want one: tokens per second, ten times as
+        many for every less faithful training method that is searched, too. That is enough for any of them to come
+        before what is faster but less faithful, as `--method any` wants it."""
         less_faithful = len(self.methods) - 1 - self.methods.index(config.text("method"))
-        return tokens_per_second * FAITHFUL**less_faithful
+        return tokens_per_second * 10.0**less_faithful
 
     def nearest(self, config: Config) -> Config:
         """The recorded config that differs from `config` on the fewest axes; of several, one that trains the same (a
         chunked loss that is one chunk is recorded as the full loss), then the one with the nearest numbers, and of
         those the first. `config` itself, if it is recorded."""
         return min(self.configs, key=lambda known: _distance(known, config))
-
-
-def listed(configs: Iterable[Config]) -> tuple[Config, ...]:
-    """The configs as a loop over the axes lists them: the first axis changes slowest, lightest values first."""
-    return tuple(sorted(configs, key=lambda config: [_place(axis, config.get(axis.name)) for axis in AXES]))
-
-
-def _place(axis: Axis, value: Value | None) -> int:
-    """Where a value stands among those of its axis, lightest first; -1 where the axis does not apply."""
-    return -1 if value is None else int(value) if axis.numeric else axis.values.index(value)
 
 
 def _distance(a: Config, b: Config) -> tuple[int, int, float]:

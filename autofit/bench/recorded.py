@@ -12,10 +12,6 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, OutOfMemory, Trial
 from autofit.core.units import format_bytes
 
-BEYOND_HEAVIEST = 1.1
-"""Multiple of the heaviest fitting config's memory at which the hypervolume ends, unless the limit is below that. A
-limit far above every config would make all frontiers look alike."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -48,9 +44,10 @@ class Recorded:
 
     @cached_property
     def reference(self) -> tuple[float, float]:
-        """The hypervolume's reference point, which every point beats: bytes and tokens per second."""
+        """The hypervolume's reference point, which every point beats: bytes and tokens per second. A limit far above
+        every config would make all frontiers look alike: then it is 1.1 times the heaviest's memory."""
         heaviest = max(p.measurement.device_bytes for p in self.points)
-        return min(float(self.problem.memory_limit_bytes), BEYOND_HEAVIEST * heaviest), 0.0
+        return min(float(self.problem.memory_limit_bytes), 1.1 * heaviest), 0.0
 
     @cached_property
     def _area(self) -> float:
@@ -68,7 +65,6 @@ class Recorded:
 
     @property
     def out_of_memory(self) -> int:
-        """How many configs do not fit."""
         return sum(isinstance(trial.outcome, OutOfMemory) for trial in self.trials.values())
 
     def under(self, limit: int) -> Recorded:

@@ -11,18 +11,17 @@ import os
 import pickle
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from platformdirs import user_cache_path
 
@@ -32,10 +31,12 @@ from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read, silent
+from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
-from autofit.operations.recording.recorded_tables import RecordedTable
+from autofit.operations.recording.table_file import RecordedTable
 from autofit.prediction.predictions import Predictions
+from autofit.workers.watch import end_with
 
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent
@@ -52,7 +53,6 @@ class Judged:
     """By method name; for a method that cannot run here, the reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         problem, recorded = self.recorded.problem, self.recorded
         bytes_, speed = recorded.reference
         return {
@@ -82,21 +82,13 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
+class ReplayResult(Document):
     """Every problem of the tables, judged."""
 
     seeds: int
     problems: tuple[Judged, ...]
     left_out: tuple[str, ...]
     """Names of the problems in which nothing fits."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "seeds": self.seeds,
-            "problems": [judged.to_json() for judged in self.problems],
-            "left_out": list(self.left_out),
-        }
 
 
 class Wanted(NamedTuple):
@@ -105,7 +97,6 @@ class Wanted(NamedTuple):
     problem: str
     method: str
     seed: int
-    noise: float
 
 
 def searches_kept() -> Path:
@@ -119,7 +110,6 @@ def replay(
     methods: Iterable[str] = (),
     seeds: int = SEEDS,
     limit_of: LimitOf | None = None,
-    noise: float = 0.0,
     store: str | None = None,
     keep: Path | None = None,
     jobs: int = 1,
@@ -128,9 +118,8 @@ def replay(
     """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
 
     Without tables, those of the checkout are used; without methods, all that take seconds a search. `limit_of` lowers
-    the tables' memory limits. `noise` is what executions differ by beyond what their trials show (`Oracle`). The store
-    at this URL serves only as a cache of estimates. Searches already in the folder `keep` are not run again, and new
-    ones are added to it, `jobs` at a time.
+    the tables' memory limits. The store at this URL serves only as a cache of estimates. Searches already in the folder
+    `keep` are not run again, and new ones are added to it, `jobs` at a time.
 
     Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
     if nothing fits in any table.
@@ -143,7 +132,7 @@ def replay(
     every = problems_of(known, limit_of)
     problems = {recorded.problem.name: recorded for recorded in every if recorded.points}
     # Every method runs its first seed before any runs its second, so that an interrupted replay has some of each.
-    wanted = [Wanted(p, method, seed, noise) for seed in range(seeds) for p in problems for method in names]
+    wanted = [Wanted(p, method, seed) for seed in range(seeds) for p in problems for method in names]
     with TemporaryDirectory(prefix="autofit-replay-") as temporary:
         folder = keep or Path(temporary)
         files = {one: folder / _file_name(problems[one.problem], one) for one in wanted}
@@ -155,7 +144,7 @@ def replay(
         for name, recorded in problems.items():
             scores: dict[str, Score | str] = {}
             for method in names:
-                own = [files[Wanted(name, method, seed, noise)] for seed in range(seeds)]
+                own = [files[Wanted(name, method, seed)] for seed in range(seeds)]
                 scores[method] = cannot.get((name, method)) or score(
                     recorded, [pickle.loads(file.read_bytes()) for file in own]
                 )
@@ -184,7 +173,7 @@ def _run_lacking(
     """Run the searches and keep them. Returns, for each problem and method that cannot run here, the reason."""
     cannot: dict[tuple[str, str], str] = {}
     run = 0
-    for one, ended, seconds in _run(problems, lacking, jobs):
+    for one, ended in _run(problems, lacking, jobs):
         if isinstance(ended, str):
             if (one.problem, one.method) not in cannot:
                 report(f"{one.problem}: {one.method} not run: {ended}")
@@ -193,25 +182,24 @@ def _run_lacking(
         _keep(files[one], ended)
         run += 1
         which = f"{one.problem}: {one.method}, seed {one.seed + 1}"
-        report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks, {seconds:.1f} s")
+        report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks")
     return cannot
 
 
-def _run(
-    problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int
-) -> Iterator[tuple[Wanted, Trace | str, float]]:
+def _run(problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Trace | str]]:
     """The searches as they end, `jobs` at a time, each on one core."""
     if min(jobs, len(wanted)) <= 1:
-        yield from (_timed(problems[one.problem], one) for one in wanted)
+        _problems.update(problems)
+        yield from map(_searched, wanted)
         return
     # No fork: libraries that have started threads do not survive it.
     context, workers = multiprocessing.get_context("spawn"), min(jobs, len(wanted))
     with (
-        _one_thread_each(),
+        patch.dict(os.environ, OMP_NUM_THREADS="1"),  # every core runs a search of its own
         ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool,
     ):
         try:
-            for done in as_completed([pool.submit(_run_one, one) for one in wanted]):
+            for done in as_completed([pool.submit(_searched, one) for one in wanted]):
                 yield done.result()
         except BrokenProcessPool as broken:
             raise AutofitError(
@@ -222,56 +210,28 @@ def _run(
             raise
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes that start meanwhile compute on one core each: every core runs a search of its own."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
 _problems: dict[str, Recorded] = {}
-"""Those of a worker."""
+"""Those that this process, a worker or the only one, searches."""
 
 
 def _begin(problems: dict[str, Recorded]) -> None:
     """Begin a worker: an interrupt ends it at once, and so does the end of the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
+    end_with(os.getppid())
     _problems.update(problems)
     gc.collect()
     gc.freeze()  # accelerate collects garbage at every trial, which would take seconds with all libraries on the heap
 
 
-def _run_one(wanted: Wanted) -> tuple[Wanted, Trace | str, float]:
-    return _timed(_problems[wanted.problem], wanted)
-
-
-def _timed(recorded: Recorded, wanted: Wanted) -> tuple[Wanted, Trace | str, float]:
-    """One search with its seconds of computing; if it cannot run here, the reason in place of its trace."""
-    started = time.perf_counter()
+def _searched(wanted: Wanted) -> tuple[Wanted, Trace | str]:
+    """One search; if it cannot run here, the reason in place of its trace."""
     try:
-        trace = searched(recorded, METHODS[wanted.method], wanted.seed, noise=wanted.noise)
+        return wanted, searched(_problems[wanted.problem], METHODS[wanted.method], wanted.seed)
     except CannotRun as missing:
-        return wanted, str(missing), 0.0
-    return wanted, trace, time.perf_counter() - started
+        return wanted, str(missing)
 
 
 def _keep(file: Path, trace: Trace) -> None:
-    """Write a file that is either whole or not there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
     unfinished.write_bytes(pickle.dumps(trace))

@@ -39,18 +39,16 @@ HAND_PICKED: Settings = {
 MIXED: Settings = {**HAND_PICKED, "precision": ("bf16-mixed", "fp16-mixed", "bf16")}
 CHECKPOINTED = ("full", "every-2", "selective")
 """For when not even one sequence fits otherwise."""
-FROM_TWO = 2
-"""Where Lightning starts (`BatchSizeFinder`, `init_val`)."""
 
 
 def doubling(picked: Settings) -> SearchMethod:
-    """Lightning's `scale_batch_size` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
+    """Lightning's `BatchSizeFinder` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
 
     def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         smallest, *larger = _micro_batches(problem)
         for settings in _in_turn(problem, picked):
             fitted = False
-            for batch in [batch for batch in larger if batch >= FROM_TWO] or [smallest]:
+            for batch in [batch for batch in larger if batch >= 2] or [smallest]:
                 if not _fits(oracle, settings_of(problem, settings, batch)):
                     break
                 fitted = True

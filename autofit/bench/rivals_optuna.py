@@ -22,7 +22,6 @@ from optuna.samplers import BaseSampler
 from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
 from autofit.bench.problem import Problem
 from autofit.core.distribution import install
-from autofit.core.lattice import Axis, Value
 from autofit.core.outcome import Fits
 
 OVER_LIMIT = "over_limit"
@@ -54,7 +53,10 @@ RIVALS: Mapping[str, SearchMethod] = {
 
 def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
     axes = [(axis, problem.values(axis)) for axis in problem.axes]
-    space = {axis.name: _distribution(axis, values) for axis, values in axes}
+    space: dict[str, BaseDistribution] = {
+        axis.name: IntDistribution(0, len(values) - 1) if axis.numeric else CategoricalDistribution(values)
+        for axis, values in axes
+    }
     while True:
         trial = study.ask(space)
         config = problem.config(
@@ -67,7 +69,3 @@ def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
             speed, over = measured.tokens_per_second, measured.device_bytes / problem.memory_limit_bytes - 1.0
         trial.set_constraint(OVER_LIMIT, over)
         study.tell(trial, problem.merit(config, speed))
-
-
-def _distribution(axis: Axis, values: tuple[Value, ...]) -> BaseDistribution:
-    return IntDistribution(0, len(values) - 1) if axis.numeric else CategoricalDistribution(values)

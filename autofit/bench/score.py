@@ -7,17 +7,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autofit.bench.oracle import Trace
+from autofit.bench.oracle import CLOSE, Trace
 from autofit.bench.recorded import Recorded, share_of_speed
 from autofit.core.frontier import Point
 from autofit.core.outcome import OutOfMemory, Trial
 
-WITHIN = (0.05, 0.02, 0.01)
-"""Relative distances from the best speed: the score says when a search came this close."""
 AFTER = (5, 10, 20, 40)
 """Trials after which the frontier is judged."""
-MOST = 0.9
-"""Share of the seeds that the second figure of each pair covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +28,9 @@ class Spread:
     def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Spread:
         """From at least one figure; infinity stands for never."""
         worst_last = sorted(figures, reverse=more_is_better)
-        both = statistics.median(worst_last), worst_last[math.ceil(MOST * len(worst_last)) - 1]
+        both = statistics.median(worst_last), worst_last[math.ceil(0.9 * len(worst_last)) - 1]
         median, p90 = (figure if math.isfinite(figure) else None for figure in both)
         return cls(median=median, p90=p90)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """When the best config that had run was first this close to the problem's best."""
-
-    within: float
-    seeds: int
-    """Number of seeds that came this close at all."""
-    trials: Spread
-    seconds: Spread
-    """Seconds of trials, as recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +68,14 @@ class Score:
     """How good a method was on a problem."""
 
     seeds: int
-    reached: tuple[Reached, ...]
-    """For each of `WITHIN`."""
+    near: int
+    """Number of seeds that came as near the problem's best as `CLOSE` at all."""
+    trials: Spread
+    """Until then."""
+    seconds: Spread
+    """Of these trials, as recorded."""
     out_of_memory: Spread
-    """Trials that ran out before the best was within the last of `WITHIN`; all, for a search that never got there."""
+    """Of these trials, those that ran out; of all, for a search that never got there."""
     hypervolume: tuple[Share, ...]
     """For each of `AFTER`."""
     ended: Ended | None
@@ -97,17 +85,20 @@ class Score:
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
+    near = [(trace, trials_to(trace, recorded.best)) for trace in traces]
     shares = {n: Spread.of((_frontier(recorded, t, n) for t in traces), more_is_better=True) for n in AFTER}
     return Score(
         seeds=len(traces),
-        reached=tuple(_reached(traces, recorded.best, within) for within in WITHIN),
-        out_of_memory=Spread.of(_ran_out(t.runs[: trials_to(t, recorded.best, WITHIN[-1])]) for t in traces),
+        near=sum(number is not None for _, number in near),
+        trials=Spread.of(math.inf if n is None else n for _, n in near),
+        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in near),
+        out_of_memory=Spread.of(_ran_out(trace.runs[:n]) for trace, n in near),
         hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
         ended=_ended(recorded, ended) if ended else None,
     )
 
 
-def trials_to(trace: Trace, best: Point, within: float) -> int | None:
+def trials_to(trace: Trace, best: Point, within: float = CLOSE) -> int | None:
     """After how many trials one had run that is slower than the best by at most the share `within`; None for never."""
     near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - within)
     return next(near, None)
@@ -130,16 +121,6 @@ def bound_holds(trace: Trace, recorded: Recorded) -> bool:
     assert trace.stated is not None
     best = recorded.best_of(trace.stated.config.text("method"))
     return regret(recommended(trace), best) <= trace.stated.regret_bound
-
-
-def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
-    numbers = [(trace, trials_to(trace, best, within)) for trace in traces]
-    return Reached(
-        within=within,
-        seeds=sum(number is not None for _, number in numbers),
-        trials=Spread.of(math.inf if n is None else n for _, n in numbers),
-        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in numbers),
-    )
 
 
 def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:

@@ -8,21 +8,20 @@ from hashlib import sha256
 from pathlib import Path
 
 import autofit
-from autofit.bench.problem import ANY, Problem, listed
+from autofit.bench.problem import ANY, Problem
 from autofit.bench.recorded import Recorded
 from autofit.catalog.models import load
 from autofit.core.errors import NothingFits, UsageError, unknown
 from autofit.core.units import format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.time.roofline import prior
-from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
-from autofit.operations.recording.table_file import is_table
+from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.estimate_cache import readable
-from autofit.prediction.predicting import estimate_all
+from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
-from autofit.techniques import Job
+from autofit.techniques import Job, lightness
 from autofit.trial.machine.detection import installed_stack
 
 RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
@@ -51,7 +50,7 @@ def read(files: Sequence[Path], report: Report = silent) -> list[RecordedTable]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise UsageError(f"two tables are named {stem}: give each once, under names of their own")
-    tables = [read_whole(file) for file in named]
+    tables = [read_table(file, whole=True) for file in named]
     for table in tables:
         if number := len(table.contradicting):
             some = "1 config fits" if number == 1 else f"{number} configs fit"
@@ -96,7 +95,7 @@ def _split(table: RecordedTable) -> list[Recorded]:
             problem=Problem(
                 table=table.name,
                 method=method,
-                configs=listed(trial.config for trial in trials),
+                configs=tuple(sorted((trial.config for trial in trials), key=lightness)),
                 workload=table.workload,
                 hardware=table.hardware,
                 stack=table.stack,
@@ -131,7 +130,7 @@ def predictions_of(table: RecordedTable, *, store: str | None = None, report: Re
     with readable(store, create=True) as kept:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
+        estimates = predict_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import UsageError
-from autofit.core.units import format_bytes
+from autofit.core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-LARGEST_BYTES = 10 * 1024**2
-"""A larger file is not a config.json: real ones take kilobytes, but their folders also contain weights."""
 
 
 def is_path(given: str) -> bool:
@@ -42,7 +39,7 @@ def read(file: Path) -> str:
     """The text of `file`; raises `UsageError` if it cannot be read, is not text, or is too large for a config.json."""
     try:
         size = file.stat().st_size
-        if size > LARGEST_BYTES:
+        if size > 10 * MIB:  # real ones take kilobytes, but their folders also contain weights
             raise UsageError(f"{file} is not a config.json: its size is {format_bytes(size)}")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -13,11 +13,6 @@ from autofit.core.errors import UsageError, unknown
 from autofit.core.hardware import EMULATED
 from autofit.core.units import format_bytes
 
-TOLERANCE = 0.12
-"""Relative difference up to which reported memory still counts as a card's: drivers reserve up to 9 % for error
-correction and firmware, while cards with the same chip differ by half."""
-
-
 _LEFT_OUT = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
 _POWER_LIMIT = re.compile(r"-\d+w$")
 """What the name of hardware ends with if its card has another power limit than its default."""
@@ -69,7 +64,6 @@ class Card:
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 arithmetic is native."""
         return "bf16" in self.peak_flops
 
     @property
@@ -83,7 +77,6 @@ class Card:
         return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         data = {**asdict(self), "device_names": list(self.device_names)}
         return {**data, "supports": list(self.supports)}
 
@@ -159,7 +152,8 @@ def _is_called(known: Card, device_name: str) -> bool:
 def _has_memory(known: Card, memory_bytes: int) -> bool:
     if known.unified_memory:
         return 0 < memory_bytes <= known.marketed_memory_bytes
-    return abs(memory_bytes - known.memory_bytes) <= TOLERANCE * known.memory_bytes
+    # Drivers reserve up to 9 % for error correction and firmware; cards with the same chip differ by half.
+    return abs(memory_bytes - known.memory_bytes) <= 0.12 * known.memory_bytes
 
 
 def _card(row: Mapping[str, Any]) -> Card:

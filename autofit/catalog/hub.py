@@ -7,9 +7,6 @@ from pathlib import Path
 from autofit.catalog import architecture_file
 from autofit.core.errors import EnvironmentLacks, UsageError
 
-TIMEOUT_SECONDS = 5.0
-"""How long the hub may take to answer before it counts as unreachable."""
-
 
 def config_text(hub_id: str) -> str:
     """The text of the config.json of `hub_id` (`owner/name`); from the local cache if the hub cannot be reached.
@@ -42,8 +39,8 @@ def _downloaded(hub_id: str) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     # The download would retry an unreachable hub for half a minute; this request is made only once.
-    get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=TIMEOUT_SECONDS)
-    return Path(hf_hub_download(hub_id, "config.json", etag_timeout=TIMEOUT_SECONDS))
+    get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=5.0)
+    return Path(hf_hub_download(hub_id, "config.json", etag_timeout=5.0))
 
 
 def _cached(hub_id: str, reason: Exception) -> Path:

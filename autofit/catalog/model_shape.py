@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-MOST_LAYERS = 10_000
-"""Ten times as many as any published model has: more can only be a mistake, and would take minutes to build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +85,9 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
     factory: Any = AutoModelForCausalLM
     try:
         layers = getattr(config.get_text_config(), "num_hidden_layers", None) or 0
-        if layers > MOST_LAYERS:
-            raise ValueError(f"it has {layers:,} layers; at most {MOST_LAYERS:,} are supported")
+        # Ten times as many as any published model has: more can only be a mistake, and would take minutes to build.
+        if layers > 10_000:
+            raise ValueError(f"it has {layers:,} layers; at most 10,000 are supported")
         with torch.device("meta"):
             model = factory.from_config(config)
         return _counted(model, config)

@@ -14,6 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Goal
 
 EVERY_DIVISOR: tuple[Value, ...] = ()
 """The values of `micro_batch` where the file says `divisors`: every divisor of the batch of one device."""
@@ -21,12 +22,9 @@ EVERY_DIVISOR: tuple[Value, ...] = ()
 ADAPTER_AXES = frozenset({"rank", "targets"})
 """Axes that configs of method `full` do not have."""
 
-DEFAULT_RANK = 8
-"""The rank where neither the file nor the axis gives one: the lowest that `--min-rank` accepts by default."""
 
 _SECTIONS = ("purpose", "axes", "defaults", "rules")
 _RULE_KEYS = ("when", "only", "never", "because")
-_MAX_BYTES = 1 << 20
 _Valued = dict[str, tuple[Value, ...]]
 
 
@@ -40,8 +38,6 @@ class Rule:
     """Axis to the values that remain allowed."""
     never: Mapping[str, tuple[Value, ...]]
     """Axis to the values that are excluded; with several axes, each excludes on its own."""
-    because: str
-    """The reason, one sentence; empty where the file gives none."""
 
     def excludes(self, config: Mapping[str, Value]) -> bool:
         """Whether the rule excludes `config`. An axis that the config lacks neither matches `when` nor violates it."""
@@ -90,7 +86,7 @@ class Space:
 
     def with_ranks_from(self, lowest: int) -> Space:
         """The same space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
-        listed = self.axes.get("rank") or (self.defaults.get("rank", DEFAULT_RANK),)
+        listed = self.axes.get("rank") or (self.defaults.get("rank", Goal().min_rank),)
         ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
         defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
         return replace(self, axes={**self.axes, "rank": ranks}, defaults=defaults)
@@ -160,20 +156,20 @@ def _plain(axis: Axis) -> tuple[Value, ...]:
     if axis.recipe is not None and axis.name != "method":
         return (axis.recipe,)
     if axis.name == "rank":
-        return (DEFAULT_RANK,)
+        return (Goal().min_rank,)
     raise UsageError(f"axis {axis.name!r} is missing: list its values under axes, or fix it under defaults")
 
 
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            data = file.read((1 << 20) + 1)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; built-in search spaces: {', '.join(names())}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: the search space cannot be read: {reason}") from None
-    if len(data) > _MAX_BYTES:
+    if len(data) > 1 << 20:
         raise UsageError(f"{path}: over 1 MiB, too large for a search space")
     try:
         return data.decode("utf-8-sig")
@@ -289,7 +285,8 @@ class _File:
             if values[axis] and not set(kept) & set(values[axis]):
                 message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(_spell, kept))}"
                 raise self.error(parts["only"][1], message)
-        return Rule(**read, because=self.text(parts, "because"))
+        self.text(parts, "because")  # it is for whoever reads the file
+        return Rule(**read)
 
     def conditions(self, node: Node, what: str, values: _Valued) -> _Valued:
         entries = self.mapping(node, what, self.axes, "axis")

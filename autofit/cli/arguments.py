@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 def workload(
     model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int
 ) -> WorkloadOptions:
-    """The workload options as one value."""
     from autofit.operations import WorkloadOptions
 
     return WorkloadOptions(

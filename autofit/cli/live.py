@@ -43,7 +43,6 @@ class ProgressDisplay:
             self._live.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """Show `progress`."""
         if self._live is not None:
             self._live.update(block(progress))
         elif progress.estimated is not None:

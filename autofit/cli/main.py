@@ -59,14 +59,10 @@ def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-OBJECTS_PER_COLLECTION = 100_000
-"""New objects after which the garbage collector runs: with Python's 700 it would pass a hundred times over everything
-that a command imports, none of which is garbage."""
-
-
 def main() -> None:
     """Run the command line; every foreseen failure is one line on standard error and its exit code."""
-    gc.set_threshold(OBJECTS_PER_COLLECTION)
+    # With Python's 700 new objects the collector would pass a hundred times over everything that a command imports.
+    gc.set_threshold(100_000)
     try:
         _run()
     finally:

@@ -9,12 +9,10 @@ import typer
 
 
 def completing(kind: str) -> Callable[[str], list[str]]:
-    """Shell completion of the names of one kind."""
     return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
 
 
 def _names(kind: str) -> Iterable[str]:
-    """Every value that an option of this kind accepts."""
     from autofit import export
     from autofit.catalog import space
     from autofit.catalog.hardware import cards

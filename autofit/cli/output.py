@@ -19,8 +19,6 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers for running out of room to write: disk full, quota exceeded, file too large."""
 STDOUT = "-"
 """The file name that stands for standard input or output."""
-UNLIMITED = 100_000
-"""Characters of a line where none is too long."""
 PLOTLY = "plotly.min.js"
 """The name by which plotly's pages refer to its script."""
 
@@ -31,7 +29,6 @@ def print_json(document: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a line on standard error."""
     print(f"autofit: {message}", file=sys.stderr)
 
 
@@ -129,7 +126,7 @@ def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozense
         table.add_column(justify="right" if number in right else "left", no_wrap=number in right)
     for row in rows:
         table.add_row(*row)
-    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 100_000
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table)

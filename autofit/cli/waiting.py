@@ -60,6 +60,5 @@ class Waiting:
 
 
 def line(done: int, total: int | None, seconds: float) -> str:
-    """The progress on one line."""
     of = "" if total is None else f" of {total}"
     return f"{done}{of} configs predicted after {format_duration(seconds)}"

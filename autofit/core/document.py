@@ -20,7 +20,6 @@ class Document:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
     @classmethod

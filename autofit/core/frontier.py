@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from autofit.core.document import Document
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, Trial
@@ -48,7 +49,6 @@ class Point:
 
     @property
     def verified(self) -> bool:
-        """Whether a second run has confirmed that it fits."""
         return self.runs >= 2
 
     @property
@@ -66,12 +66,10 @@ class Point:
 
     @property
     def device_bytes(self) -> int:
-        """`Measurement.device_bytes`."""
         return self.measurement.device_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """`Measurement.tokens_per_second`."""
         return self.measurement.tokens_per_second
 
     @property
@@ -80,7 +78,6 @@ class Point:
         return self.config.text("method")
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "config": self.config.to_json(),
             "measurement": self.measurement.to_json(),
@@ -107,7 +104,6 @@ def speed(candidate: Candidate) -> float:
 
 
 def of_method(method: str, candidates: Iterable[C]) -> list[C]:
-    """Those of one training method."""
     return [c for c in candidates if c.config["method"] == method]
 
 
@@ -164,42 +160,16 @@ class Frontier:
     only within the noise may change the training less."""
 
     @classmethod
-    def of(
-        cls,
-        points: Iterable[Point],
-        *,
-        hardware: Hardware,
-        workload: Workload,
-        stack: Stack,
-        trials: int,
-        out_of_memory: int,
-        contradictory: int = 0,
-    ) -> Frontier:
-        """The frontiers of `points`, whatever their methods."""
-        every = list(points)
-        return cls(
-            hardware=hardware,
-            workload=workload,
-            stack=stack,
-            points=frontiers(timed_in_full(every)),
-            trials=trials,
-            out_of_memory=out_of_memory,
-            contradictory=contradictory,
-            considered=tuple(every),
-        )
+    def of(cls, points: Iterable[Point], **about: Any) -> Frontier:
+        """The frontiers of `points`, whatever their methods; `about` are the fields that are not made of points."""
+        every = tuple(points)
+        return cls(points=frontiers(timed_in_full(every)), considered=every, **about)
 
     def only(self, keep: Callable[[Config], bool]) -> Frontier:
         """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`
         need only hold those of each family that no other member beats."""
-        return Frontier.of(
-            [p for p in self.considered if keep(p.config)],
-            hardware=self.hardware,
-            workload=self.workload,
-            stack=self.stack,
-            trials=self.trials,
-            out_of_memory=self.out_of_memory,
-            contradictory=self.contradictory,
-        )
+        kept = tuple(p for p in self.considered if keep(p.config))
+        return replace(self, points=frontiers(timed_in_full(kept)), considered=kept)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, points sorted by memory.
@@ -223,7 +193,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(Document):
     """Another config of interest besides the recommended one."""
 
     role: str
@@ -235,17 +205,13 @@ class Alternative:
     """Ratio of its tokens per second to the recommended config's."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "role": self.role,
-            **self.point.to_json(),
-            "over_limit_bytes": self.over_limit_bytes,
-            "speedup": self.speedup,
-        }
+        """As a JSON object, with the point's keys among its own."""
+        own = Document.to_json(self)
+        return {**own.pop("point"), **own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Document):
     """The fastest measured config of the most faithful method that fits the requested memory."""
 
     point: Point
@@ -264,26 +230,12 @@ class Recommendation:
 
     @property
     def verified(self) -> bool:
-        """Whether the config ran at least twice, each time in a fresh process."""
         return self.point.verified
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "config": self.point.config.to_json(),
-            "provenance": self.provenance,
-            "verified": self.verified,
-            "measurement": self.point.measurement.to_json(),
-            "trial_id": self.point.trial_id,
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "changes_training": list(self.changes_training),
-            "alternatives": [a.to_json() for a in self.alternatives],
-            "contradictory": self.contradictory,
-            "hardware": self.hardware.to_json(),
-            "workload": self.workload.to_json(),
-            "stack": self.stack.to_json(),
-        }
+        """As a JSON object, with the point's keys among its own."""
+        own = Document.to_json(self)
+        return {**own.pop("point"), "verified": self.verified, **own}
 
 
 PRACTICAL = 0.2
@@ -304,11 +256,6 @@ def beside_role(recommended: str, other: str, share: float) -> str:
     """What another method's best config that fits is beside the recommended one, of whose speed it has this `share`."""
     more_faithful = METHODS.index(other) < METHODS.index(recommended)
     return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
-
-
-def no_preference(config: Config) -> int:
-    """Every config changes the training alike."""
-    return 0
 
 
 def best(
@@ -339,7 +286,7 @@ def choose(
     *,
     memory_limit_bytes: int,
     methods: Iterable[str],
-    changes: Callable[[Config], int] = no_preference,
+    changes: Callable[[Config], int] = lambda config: 0,
 ) -> Point | None:
     """The `best` point within the limit; None if nothing fits."""
     fitting = timed_in_full(p for p in points if p.device_bytes <= memory_limit_bytes)
@@ -369,7 +316,6 @@ def beside(
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
-    """The points of interest `beside` the chosen one."""
     every = list(points)
     picks = beside(
         chosen,

@@ -92,7 +92,6 @@ class Stack(Document):
 
     @property
     def torch_release(self) -> tuple[int, int]:
-        """torch's major and minor version."""
         major, minor, *_ = re.findall(r"\d+", self.torch)
         return int(major), int(minor)
 

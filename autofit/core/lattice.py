@@ -15,7 +15,6 @@ Pairs = frozenset[tuple[Value, Value]]
 
 
 def closure(pairs: Iterable[tuple[Value, Value]]) -> Pairs:
-    """The transitive closure of a relation given as pairs."""
     closed = set(pairs)
     while True:
         more = {(a, d) for a, b in closed for c, d in closed if b == c} - closed
@@ -90,6 +89,14 @@ class Axis:
         """What `value` changes relative to the plain recipe."""
         return self.effects.get(value, Effect.EXACT)
 
+    def place(self, value: Value | None) -> int:
+        """Where a value stands among the axis's, lightest first; -1 where it does not apply, the last if unknown."""
+        if value is None:
+            return -1
+        if self.numeric:
+            return int(value)
+        return self.values.index(value) if value in self.values else len(self.values)
+
     def is_lighter_or_equal(self, a: Value | None, b: Value | None) -> bool:
         """Whether `a` is sure to need no more memory than `b`; None stands for an axis that does not apply."""
         if a == b:
@@ -141,11 +148,9 @@ class Config:
         return str(self[name])
 
     def number(self, name: str) -> int:
-        """The value of a numeric axis."""
         return int(self[name])
 
     def replace(self, **changes: Value) -> Config:
-        """The same config with other values."""
         return Config.of({**dict(self.items), **changes})
 
     def without(self, *axes: str) -> Config:
@@ -157,11 +162,9 @@ class Config:
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal configs."""
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Value]:
-        """As a JSON object."""
         return dict(self.items)
 
     @classmethod
@@ -174,7 +177,6 @@ class Config:
 
 
 def no_exception(lighter: Config, heavier: Config) -> bool:
-    """Every claim of the axes holds."""
     return True
 
 
@@ -186,10 +188,13 @@ class Lattice:
     configs: tuple[Config, ...]
     holds: Callable[[Config, Config], bool] = no_exception
     """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
+    row_of: Mapping[Config, int] = field(init=False, repr=False, compare=False)
+    """The place of each config."""
     _items: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
     """Every axis value of any config."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "row_of", {config: row for row, config in enumerate(self.configs)})
         object.__setattr__(self, "_items", frozenset(item for config in self.configs for item in config.items))
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:

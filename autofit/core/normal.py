@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-FAR = 8.0
-"""Deviations above the mean beyond which the tail's own expansion is more accurate than dividing by its area."""
-
 
 def mean_above(least: float, mean: float, deviation: float) -> float:
     """The mean of a normal variable that is known to lie above `least`."""
@@ -17,7 +14,8 @@ def mean_above(least: float, mean: float, deviation: float) -> float:
 def moments_above(least: float, mean: float, deviation: float) -> tuple[float, float]:
     """Mean and variance of a normal variable that is known to lie above `least` (Greene 2012, theorem 19.2)."""
     standard = (least - mean) / deviation
-    if standard > FAR:
+    # Farther out, the tail's own expansion is more accurate than dividing by its area.
+    if standard > 8.0:
         return least + deviation / standard, (deviation / standard) ** 2
     hazard = NormalDist().pdf(standard) / normal_tail(standard)
     return mean + deviation * hazard, deviation**2 * (1.0 - hazard * (hazard - standard))

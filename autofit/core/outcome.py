@@ -100,7 +100,6 @@ class Measurement(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """The inverse of `to_json`."""
         return read(cls, {name: value for name, value in data.items() if name != "loss"})
 
 
@@ -255,11 +254,9 @@ class StepWork:
 
     @property
     def of_update(self) -> StepWork:
-        """The update alone."""
         return StepWork(amounts=self.update, estimator=self.estimator)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return asdict(self)
 
     @classmethod
@@ -341,11 +338,9 @@ class Trial:
 
     @property
     def timed_in_full(self) -> bool:
-        """Whether it fitted, and its timing was not stopped early."""
         return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
 
     def fits_within(self, memory_limit_bytes: int) -> bool:
-        """Whether it fitted and took no more than the limit."""
         return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
 
     @property
@@ -359,7 +354,6 @@ class Trial:
         return self.least_step_seconds if isinstance(self.outcome, TimedOut) and self.outcome.is_proven else None
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object with the keys of `autofit trial --json` first."""
         body = self.outcome.to_json()
         return {
             "outcome": body.pop("outcome"),
@@ -378,7 +372,6 @@ class Trial:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        """The inverse of `to_json`."""
         own = {field.name: data[field.name] for field in fields(cls) if field.name in data and field.name != "outcome"}
         rest = {name: value for name, value in data.items() if name not in own}
         return read(cls, {**own, "outcome": outcome_from_json(rest)})

@@ -14,9 +14,6 @@ from collections.abc import Iterable, Sequence
 
 INTERVAL_DEVIATIONS = 2 * 1.645
 """Width of a normal variable's 90 % interval, in standard deviations."""
-PRIOR_FREEDOM = 4
-"""Degrees of freedom that the prior assumption of no variation between executions is worth: of the variance that a
-single pair, far apart by bad luck, seems to show, a fifth counts; of a dozen pairs', three quarters."""
 
 Execution = tuple[float, float]
 """One execution: tokens per second, and the relative width of the 90 % interval from its own steps."""
@@ -42,7 +39,9 @@ def between_executions(configs: Iterable[Sequence[Execution]]) -> float:
         within = math.fsum((spread / INTERVAL_DEVIATIONS) ** 2 for _, spread in executions)
         beyond += math.fsum((y - mean) ** 2 for y in logarithms) - (1 - 1 / count) * within
         freedom += count - 1
-    return math.sqrt(max(0.0, beyond) / (PRIOR_FREEDOM + freedom))
+    # The assumption of no variation counts as 4 degrees of freedom: of the variance that a single pair, far apart by
+    # bad luck, seems to show, a fifth counts; of a dozen pairs', three quarters.
+    return math.sqrt(max(0.0, beyond) / (4 + freedom))
 
 
 def widened(relative_spread: float, between: float) -> float:

@@ -25,8 +25,6 @@ from autofit.core.outcome import (
     machinery_failed,
 )
 
-FITS_TO_DISPROVE = 2
-"""Trials that must fit after one that ran out of memory before it no longer counts: as many as a winner needs."""
 MENDS = "run them again under that limit, with `autofit trial` twice or `autofit search --fresh`"
 """How to get a sound result for a config with contradictory ones."""
 
@@ -87,8 +85,8 @@ def most_memory(attempts: Sequence[Trial]) -> int:
 def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Trial, ...]:
     """The attempts that ran out of device memory under the limit or a higher one, and still count.
 
-    A failure no longer counts once `FITS_TO_DISPROVE` later trials have fitted under its limit or a lower one, timed in
-    full.
+    A failure no longer counts once two later trials, as many as a winner needs, have fitted under its limit or a lower
+    one, timed in full.
     """
     return tuple(
         trial
@@ -100,7 +98,7 @@ def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Tri
             later.timed_in_full and later.memory_limit_bytes <= trial.memory_limit_bytes
             for later in attempts[number + 1 :]
         )
-        < FITS_TO_DISPROVE
+        < 2
     )
 
 
@@ -119,7 +117,6 @@ class Contradiction:
         return tuple((t, t.outcome.measurement) for t in self.fitted if isinstance(t.outcome, Fits))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         one = self.fitted[0]
         return {
             "config": one.config.to_json(),

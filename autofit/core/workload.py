@@ -15,8 +15,6 @@ METHODS = ("full", "lora", "qlora")
 LARGEST_COUNT = 2**31 - 1
 """Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
 divisors."""
-LARGEST_SEED = 2**63 - 1
-"""The largest that torch's generators and databases accept."""
 
 
 class Effect(enum.IntEnum):
@@ -65,17 +63,14 @@ class Workload(Document):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on, over all devices."""
         return self.seq_len * self.global_batch
 
     @property
     def batch_per_device(self) -> int:
-        """Sequences per optimizer step on one device."""
         return self.global_batch // self.devices
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal workloads."""
         return digest(self.to_json())
 
 
@@ -97,7 +92,6 @@ class Goal:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods to search, the most faithful first."""
         return METHODS if self.method == "any" else (self.method,)
 
 

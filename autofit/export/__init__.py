@@ -34,7 +34,6 @@ FORMATS: Mapping[str, Callable[[Task], Export]] = {
 
 
 def check_format(name: str) -> None:
-    """Raises `UsageError` for a format that does not exist."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
 

@@ -7,7 +7,7 @@ from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import RecordResult as RecordResult
 from autofit.operations.recording.record import record as record
-from autofit.operations.recording.recorded_tables import read_table as read_table
+from autofit.operations.recording.table_file import read_table as read_table
 from autofit.operations.sampling import lattice_sampler as lattice_sampler
 from autofit.operations.searching import SearchResult as SearchResult
 from autofit.operations.searching import search as search

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
@@ -105,16 +106,13 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residuals:
+class Residuals(Document):
     """The errors of every group: for each hardware, all its trials, each method, and each value of each technique."""
 
     trials: int
     """Trials that were predicted by this version of the estimator and either trained or ran out of the device's memory.
     """
     groups: tuple[Group, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"trials": self.trials, "groups": [group.to_json() for group in self.groups]}
 
 
 def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Residuals:
@@ -175,18 +173,17 @@ def _tells(trial: Trial) -> bool:
     return isinstance(outcome, Fits) or (isinstance(outcome, OutOfMemory) and not outcome.host)
 
 
-_PLACES = {axis.name: place for place, axis in enumerate(AXES)}
-_VALUES = {axis.name: axis.values for axis in AXES}
+_AXES = {axis.name: (place, axis) for place, axis in enumerate(AXES)}
 
 
 def _place(axis: str, value: Value) -> tuple[int, str, int, str]:
     """A group's sort key: `all` first, then axes and values in their own order, then those that are not known here."""
     if axis == EVERYTHING:
         return (-1, "", 0, "")
-    known = _VALUES.get(axis, ())
-    number = value if isinstance(value, int) else len(known)
-    rank = known.index(value) if value in known else number
-    return (_PLACES.get(axis, len(_PLACES)), axis, rank, str(value))
+    if axis not in _AXES:
+        return (len(_AXES), axis, 0, str(value))
+    place, known = _AXES[axis]
+    return (place, axis, known.place(value), str(value))
 
 
 def _read(table: Path) -> Iterator[Trial]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from autofit import __version__
 from autofit.core.distribution import install, stranger
+from autofit.core.document import Document
 from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.units import GIB, format_bytes
@@ -17,11 +18,9 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops
 from autofit.trial.machine.detection import detect, version
 
-MINIMUM_DISK = GIB
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Document):
     """One thing that was looked at."""
 
     name: str
@@ -30,10 +29,6 @@ class Check:
     `skipped`."""
     found: str
     remedy: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def diagnose(
@@ -149,7 +144,7 @@ def _disk() -> Check:
 
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    state = "ok" if free >= MINIMUM_DISK else "missing"
+    state = "ok" if free >= GIB else "missing"
     remedy = "" if state == "ok" else f"free some space in {folder}"
     return Check(name="disk", state=state, found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autofit.core.document import Document
 from autofit.core.outcome import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbed:
+class Disturbed(Document):
     """The trials of a search whose device was busy with something else, or throttled."""
 
     repeated: int = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import shape
+from autofit.core.document import Document
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
@@ -22,14 +23,12 @@ from autofit.techniques import AXES, Job
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
 
-WORTH_NAMING = 0.005
-"""Share of the larger config's memory that a part must differ by to be mentioned."""
 MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 """Groups of axes that change together; every other axis is a change by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Document):
     """One change on the way from the first config to the second; the changes are made one after another."""
 
     change: dict[str, Any] = field(hash=False)
@@ -42,9 +41,6 @@ class Step:
     expected_here_bytes: int | None
     """Those that it takes off in this training; never negative. The peak can shrink by more or by less."""
     reasons: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"reasons": list(self.reasons)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +215,8 @@ def _of_everything(config: Config) -> Config:
 
 
 def _worth_naming(before: Estimate, after: Estimate) -> float:
-    """Bytes below which a difference is not mentioned."""
-    return WORTH_NAMING * max(before.device_bytes, after.device_bytes)
+    """Bytes below which a difference is not mentioned: 0.5 % of the larger config's memory."""
+    return 0.005 * max(before.device_bytes, after.device_bytes)
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:

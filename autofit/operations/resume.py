@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What a search concludes about its configs beyond its trials."""
-
-    ruled_out: int
-    regret_bound: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """A search that this process may drive, or one that the store answers."""
 
@@ -77,7 +69,7 @@ def left_for(lease: Lease | None, limits: Limits) -> Limits:
 
 
 def results(found: Search) -> dict[str, Any]:
-    """What is stored of a search that has run, to be repeated by `findings`."""
+    """What is stored of a search that has run, to be repeated by `repeat_findings`."""
     return {
         "stopped_because": found.progress.stopped_because,
         "ruled_out": found.progress.ruled_out,
@@ -122,13 +114,12 @@ def _at_least(spent: float | None, asked: float | None) -> bool:
     return spent is None or (asked is not None and spent >= asked)
 
 
-def findings(found: Search, store: Store, search_id: str, *, answered: bool) -> Findings:
-    """The search's own findings if it ran. An answer from the store predicts nothing: it repeats the findings of the
-    search that gave it, as far as those were stored."""
-    earlier = store.search(search_id) if answered else None
+def repeat_findings(found: Search, store: Store, search_id: str) -> None:
+    """What the search concluded beyond its trials, as far as that was stored: an answer from the store predicts
+    nothing."""
+    earlier = store.search(search_id)
     said = (earlier.result or {}) if earlier is not None else {}
-    ruled_out, bound = said.get("ruled_out"), said.get("regret_bound")
-    return Findings(
-        ruled_out=found.progress.ruled_out if ruled_out is None else int(ruled_out),
-        regret_bound=found.progress.regret_bound if bound is None else float(bound),
-    )
+    if said.get("ruled_out") is not None:
+        found.progress.ruled_out = int(said["ruled_out"])
+    if said.get("regret_bound") is not None:
+        found.progress.regret_bound = float(said["regret_bound"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.frontier import Frontier, Recommendation
 from autofit.core.lattice import Config
@@ -17,7 +18,7 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.operations.disturbed import Disturbed
 from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.recommendation import recommendation
-from autofit.operations.resume import Begun, begin, findings, left_for, results
+from autofit.operations.resume import Begun, begin, left_for, repeat_findings, results
 from autofit.operations.service.driving import Driving
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
@@ -39,7 +40,7 @@ SOONER = "what would help: a longer --time-budget, or a smaller --global-batch o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class SearchResult(Document):
     """How a search ended."""
 
     search_id: str
@@ -64,26 +65,6 @@ class SearchResult:
     """Number of configs that were left out because they change more than the user allows."""
     impractical: tuple[str, ...] = ()
     """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "search_id": self.search_id,
-            "recommendation": self.recommendation.to_json(),
-            "frontier": self.frontier.to_json(),
-            "trials": self.trials,
-            "out_of_memory": self.out_of_memory,
-            "ruled_out": self.ruled_out,
-            "answered_from_store": self.answered_from_store,
-            "seconds": self.seconds,
-            "stopped_because": self.stopped_because,
-            "regret_bound": self.regret_bound,
-            "disturbed": asdict(self.disturbed),
-            "emulated": list(self.emulated),
-            "unsupported": dict(self.unsupported),
-            "beyond_goal": self.beyond_goal,
-            "impractical": list(self.impractical),
-        }
 
 
 def search(
@@ -156,8 +137,12 @@ def _run(
         report=report,
     )
     try:
-        search_run.answer() if begun.is_answered else search_run.run()
-        result = _result(plan, search_run, store, begun.search_id, started, answered=begun.is_answered)
+        if begun.is_answered:
+            search_run.answer()
+            repeat_findings(search_run, store, begun.search_id)
+        else:
+            search_run.run()
+        result = _result(plan, search_run, store, begun.search_id, started)
     finally:
         if held is not None:
             held.result |= results(search_run)
@@ -175,9 +160,7 @@ def _workers(request: SearchRequest, pool: Pool | None, predictor: LatticePredic
     return open_pool(request) if pool is None else pool
 
 
-def _result(
-    plan: Plan, search_run: Search, store: Store, search_id: str, started: float, *, answered: bool = False
-) -> SearchResult:
+def _result(plan: Plan, search_run: Search, store: Store, search_id: str, started: float) -> SearchResult:
     job = plan.job
     trials: list[Trial] = list(search_run.state.trials.values())
     _check_any_is_measured(search_run)
@@ -199,7 +182,6 @@ def _result(
         out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
         contradictory=search_run.state.contradictory,
     )
-    said = findings(search_run, store, search_id, answered=answered)
     formats = emulated_formats(job, plan.lattice.configs, store)
     recommended = recommendation(
         frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
@@ -210,11 +192,11 @@ def _result(
         frontier=frontier,
         trials=search_run.progress.done,
         out_of_memory=search_run.progress.out_of_memory,
-        ruled_out=said.ruled_out,
+        ruled_out=search_run.progress.ruled_out,
         answered_from_store=search_run.progress.from_store,
         seconds=time.monotonic() - started,
         stopped_because=search_run.progress.stopped_because,
-        regret_bound=said.regret_bound,
+        regret_bound=search_run.progress.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
         emulated=tuple(formats.values()),
         unsupported=plan.unsupported,

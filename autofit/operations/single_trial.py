@@ -19,9 +19,6 @@ from autofit.trial.request import TrialRequest
 
 _log = logging.getLogger(__name__)
 
-ENDING_SECONDS = 5.0
-"""How long an interrupted trial may take to say what it has shown."""
-
 
 class TrialInterrupted(KeyboardInterrupt):
     """Ctrl-C has ended a trial."""
@@ -61,29 +58,28 @@ def trial(
     limit = memory_limit(memory_limit_bytes, job.hardware, options.devices)
     if memory_limit_bytes is None:
         limit = left_by_others(limit, job.hardware, options.devices)
+    request = TrialRequest(
+        job=job,
+        config=config,
+        memory_limit_bytes=limit,
+        deadline_seconds=deadline_seconds,
+        compares_gradient=True,
+        snapshot=snapshot,
+        profile=profile,
+    )
     reason = cannot_here(config, job)
     if reason is not None:
         attempt, was_interrupted = Attempt(outcome=Unsupported(reason=reason), seconds=0.0), False
     else:
-        request = TrialRequest(
-            job=job,
-            config=config,
-            memory_limit_bytes=limit,
-            deadline_seconds=deadline_seconds,
-            compares_gradient=True,
-            snapshot=snapshot,
-            profile=profile,
-        )
         with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
             attempt, was_interrupted = _attempt(runner, request)
-    outcome = attempt.outcome
-    done = attempt.trial(config, job, memory_limit_bytes=limit)
+    done = request.trial(attempt)
     if was_interrupted:
         raise TrialInterrupted(done)
-    stored = log.keep(done) if log is not None and not isinstance(outcome, Unsupported) else done
+    stored = log.keep(done) if log is not None and not isinstance(done.outcome, Unsupported) else done
     for name, path in recordings.items():
         if modified(path) == before[path]:
-            _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)
+            _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, done.outcome.kind)
     return stored
 
 
@@ -96,7 +92,7 @@ def _attempt(runner: GroupRunner, request: TrialRequest) -> tuple[Attempt, bool]
                 return running.result(), False
             except KeyboardInterrupt:
                 runner.interrupt()
-                ended = running.result(timeout=ENDING_SECONDS)
+                ended = running.result(timeout=5.0)  # what it has shown so far
                 return ended, isinstance(ended.outcome, TimedOut)  # else it has ended by itself meanwhile
         except TimeoutError:  # it waits for its device, or has not begun: there is nothing to tell
             runner.close()

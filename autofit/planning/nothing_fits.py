@@ -17,8 +17,6 @@ from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.memory.deviation import NOTHING_COMPARED
 from autofit.techniques import AXES
 
-BESIDE_FLOOR_BYTES = 3 * GIB // 2
-"""The driver's context, library workspaces, and one matrix while it is materialised (dequantised, or its gradient)."""
 USUAL_RANK = Goal().min_rank
 WITH_OFFLOAD = "--space offload"
 MEMORY_LEVERS = (
@@ -139,7 +137,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
         found.append(f"--min-rank {USUAL_RANK}")
     if workload.seq_len >= 4:
         found.append(f"--seq-len {workload.seq_len // 2}")
-    card = _card(beyond_bytes, hardware)
+    card = smallest_card(beyond_bytes + 1, hardware)
     if card is not None:
         found.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
     return f"what would help: {', '.join(found) or 'a smaller --model'}"
@@ -163,23 +161,19 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
     return found
 
 
-def smallest_card(more_than_bytes: int) -> Card | None:
-    """The smallest catalog card that trials can run on and that likely holds what needs more than this; None if there
-    is none. It has room for as much as predictions are off on a card where nothing was compared."""
-    needed = more_than_bytes + 1
+def smallest_card(needed_bytes: int, hardware: Hardware | None = None) -> Card | None:
+    """The smallest catalog card that trials can run on and that likely holds what needs so much on `hardware`; None if
+    there is none. It has room for as much as predictions are off on a card where nothing was compared. Where nothing of
+    the driver is counted, as on a processor and in what configs take at least, room for that is added."""
+    # The driver's context, libraries' workspaces, and one matrix while it is dequantised, or its gradient.
+    needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else 3 * GIB // 2)
     cards = (card for card in fitting(needed) if card.kind == "cuda")
     return next((c for c in cards if NOTHING_COMPARED.certainty(needed, c.memory_bytes) != "unsure"), None)
 
 
-def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
-    """The smallest card for what takes more than `beyond_bytes` on `hardware`; where that has no driver's context, room
-    for one is added."""
-    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else BESIDE_FLOOR_BYTES))
-
-
-def holder(needed_bytes: int, hardware: Hardware) -> str:
-    """The smallest card for what takes `needed_bytes` on `hardware`, in words."""
-    card = _card(needed_bytes - 1, hardware)
+def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
+    """`smallest_card` in words."""
+    card = smallest_card(needed_bytes, hardware)
     if card is None:
         return "no card of the catalog could hold it"
     return f"the smallest card that could hold it is {card.name} ({format_bytes(card.memory_bytes)})"
@@ -188,13 +182,4 @@ def holder(needed_bytes: int, hardware: Hardware) -> str:
 def _weight(config: Config) -> tuple[int, ...]:
     """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
     axes = {axis.name: axis for axis in AXES}
-    weight = []
-    for name in MEMORY_LEVERS:
-        value = config.get(name)
-        if value is None:
-            weight.append(0)
-        elif axes[name].numeric:
-            weight.append(int(value))
-        else:
-            weight.append(axes[name].values.index(value) if value in axes[name].values else len(axes[name].values))
-    return tuple(weight)
+    return tuple(axes[name].place(config.get(name)) for name in MEMORY_LEVERS)

@@ -15,14 +15,7 @@ from autofit.core.units import format_bytes
 from autofit.core.workload import Goal, digest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space, narrow
-from autofit.planning.nothing_fits import (
-    BESIDE_FLOOR_BYTES,
-    WITH_OFFLOAD,
-    Shortfall,
-    further_memory,
-    smallest_card,
-    wider,
-)
+from autofit.planning.nothing_fits import WITH_OFFLOAD, Shortfall, further_memory, holder, wider
 from autofit.planning.requests import SearchRequest, left_by_others, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import cannot_here
@@ -140,12 +133,7 @@ def _check_lower_bounds(plan: Plan) -> None:
     if least < hardware.memory_bytes:
         said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
     said += _what_lowers_them(plan, least)
-    holder = smallest_card(least + BESIDE_FLOOR_BYTES - 1)
-    said.append(
-        "no card of the catalog could hold it"
-        if holder is None
-        else f"the smallest card that could hold it is {holder.name} ({format_bytes(holder.memory_bytes)})"
-    )
+    said.append(holder(least))
     raise Shortfall(
         "; ".join(said),
         memory_limit_bytes=limit,

@@ -10,15 +10,10 @@ from autofit.catalog.models import Model, in_catalog, load, names, positions, sh
 from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.units import MIB
-from autofit.core.workload import LARGEST_SEED, Goal, Workload, check_count
+from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
-
-LIMIT_STEP_BYTES = 512 * MIB
-"""The default limit on a device that other programs use is a multiple of this."""
-CPU_SHARE = 0.8
-"""Share of the host's memory that a CPU trial may take by default; the rest is left to the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +49,9 @@ class WorkloadOptions:
         trials that failed because of them."""
         for name in ("seq_len", "global_batch", "devices"):
             check_count(name.replace("_", "-"), getattr(self, name))
-        if abs(self.seed) > LARGEST_SEED:
-            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_SEED} to {LARGEST_SEED}")
+        most = 2**63 - 1  # what torch's generators and databases accept
+        if abs(self.seed) > most:
+            raise UsageError(f"seed is {self.seed}: it must be from {-most} to {most}")
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.
@@ -139,7 +135,7 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
     """
     shared_by = devices if hardware.kind == "cpu" else 1
     if asked is None:
-        return int(hardware.memory_bytes * CPU_SHARE) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
+        return int(hardware.memory_bytes * 0.8) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
     if asked * shared_by > hardware.memory_bytes:
         from autofit.core.units import format_bytes
 
@@ -153,13 +149,13 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
 def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
     """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
 
-    Rounded down to a multiple of `LIMIT_STEP_BYTES`, so that small changes in what a display takes do not turn every
+    Rounded down to a multiple of 512 MiB, so that small changes in what a display takes do not turn every
     search into a new question.
     """
     for number in range(devices if hardware.kind == "cuda" else 0):
         device = visible(number)
         if device is not None and device.held_bytes > BUSY_BYTES:
-            left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
+            left = (device.memory_bytes - device.held_bytes) // (512 * MIB) * (512 * MIB)
             limit = max(0, min(limit, left))
     return limit
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Fits, Trial
+from autofit.core.units import MIB, round_up
 from autofit.prediction.calibration import hardware_keys
 from autofit.store import Store
 from autofit.techniques import Job
 
-CONTEXT_STEP_BYTES = 16 * 1024**2
 _log = logging.getLogger(__name__)
 
 
@@ -31,9 +31,9 @@ def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
 
 
 def rounded(context_bytes: float) -> int:
-    """A context's size as estimates take it: up to the next step, so that those made before serve again though kernels
-    were loaded or not."""
-    return math.ceil(context_bytes / CONTEXT_STEP_BYTES) * CONTEXT_STEP_BYTES
+    """A context's size as estimates take it: up to the next 16 MiB, so that those made before serve again though
+    kernels were loaded or not."""
+    return round_up(math.ceil(context_bytes), 16 * MIB)
 
 
 def as_trials_show(job: Job, store: Store | None) -> Job:

@@ -15,7 +15,7 @@ from autofit.core.workload import METHODS, Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
-from autofit.techniques import AXES, complete, holds
+from autofit.techniques import AXES, complete, holds, lightness
 
 if TYPE_CHECKING:
     from autofit.estimate.memory.deviation import MemoryDeviation
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
-MAX_TRACES = 5
-"""Decoders traced when looking for changes of one effect; for an 8B model each takes about a second."""
 WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 """Axes that can be varied without tracing the decoder again (`Estimator`)."""
 
@@ -59,15 +57,6 @@ def _strongest(axis: Axis, before: Config, after: Config) -> Effect:
     if axis.name == "rank":
         return Effect.TRAINING
     return max(axis.effect(config[axis.name]) for config in (before, after) if axis.name in config)
-
-
-def lightness(config: Config) -> tuple[int, ...]:
-    """A sort key under which no config precedes one that is claimed to need less memory."""
-    return tuple(-1 if axis.name not in config else _place(axis, config[axis.name]) for axis in AXES)
-
-
-def _place(axis: Axis, value: Value) -> int:
-    return int(value) if axis.numeric else axis.values.index(value)
 
 
 class _Neighbourhood:
@@ -169,7 +158,7 @@ class _Neighbourhood:
             listed = [size for size in range(1, batch + 1) if batch % size == 0 and size in among]
         if below is None:
             return list(listed)
-        return [value for value in listed if _place(axis, value) < _place(axis, below)]
+        return [value for value in listed if axis.place(value) < axis.place(below)]
 
     def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
         here = self._found.config
@@ -200,7 +189,8 @@ class _Neighbourhood:
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
     def _grant_traces(self) -> None:
-        self._may_be_traced = len(self._traced()) + MAX_TRACES
+        """Allow five more decoders to be traced; for an 8B model each takes about a second."""
+        self._may_be_traced = len(self._traced()) + 5
 
     def _traced(self) -> set[Config]:
         return {known.without(*WITHOUT_TRACE) for known in self._known}

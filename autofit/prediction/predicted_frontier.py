@@ -34,7 +34,6 @@ class PredictedAlternative:
     """Its tokens per second over the recommended config's."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "role": self.role,
             "config": self.estimate.config.to_json(),

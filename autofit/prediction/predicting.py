@@ -53,32 +53,8 @@ def predict_all(
     report: Callable[[int, int], None] = lambda done, total: None,
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
-    """`estimate_all`, timed at this hardware's speed and as sure of memory as the store's trials show."""
-    found = estimate_all(
-        job,
-        configs,
-        memory_limit_bytes=memory_limit_bytes,
-        store=store,
-        looked_up=looked_up,
-        report=report,
-        seconds=seconds,
-    )
-    rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
-    shown = memory_deviations(job.hardware, store)
-    return {config: estimate.timed(job, rates).judged(shown) for config, estimate in found.items()}
-
-
-def estimate_all(
-    job: Job,
-    configs: Sequence[Config],
-    *,
-    memory_limit_bytes: int,
-    store: Store | None,
-    looked_up: LookedUp | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    seconds: float | None = None,
-) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, without its time, which `Estimate.timed` adds.
+    """Every config's estimate, in the order given, timed at this hardware's speed and as sure of memory as the store's
+    trials show.
 
     `report` is called with the number done and the total. Without a store, nothing is looked up or kept; `looked_up` is
     what `look_up` found for the same arguments, if it was called already. Each config must be supported. One that
@@ -103,4 +79,6 @@ def estimate_all(
             made = {}
         known.cache.keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
-    return {config: found[config] for config in configs if config in found}
+    rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
+    shown = memory_deviations(job.hardware, store)
+    return {config: found[config].timed(job, rates).judged(shown) for config in configs if config in found}

@@ -21,14 +21,6 @@ from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
 
-START_SECONDS = 6.0
-"""Seconds until the libraries are loaded in the processes that estimate."""
-TRACES_SECONDS = 3.0
-"""Seconds of one core for the traces that a group of configs shares (method, precision and targets)."""
-ESTIMATE_SECONDS = 0.02
-"""Seconds of one core to estimate one further config from shared traces; those of single-gpu took half of this, traces
-included (`benchmarks/timings.py estimator`). The three together are what the space `cpu` takes on two cores, some
-20 s."""
 ESTIMATING_SHARE = 0.2
 """Share of a time budget: if estimating might take more, the budget is better spent on trials."""
 
@@ -176,10 +168,15 @@ class LatticePredictor:
         return self._looked_up
 
     def _is_time(self, missing: Sequence[Config]) -> bool:
-        """Whether estimating these would take no more than its share of the budget."""
+        """Whether estimating these would take no more than its share of the budget.
+
+        The libraries take 6 s to load. Each group of configs (of one method, precision and targets) takes 3 s of a core
+        for its traces, each config 0.02 s more; those of single-gpu took half of that, traces included
+        (`benchmarks/timings.py estimator`). Together they are what the space `cpu` takes on two cores, some 20 s.
+        """
         from autofit.estimate.sweep import groups_of, workers_for
 
         if self.seconds is None or not missing:
             return True
-        work = TRACES_SECONDS * len(groups_of(missing)) + ESTIMATE_SECONDS * len(missing)
-        return START_SECONDS + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds
+        work = 3.0 * len(groups_of(missing)) + 0.02 * len(missing)
+        return 6.0 + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds

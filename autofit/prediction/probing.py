@@ -37,27 +37,6 @@ from autofit.trial.process.group_runner import tell_of_waiting
 if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
 
-TIME_SHARE, LEAST_SECONDS = 0.1, 30.0
-"""Of a search's time budget that its probe may take, and what it may take anyway: a slow device measures less of itself
-rather than take the trials' time."""
-UNCHECKED_ERROR = 0.3
-"""Relative error of a time that only the rates of single operations tell."""
-LEAST_ERROR = 0.1
-"""The same where they foretold a few layers' real step: it is not the whole step, and one config of many."""
-LEAST_PART = 0.05
-"""Share of the smaller depth's time below which a difference of two times is noise."""
-OTHER_SHAPES_ERROR = 0.15
-"""What it adds that the rates were measured at the shapes of another model."""
-DOUBTED_ERROR = 0.5
-"""What it adds that the device was busy with something else."""
-CONTRADICTION = 2.0
-"""How far trials may be off before a probe is not believed: the memory of one shared machine was twice as fast half a
-minute later (benchmarks/README.md, other processors)."""
-BOUND_CONTRADICTION = 5.0
-"""The same for a trial that was cut: the lower bound comes from a first micro-step, which is the slowest."""
-HELD_AGAINST = 50
-"""The latest trials, so many at most, that are held against a probe."""
-
 _log = logging.getLogger(__name__)
 
 Shown = tuple[StepWork, float]
@@ -145,9 +124,10 @@ def undisturbed_probe(
 
 
 def _contradicted(found: Probe, store: Store) -> bool:
-    """Whether the trials since took `CONTRADICTION` times as long as the probe says or more, in the median, or as
-    short: those of the same model, on one device alone, whose time is not in doubt. Or one was cut that takes
-    `BOUND_CONTRADICTION` times as long at least."""
+    """Whether the latest 50 trials since took twice as long as the probe says or more, in the median, or as short:
+    those of the same model, on one device alone, whose time is not in doubt. The memory of one shared machine was twice
+    as fast half a minute later (benchmarks/README.md, other processors). Or one was cut that takes five times as long
+    at least: that bound comes from a first micro-step, which is the slowest."""
     from autofit.estimate.time.roofline import prior, seconds
 
     guess = prior(found.hardware)
@@ -156,7 +136,7 @@ def _contradicted(found: Probe, store: Store) -> bool:
     rates = rates_of(found, guess)
     here, stack = found.hardware.key, found.stack.key
     missed, least = [], 1.0
-    for trial in store.trials(hardware_key=here, stack_key=stack, limit=HELD_AGAINST, newest_first=True):
+    for trial in store.trials(hardware_key=here, stack_key=stack, limit=50, newest_first=True):
         said, outcome = trial.prediction, trial.outcome
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue
@@ -171,7 +151,7 @@ def _contradicted(found: Probe, store: Store) -> bool:
         if isinstance(outcome, Fits):
             missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
         least = max(least, (trial.least_step_seconds or 0.0) / foretold)
-    return (bool(missed) and median(missed) > math.log(CONTRADICTION)) or least > BOUND_CONTRADICTION
+    return (bool(missed) and median(missed) > math.log(2.0)) or least > 5.0
 
 
 def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Probe | None:
@@ -189,7 +169,8 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
     rates of a decoder layer's operations by what two further layers add, the others by what is left.
 
-    `shapes` is the key of the shapes that the rates are wanted for.
+    `shapes` is the key of the shapes that the rates are wanted for: those measured at another model's are off by 0.15
+    more, and those of a device that was busy with something else by 0.5.
     """
     from autofit.estimate.time.roofline import calibrated, seconds
 
@@ -198,17 +179,18 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     for kind in KINDS:
         if kind in measured:
             seconds_per[INDEX[kind]] = measured[kind]
-    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=UNCHECKED_ERROR)
+    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=0.3)
     shown = [
         (step.work, step.seconds) for step in found.steps if step.work and step.work.estimator == ESTIMATOR_VERSION
     ]
     if shown:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
         scaled = calibrated(rates, _apart(found.steps, shown))
-        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+        # Not below 10 %: the few layers are not the whole step, and one config of many.
+        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, 0.1))
     rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
     other = shapes is not None and shapes != found.shapes_key
-    more = OTHER_SHAPES_ERROR * other + DOUBTED_ERROR * bool(found.doubts)
+    more = 0.15 * other + 0.5 * bool(found.doubts)
     return replace(rates, relative_error=rates.relative_error + more)
 
 
@@ -237,8 +219,8 @@ def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
     )
     added, added_seconds, times = many_work.without(few_work), many_seconds - few_seconds, few / (many - few)
     rest, rest_seconds = few_work.without(added, times), few_seconds - times * added_seconds
-    if min(added_seconds, rest_seconds) < LEAST_PART * few_seconds:
-        return shown
+    if min(added_seconds, rest_seconds) < 0.05 * few_seconds:
+        return shown  # a difference of two times that is so small is noise
     return [(added, added_seconds), (rest, rest_seconds)]
 
 
@@ -260,9 +242,9 @@ def make_sure(
     ranks: int = 1,
     budget_seconds: float | None = None,
 ) -> None:
-    """Probe the device unless the store has it, within a share of a search's time budget; a failure costs only what the
-    probe would have shown."""
-    most_seconds = math.inf if budget_seconds is None else max(TIME_SHARE * budget_seconds, LEAST_SECONDS)
+    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s: a slow device
+    measures less of itself rather than take the trials' time. A failure costs only what the probe would have shown."""
+    most_seconds = math.inf if budget_seconds is None else max(0.1 * budget_seconds, 30.0)
     try:
         probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
     except (AutofitError, device_lock.GivenUp, OSError, ValueError) as error:

@@ -17,16 +17,11 @@ from autofit.trial.measure.process_memory import host_available
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POOL_BYTES = 96 * MIB, 512 * MIB
 """On a processor and on an accelerator, operands are taken in turn from a buffer at least this large: several times the
-last level of cache."""
-CACHES = 3
-"""How many times a processor's last level of cache, where the system says how large that is."""
+last level of cache. On a processor that says how large that is, three times as much, but no more than a sixteenth of
+the memory that is left."""
 ALIGNED = 256
 """Elements. Some kernels refuse operands that do not begin at 16 bytes, and others are slow; torch's allocators align
 to 64 bytes on a processor and to 512 on an accelerator."""
-MOST_SHARE = 1 / 16
-"""Of the memory that is left, for the buffer of one format."""
-REPEATS = 12
-"""Most repeats of one measurement."""
 SLOW_SECONDS = 1.0
 """A first call that takes as long is not repeated on a processor where the measurement should take less: kernels that
 are chosen or generated once take a fraction of that there. An accelerator's may take minutes."""
@@ -40,7 +35,7 @@ class Bench:
         self.device = device
         self.size = POOL_BYTES[self.accelerator]
         if not self.accelerator:
-            self.size = max(self.size, int(min(CACHES * cache_bytes(), MOST_SHARE * self.room())))
+            self.size = max(self.size, int(min(3 * cache_bytes(), self.room() / 16)))
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._place = 0
         if device.type == "cuda":
@@ -85,7 +80,7 @@ class Bench:
         if self.accelerator:
             count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
             return min(self._timed(call, count) / count for _ in range(3))
-        repeats = int(min(most / max(again, 1e-6), REPEATS)) - 1
+        repeats = int(min(most / max(again, 1e-6), 12)) - 1
         return min([again, *(self._timed(call, 1) for _ in range(repeats))])
 
     def once(self, call: Callable[[], Any]) -> float:

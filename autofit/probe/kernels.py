@@ -18,11 +18,9 @@ KERNELS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "unfused": SDPBackend.MATH,
 }
-TOKENS = 2048
-MOST_SECONDS = 0.02
 
 
-def measure(bench: Bench, shapes: Shapes, tokens: int = TOKENS) -> Iterator[dict[str, float]]:
+def measure(bench: Bench, shapes: Shapes, tokens: int = 2048) -> Iterator[dict[str, float]]:
     """FLOP/s of forward and backward together of each kernel that runs in each format, as figures."""
     size = (1, shapes.heads, tokens, shapes.head_width)
     # As `memory_bound.measure_attention` counts them: two causal products forward, five backward.
@@ -32,7 +30,7 @@ def measure(bench: Bench, shapes: Shapes, tokens: int = TOKENS) -> Iterator[dict
         gradient = bench.take(dtype, *size)
         for name, kernel in KERNELS.items():
             try:
-                taken = bench.seconds(partial(_attend, kernel, operands, gradient), most=MOST_SECONDS)
+                taken = bench.seconds(partial(_attend, kernel, operands, gradient), most=0.02)
             except RuntimeError:
                 continue  # not for this format or device
             yield {f"{name} attention in {number_format}, FLOP per second": flops / taken}

@@ -15,8 +15,6 @@ from autofit.probe.bench import Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
 
-TOKENS = 8
-MOST_SECONDS = 0.3
 TINY = Model(
     name="tiny-llama",
     config={
@@ -47,17 +45,17 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def measure(bench: Bench, job: Job) -> Iterator[dict[str, float]]:
     """Seconds per operation of a decoder too small to take any time itself, with adapters on every layer."""
-    workload = Workload(model=TINY.name, model_digest=TINY.digest, seq_len=TOKENS, global_batch=1)
+    workload = Workload(model=TINY.name, model_digest=TINY.digest, seq_len=8, global_batch=1)
     tiny = Job(model=TINY, workload=workload, hardware=job.hardware, stack=job.stack)
     config = complete({"method": "lora", "precision": "fp32", "micro_batch": 1, "checkpointing": "none"})
     step = build(config, tiny, bench.device)
-    tokens = torch.randint(step.vocabulary, (1, TOKENS), device=bench.device)
+    tokens = torch.randint(step.vocabulary, (1, 8), device=bench.device)
     ((inputs, labels),) = step.split(tokens)
 
     def micro_step() -> None:
-        step.micro_step(inputs, labels, TOKENS, last=True)
+        step.micro_step(inputs, labels, 8, last=True)
 
     micro_step()
     with _Counter() as counter:  # type: ignore[no-untyped-call]
         micro_step()
-    yield {LAUNCH: bench.seconds(micro_step, most=MOST_SECONDS) / counter.count}
+    yield {LAUNCH: bench.seconds(micro_step, most=0.3) / counter.count}

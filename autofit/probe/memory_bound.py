@@ -21,8 +21,6 @@ activations, and of a large one's."""
 AMONG = {"near": 16 * MIB, "far": None}, {"near": 32 * MIB, "far": None}
 """Of how many bytes its operands are the ones that were read the longest ago, on a processor and on an accelerator:
 what a layer's activations take, which the last level of cache holds; and more than any cache holds."""
-NEW_BYTES = 64 * MIB
-"""Of a result that needs new pages."""
 MOST_SECONDS = 0.03
 """Of one measurement."""
 ATTENDED = (1, 64, 512), (4, 1024, 2048)
@@ -56,10 +54,11 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
 
 def measure_pages(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
     """Seconds per byte of a result for which a processor's system hands out new pages."""
-    there = torch.zeros(NEW_BYTES, dtype=torch.uint8)
+    size = 64 * MIB
+    there = torch.zeros(size, dtype=torch.uint8)
     again = bench.seconds(lambda: there.fill_(1), most=MOST_SECONDS)
-    anew = bench.seconds(lambda: torch.empty(NEW_BYTES, dtype=torch.uint8).fill_(1), most=MOST_SECONDS)
-    yield {FRESH: max(anew - again, again) / NEW_BYTES}
+    anew = bench.seconds(lambda: torch.empty(size, dtype=torch.uint8).fill_(1), most=MOST_SECONDS)
+    yield {FRESH: max(anew - again, again) / size}
 
 
 def _width(operation: str, shapes: Shapes) -> int:

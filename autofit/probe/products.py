@@ -15,21 +15,14 @@ ROWS = 512, 4096
 work."""
 FEW_ROWS, TRIED_ROWS = 64, 8
 """The fewest; and those in the one that shows how many of them a slow format can afford."""
-ADAPTER_RANK = 16
 HEAD_FLOPS = 6e9, 2e12
 """The head's product is made with as many tokens as this allows, on a processor and on an accelerator: with few, it
 takes as long as reading its weights."""
 LAYOUT_SECONDS = 0.2
 """Of all products of one layout in one format."""
-WIDE_SECONDS = 0.02
-"""Of repeats of the head's product: one that takes several times as long is made only once."""
-HEAD_SECONDS = 0.5
-"""A product with the head that even few tokens are expected to make take longer is left out."""
 BATCHED = (32, 256), (1024, 1024)
 """Tokens of the sequences whose scores are computed, at least and at most, on a processor and on an accelerator: fewer
 would take that no longer than a launch does."""
-LEAST_SHARE = 0.02
-"""Rates are never 0: calibration multiplies them."""
 
 Sample = tuple[float, float, float]
 """FLOPs, bytes, seconds."""
@@ -49,29 +42,29 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
 
 
 def _samples(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
-    """Of a feed-forward matrix with many and with few tokens, and of an adapter's."""
+    """Of a feed-forward matrix with many and with few tokens, and of an adapter's, of rank 16."""
     hidden, inner = shapes.hidden, shapes.feed_forward
     tried = _sample(bench, dtype, layout, TRIED_ROWS, hidden, inner, LAYOUT_SECONDS / 8)
     affordable = int(TRIED_ROWS * LAYOUT_SECONDS / 3 / tried[2])
     rows = max(min(ROWS[bench.accelerator], affordable), FEW_ROWS)
     yield _sample(bench, dtype, layout, rows, hidden, inner, LAYOUT_SECONDS / 4)
     yield _sample(bench, dtype, layout, max(rows // 8, TRIED_ROWS), hidden, inner, LAYOUT_SECONDS / 8)
-    yield _sample(bench, dtype, layout, rows, hidden, ADAPTER_RANK, LAYOUT_SECONDS / 8)
+    yield _sample(bench, dtype, layout, rows, hidden, 16, LAYOUT_SECONDS / 8)
 
 
 def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flop: float, per_byte: float) -> float:
-    """Seconds per FLOP of the head's product, or those of the others where it would take too long."""
+    """Seconds per FLOP of the head's product, or those of the others where it would take over half a second."""
     hidden, vocabulary = shapes.hidden, shapes.vocabulary
     of_token = 2.0 * hidden * vocabulary
     most_flops = HEAD_FLOPS[bench.accelerator]
     affordable = min(most_flops, LAYOUT_SECONDS / 4 / per_flop) / of_token
     rows = int(max(min(affordable, ROWS[bench.accelerator]), TRIED_ROWS))
-    if rows * of_token * per_flop > HEAD_SECONDS:
+    if rows * of_token * per_flop > 0.5:
         return per_flop
     # Into a result that is there: new pages are measured apart.
     made = {"nt": (rows, vocabulary), "nn": (rows, hidden), "tn": (vocabulary, hidden)}[layout]
     result = torch.empty(made, dtype=dtype, device=bench.device)
-    flops, moved, taken = _sample(bench, dtype, layout, rows, hidden, vocabulary, WIDE_SECONDS, result)
+    flops, moved, taken = _sample(bench, dtype, layout, rows, hidden, vocabulary, 0.02, result)
     return max(taken - moved * per_byte, taken / 2.0) / flops
 
 
@@ -117,11 +110,11 @@ def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def fitted(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Seconds per FLOP and per byte: least squares of relative errors, with neither below `LEAST_SHARE` of what it
-    would be if it alone took all the time of some sample."""
+    """Seconds per FLOP and per byte: least squares of relative errors, with neither below 2 % of what it
+    would be if it alone took all the time of some sample: calibration multiplies them."""
     flops = [f / s for f, _, s in samples]
     moved = [b / s for _, b, s in samples]
-    least_per_flop, least_per_byte = LEAST_SHARE / max(flops), LEAST_SHARE / max(moved)
+    least_per_flop, least_per_byte = 0.02 / max(flops), 0.02 / max(moved)
     ff, bb = sum(f * f for f in flops), sum(b * b for b in moved)
     fb, f1, b1 = sum(f * b for f, b in zip(flops, moved, strict=True)), sum(flops), sum(moved)
     determinant = ff * bb - fb * fb

@@ -24,9 +24,6 @@ from autofit.probe.bench import Bench
 
 SENT_BYTES = 16 * MIB, 256 * MIB
 """Of the tensor that is reduced, and of all that is gathered, on processors and on accelerators."""
-REPEATS = 5
-MOST_SECONDS = 120.0
-"""How long the processes may take; most of it is loading torch."""
 
 
 def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator[dict[str, float]]:
@@ -50,14 +47,15 @@ def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator
         ]
         for process in every:
             opened.callback(process.kill)
-        until = time.monotonic() + MOST_SECONDS
+        # Most of it is loading torch.
+        until = time.monotonic() + 120.0
         while any(process.poll() is None for process in every) and time.monotonic() < until:
             time.sleep(0.1)
             yield {}
         for rank, (process, log) in enumerate(zip(every, logs, strict=True)):
             if process.poll() != 0:
                 log.seek(0)
-                said = log.read().strip().splitlines() or [f"no end within {MOST_SECONDS:.0f} s"]
+                said = log.read().strip().splitlines() or ["no end within 120 s"]
                 raise RuntimeError(f"rank {rank}: {said[-1][:200]}")
         told = every[0].communicate()[0]
     yield {collective(name): rate for name, rate in json.loads(told).items()}
@@ -78,7 +76,7 @@ def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
     }
     bench = Bench(device)
     # The ranks connect in the first call of each.
-    return {n: sent / min([bench.once(call) for _ in range(1 + REPEATS)][1:]) for n, (call, sent) in calls.items()}
+    return {n: sent / min([bench.once(call) for _ in range(6)][1:]) for n, (call, sent) in calls.items()}
 
 
 def main(folder: str, rank: int, ranks: int, kind: str) -> None:

@@ -21,14 +21,10 @@ from autofit.training.weights import unwrap
 
 DEPTHS = ((8, 2), (4, 1), (2, 1))
 """Decoder layers, the deepest that has room."""
-LOGITS = 12
-"""Bytes for each logit: of it in fp32, of what the loss makes of it, and of its gradient."""
 TOKENS = 128, 1024
 """On a processor and on an accelerator: too few would show nothing but launches."""
 MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
 """Of the repeats, all depths together; a round is one of each."""
-SLOW_SECONDS = 10.0
-"""A first round that takes as long counts itself: what a step does only once is small beside that."""
 
 
 def config_for(seconds_per: Mapping[str, float]) -> Config:
@@ -77,7 +73,8 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
 
 def _enough(rounds: list[list[float]]) -> bool:
     """Whether no further round is needed: the first counts only where it is slow."""
-    if not rounds or sum(rounds[0]) >= SLOW_SECONDS:
+    # A first round that takes as long counts itself: what a step does only once is small beside that.
+    if not rounds or sum(rounds[0]) >= 10.0:
         return bool(rounds)
     spent = sum(map(sum, rounds[1:]))
     return len(rounds) > LEAST_ROUNDS and (spent >= MOST_SECONDS or len(rounds) > MOST_ROUNDS)
@@ -107,4 +104,5 @@ def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int
     """What a step of the model cut to so many layers takes at least: its weights, and logits with their gradients."""
     beside = model.embedding_parameters * (1 if model.tied_embeddings else 2)
     weights = beside + (model.parameters - beside) * layers // model.layers
-    return FORMATS[config.text("precision")].itemsize * weights + LOGITS * tokens * model.vocabulary_size
+    # A logit takes 12 bytes: of it in fp32, of what the loss makes of it, and of its gradient.
+    return FORMATS[config.text("precision")].itemsize * weights + 12 * tokens * model.vocabulary_size

@@ -29,13 +29,6 @@ from autofit.trial.measure.process_memory import prefer_as_oom_victim
 from autofit.trial.process.child_process import KILL_SECONDS, die_with_parent
 from autofit.trial.process.runner import trial_environment
 
-START_SECONDS = 180.0
-"""How long the process may take until its first part: the imports of a busy machine."""
-SILENT_SECONDS = 30.0
-"""How long it may then report nothing. A single measurement takes a fraction of a second."""
-ENDING_SECONDS = 2.0
-"""How long it may take to end once it has said all."""
-
 Child = Callable[[dict[str, Any], Connection], None]
 """Does what a request asks for, and reports it."""
 
@@ -49,15 +42,16 @@ def run(
     known: Probe | None = None,
     ranks: int = 1,
     child: Child = child.probe,
-    silent_seconds: float = SILENT_SECONDS,
+    silent_seconds: float = 30.0,
     most_seconds: float = math.inf,
 ) -> Probe:
     """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`, the
     others being `known`; and what happens between `ranks`, if these are several. `child` does it, in a process forked
     by the server from which estimating processes come.
 
-    A part that fails, hangs or ends its process is reported as failed, and the others go on; after `most_seconds`, what
-    is left counts as failed, too. Raises `EnvironmentLacks` if not even the first can begin.
+    A part that fails, ends its process or reports nothing for `silent_seconds` (a single measurement takes a fraction
+    of one) is reported as failed, and the others go on; after `most_seconds`, what is left counts as failed, too.
+    Raises `EnvironmentLacks` if not even the first can begin.
     """
     started = time.monotonic()
     progress = _Progress(child, silent_seconds, started + most_seconds, list(parts) or None)
@@ -130,7 +124,7 @@ class _Progress:
             try:
                 why = self._listen(reading, request)
                 if why is None:
-                    process.join(ENDING_SECONDS)
+                    process.join(2.0)  # it has said all
                     if process.exitcode == -signal.SIGKILL:
                         why = "it was killed, as the kernel does where the host is out of memory"
             finally:
@@ -150,7 +144,8 @@ class _Progress:
 
     def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
-        limit = START_SECONDS
+        # Until its first part the process imports, which takes a busy machine that long.
+        limit = 180.0
         while reading.poll(max(0.0, min(limit, self.until - time.monotonic()))):
             try:
                 self._note(reading.recv())

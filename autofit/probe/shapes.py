@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from autofit.catalog.models import ModelShape
 
-GATED_MATRICES = 3
-"""Matrices of a gated feed-forward block: gate, up and down."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
@@ -29,7 +26,7 @@ class Shapes:
         width = max(shape.attention_width // heads, 16)
         attention = 2 * shape.hidden_size * (shape.attention_width + width * shape.key_heads)
         left = shape.linear_parameters // max(shape.layers, 1) - attention
-        inner = left // (GATED_MATRICES * shape.hidden_size)
+        inner = left // (3 * shape.hidden_size)  # gate, up and down
         return cls(
             hidden=shape.hidden_size,
             feed_forward=inner if inner >= shape.hidden_size else 4 * shape.hidden_size,

@@ -11,15 +11,13 @@ from autofit.core.device.probe import WAYS, transfer
 from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
-MOVED_BYTES = 128 * MIB
-MOST_SECONDS = 0.1
-
 
 def measure(bench: Bench) -> Iterator[dict[str, float]]:
     """Bytes per second each way, as figures."""
-    on_device = torch.zeros(MOVED_BYTES, dtype=torch.uint8, device=bench.device)
+    size = 128 * MIB
+    on_device = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     for pinned in (True, False):
-        on_host = torch.zeros(MOVED_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         for way, (into, source) in zip(WAYS, ((on_device, on_host), (on_host, on_device)), strict=True):
             copy = partial(into.copy_, source, non_blocking=True)
-            yield {transfer(way, pinned=pinned): MOVED_BYTES / bench.seconds(copy, most=MOST_SECONDS)}
+            yield {transfer(way, pinned=pinned): size / bench.seconds(copy, most=0.1)}

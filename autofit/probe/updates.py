@@ -16,8 +16,6 @@ from autofit.probe.shapes import Shapes
 ELEMENTS = 4 * MIB, 64 * MIB
 """Of the weights that are updated on a processor and on an accelerator: too many for the caches together with their
 gradients and states, and for an accelerator's launches to matter."""
-ELEMENTS_ON_HOST = 16 * MIB
-"""The same where the caches are those of a server's processors."""
 STATES = MIB, 64 * MIB
 """Elements that are packed into 8 bits on a processor and on an accelerator."""
 MOST_SECONDS = 0.06
@@ -38,8 +36,8 @@ def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
 def measure_on_host() -> Iterator[dict[str, float]]:
     """Bytes per second of torch's fused AdamW on an accelerator's host, as a figure: DeepSpeed's kernel, which trials
     use, goes over the same bytes and has to be compiled first."""
-    weights = torch.nn.Parameter(torch.zeros(ELEMENTS_ON_HOST))
-    weights.grad = torch.zeros(ELEMENTS_ON_HOST)
+    weights = torch.nn.Parameter(torch.zeros(16 * MIB))
+    weights.grad = torch.zeros(16 * MIB)
     optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
     optimizer.step()
     taken = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)

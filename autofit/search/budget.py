@@ -17,14 +17,8 @@ that is one or two."""
 VERIFICATION_SECONDS = 5.0
 """Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread.
 Not more, for the same reason: it is the second execution that makes the figure more certain."""
-GRACE_SECONDS = 10.0
-"""How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
 LEAST_DEADLINE_SECONDS = 90.0
 """No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
-DEADLINE_SHARE = 0.2
-"""Share of the time budget before which no trial is taken to hang: five hangs may use it up, one may not."""
-DEADLINE_FACTOR = 5.0
-"""Nor is a trial taken to hang before this multiple of its expected duration."""
 
 ALLOWANCE_SHARE = 0.1
 """Share of the time budget that any trial may take: a wrong belief may cost that, and not the search."""
@@ -35,7 +29,6 @@ USUAL_SECONDS = 600.0
 
 
 def wall_clock() -> float:
-    """Seconds since some moment."""
     return time.monotonic()
 
 
@@ -53,7 +46,6 @@ class Budget:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the search began."""
         return self.clock() - self._started
 
     @property
@@ -68,7 +60,8 @@ class Budget:
     def left_for_trial(self, reserved_seconds: float = 0.0) -> float:
         """Seconds that a trial begun now may take before the search's time is over; infinite without a budget."""
         left = self.seconds_left
-        return float("inf") if left is None else max(0.0, left - reserved_seconds) + GRACE_SECONDS
+        # A trial begun in time may overrun the budget by that: to kill it then would waste what it has cost.
+        return float("inf") if left is None else max(0.0, left - reserved_seconds) + 10.0
 
     def is_spent(self, begun: int) -> bool:
         """Whether no further trial may begin."""
@@ -82,9 +75,9 @@ class Budget:
         return share if expected_seconds <= share else ALLOWANCE_FACTOR * expected_seconds
 
     def patience_seconds(self, expected_seconds: float) -> float:
-        """After how long a trial that should take `expected_seconds` is taken to hang: with a time budget, soon enough
-        for others to run."""
+        """After how long a trial that should take `expected_seconds` is taken to hang: five times as long or, with a
+        time budget, a fifth of that: five hangs may use it up, one may not."""
         if self.limits.seconds is None:
             return self.limits.deadline_seconds
-        patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected_seconds)
+        patience = max(LEAST_DEADLINE_SECONDS, 0.2 * self.limits.seconds, 5.0 * expected_seconds)
         return min(self.limits.deadline_seconds, patience)

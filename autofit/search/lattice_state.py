@@ -13,9 +13,6 @@ from autofit.core.verdict import contradiction, verdict
 from autofit.planning.plan import Plan
 from autofit.trial.measure.pace import UNSTEADY
 
-MOST_EARLY_ENDS = 2
-"""Trials of a config that end early before the search gives it up."""
-
 
 def answers(
     known: Mapping[Config, Sequence[Trial]],
@@ -76,7 +73,6 @@ class LatticeState:
         self._ended_early: Counter[Config] = Counter()
         """How many trials of each config have ended early."""
         self._open = dict.fromkeys(lattice.configs)
-        self._members = frozenset(lattice.configs)
 
     @classmethod
     def of(cls, plan: Plan) -> LatticeState:
@@ -88,7 +84,7 @@ class LatticeState:
         return state
 
     def __contains__(self, config: Config) -> bool:
-        return config in self._members
+        return config in self.lattice.row_of
 
     @property
     def open(self) -> tuple[Config, ...]:
@@ -101,7 +97,6 @@ class LatticeState:
         return config in self._below_a_fit
 
     def take(self, config: Config) -> None:
-        """Mark `config` as under way."""
         if config in self._open:
             del self._open[config]
             self.under_way.add(config)
@@ -114,15 +109,15 @@ class LatticeState:
             self._open[config] = None
             self.version += 1
 
-    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
+    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> None:
         """`learn` for the stored trial that settles its config, which is one of several attempts."""
         config, known = trial.config, list(attempts)
         self._attempts[config] = known if trial in known else [*known, trial]
         self.runs[config] = sum(attempt.timed_in_full for attempt in known)
-        return self._count_as(trial)
+        self._count_as(trial)
 
-    def learn(self, trial: Trial) -> int:
-        """Add an outcome; returns how many other configs it rules out.
+    def learn(self, trial: Trial) -> None:
+        """Add an outcome.
 
         A trial that fitted, or whose time is in doubt, counts as what it means together with earlier ones of its config
         (`core.verdict`).
@@ -132,13 +127,13 @@ class LatticeState:
         self._ended_early[config] += trial.least_step_seconds is not None
         if self._is_open_again(trial):
             self.give_back(config)
-            return 0
+            return
         self._attempts[config].append(trial)
         self.runs[config] += trial.timed_in_full
         together = None
         if self._fits(trial) or trial.doubts:
             together = verdict(self._attempts[config], self.memory_limit_bytes)
-        return self._count_as(together or trial)
+        self._count_as(together or trial)
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
@@ -152,7 +147,7 @@ class LatticeState:
                 (self.least_step_seconds, trial.least_step_seconds),
                 (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
             ):
-                if bound is not None and trial.config in self._members:
+                if bound is not None and trial.config in self.lattice.row_of:
                     known[trial.config] = max(bound, known.get(trial.config, 0.0))
                     self.version += 1
 
@@ -161,7 +156,7 @@ class LatticeState:
         it is the first such trial of the config, as a second would end early for the same reason. One whose later
         micro-steps have not earned it more time beside a measured rival is slower than that."""
         least, config = trial.least_step_seconds, trial.config
-        if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
+        if least is None or config not in self.under_way or self._ended_early[config] >= 2:
             return False
         if trial.proven_step_seconds is not None and not trial.doubts:
             least /= UNSTEADY  # what the micro-steps really took
@@ -171,8 +166,8 @@ class LatticeState:
         """Seconds of the fastest step of a method that fits; infinite if none does."""
         return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
 
-    def _count_as(self, trial: Trial) -> int:
-        """Make `trial` the one that settles its config; returns how many other configs that rules out.
+    def _count_as(self, trial: Trial) -> None:
+        """Make `trial` the one that settles its config.
 
         Observation counts more than inference: a config that fits refutes the rulings of every lighter one that ran out
         of memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial
@@ -192,13 +187,11 @@ class LatticeState:
             self.least_step_seconds.pop(config, None)  # what was measured counts, and no longer a bound
             self.proven_step_seconds.pop(config, None)
             self._reopen(config)
-            return 0
-        if not self._rules_out(trial) or self._refuted(config):
-            return 0
-        return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
+        elif self._rules_out(trial) and not self._refuted(config):
+            for above in self.lattice.above(config):
+                self._rule_out_above(config, above)
 
     def executions_differ(self, between: float) -> None:
-        """Set `repeatability.between_executions` of the hardware."""
         if between != self.between:
             self.between = between
             self.version += 1
@@ -220,7 +213,7 @@ class LatticeState:
 
     def measured(self) -> list[Point]:
         """Every config that has trained, including beyond the limit, in the order learnt."""
-        known = ((c, t) for c, t in self.trials.items() if c in self._members)
+        known = ((c, t) for c, t in self.trials.items() if c in self.lattice.row_of)
         points = (point(trial, self.runs[config], self.between) for config, trial in known)
         return [p for p in points if p is not None]
 
@@ -242,7 +235,7 @@ class LatticeState:
     @property
     def contradictory(self) -> int:
         """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
-        every = (attempts for config, attempts in self._attempts.items() if config in self._members)
+        every = (attempts for config, attempts in self._attempts.items() if config in self.lattice.row_of)
         return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
 
     def _fits(self, trial: Trial) -> bool:
@@ -282,11 +275,9 @@ class LatticeState:
         if not any(c in self.trials and self._rules_out(self.trials[c]) for c in below):
             self._below_a_fit.update(below)
 
-    def _rule_out_above(self, ruler: Config, config: Config) -> bool:
-        if not self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
-            return False
-        self._ruled_by[config] = ruler
-        return True
+    def _rule_out_above(self, ruler: Config, config: Config) -> None:
+        if self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
+            self._ruled_by[config] = ruler
 
     def _forget_ruling(self, config: Config) -> None:
         self.ruled_out.pop(config, None)
@@ -300,10 +291,10 @@ class LatticeState:
             least = trial.least_step_seconds
             if least is None:
                 return _lost_its_rival(trial, full)
-            again = self._ended_early[config] < MOST_EARLY_ENDS
+            again = self._ended_early[config] < 2
             return again and least < self._best_seconds(config.text("method"))
 
-        for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
+        for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lost(c, t)]:
             del self.trials[config]
             self._open[config] = None
 

@@ -21,13 +21,8 @@ from autofit.search.progress import Progress
 from autofit.search.scheduler import Scheduler
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import changes
-from autofit.trial.request import Rival
+from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Pool
-
-HOPELESS_FAILURES = 12
-"""Crashes, time-outs and divergences without a single fit after which something must be broken that no config fixes."""
-HOPELESS_DEADLINES = 3.0
-"""Time lost to them after which the same holds, in multiples of one trial's deadline."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +40,7 @@ class Search:
     """What the time budget is measured by: seconds since some moment."""
     state: LatticeState = field(init=False)
     progress: Progress = field(init=False)
+    _acquisition: Acquisition = field(init=False)
     _adviser: Adviser = field(init=False)
     _predictions: Predictions | None = field(init=False, default=None)
     """None until a trial must be run."""
@@ -64,7 +60,7 @@ class Search:
             while self._verify() or self._contest():
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
-            self.progress.regret_bound = None if winner is None else self._adviser.acquisition.regret_bound(winner)
+            self.progress.regret_bound = None if winner is None else self._acquisition.regret_bound(winner)
             self._show()
         finally:
             self._scheduler.close()
@@ -86,7 +82,7 @@ class Search:
 
     def quickest(self) -> Candidate | None:
         """Of the open configs that are worth a trial, the one whose trial should end first; None if none is."""
-        return min(self._adviser.acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
+        return min(self._acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
     def kept_waiting(self) -> str | None:
@@ -106,10 +102,9 @@ class Search:
         self.progress = Progress(candidates=len(self.plan.lattice.configs))
         dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
         self._baselines = FamilyBaselines(comparable=not dropout and not job.hardware.is_emulated)
-        self._scheduler = Scheduler(
-            job=job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show
-        )
-        self._adviser = Adviser(self.state, Acquisition.of(self.plan, self.state))
+        self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
+        self._acquisition = Acquisition.of(self.plan, self.state)
+        self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:
         """Begin with what earlier trials have shown."""
@@ -129,16 +124,18 @@ class Search:
         while True:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
-                expected = self._adviser.expected_seconds(config)
-                self._scheduler.begin(
-                    config,
-                    timing_seconds=TIMING_SECONDS,
-                    patience_seconds=self._budget.patience_seconds(expected),
+                expected = self._acquisition.expected_seconds(config)
+                request = TrialRequest(
+                    job=self.plan.job,
+                    config=config,
+                    memory_limit_bytes=self.plan.limits.memory_bytes,
+                    deadline_seconds=self._budget.patience_seconds(expected),
                     allowance_seconds=self._budget.allowance_seconds(expected),
-                    reserved_seconds=self._verification_seconds(),
+                    timing_seconds=TIMING_SECONDS,
                     rivals=self._rivals(config),
                     least_tokens_per_second=self._practical_speed(config),
                 )
+                self._scheduler.begin(request, reserved_seconds=self._verification_seconds())
             if not self._scheduler.in_flight:
                 return
             shown, cut = self._scheduler.collect()
@@ -165,7 +162,7 @@ class Search:
         in_flight = self._scheduler.in_flight
         if not in_flight or self._predictions is None:
             return True
-        following = self._adviser.best_candidate(self._seconds_to_explore())
+        following = self._acquisition.best(self._seconds_to_explore())
         return following is None or self._predictions.held_beside(following.config, in_flight)
 
     def _predict_once(self) -> bool:
@@ -178,7 +175,7 @@ class Search:
         self.progress.estimated = None
         for config, lacking in self._predictions.beyond_host.items():
             self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
-        self._adviser.acquisition.use(self._predictions)
+        self._acquisition.use(self._predictions)
         self._show()
         return True
 
@@ -192,20 +189,20 @@ class Search:
             return "the time budget is spent"
         if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= self._must_verify():
             return "the trial limit is reached"
-        hopeless_seconds = HOPELESS_DEADLINES * self.plan.limits.deadline_seconds
-        if self.progress.best is None and (
-            self.progress.failed >= HOPELESS_FAILURES or self._failed_seconds >= hopeless_seconds
-        ):
+        # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
+        # must be broken that no config fixes.
+        lost = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
+        if self.progress.best is None and lost:
             return f"{self.progress.failed} trials failed and none fitted"
-        if self._adviser.best_candidate(seconds) is not None:
+        if self._acquisition.best(seconds) is not None:
             return None
-        predicted_out = len(self._adviser.acquisition.predicted_out())
+        predicted_out = len(self._acquisition.predicted_out())
         if len(self.state.open) == predicted_out:
             also = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{also}"
-        if self._adviser.best_candidate() is not None:
+        if self._acquisition.best() is not None:
             return "no untried config is expected to finish its trial in the time left"
-        gain = self._adviser.acquisition.worthwhile_gain()
+        gain = self._acquisition.worthwhile_gain()
         return (
             f"no untried config is expected to gain enough on average: {gain:.1%} where it is likely to fit, "
             f"{MUCH:.0%} where not, and {1 / BESIDE:.0f} times as much by a method that is only shown beside the "
@@ -261,14 +258,13 @@ class Search:
         kept = self.log.keep(self._checked(trial))
         if self.state.does_not_fit(kept):
             self.progress.out_of_memory += 1
-        elif not isinstance(kept.outcome, Fits) and (kept.least_step_seconds is None or self._lasted(kept)):
+        # A trial that went on for a whole deadline may hang within a micro-step, as if that were slow.
+        elif not isinstance(kept.outcome, Fits) and (
+            kept.least_step_seconds is None or kept.seconds >= self.plan.limits.deadline_seconds
+        ):
             self.progress.failed += 1
             self._failed_seconds += kept.seconds
         return kept
-
-    def _lasted(self, trial: Trial) -> bool:
-        """Whether a trial went on for a whole deadline: it may hang within a micro-step, as if that were slow."""
-        return trial.seconds >= self.plan.limits.deadline_seconds
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""
@@ -295,7 +291,7 @@ class Search:
         winner = self.winner()
         if winner is None or self._budget.is_spent(self._scheduler.ended):
             return False
-        rival = self._adviser.acquisition.contender(winner)
+        rival = self._acquisition.contender(winner)
         return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
     def _run_again(self, measured: Point, timing_seconds: float) -> bool:
@@ -309,13 +305,16 @@ class Search:
         if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
         self.progress.verifying, has_shown = True, False
-        self._scheduler.begin(
-            measured.config,
-            timing_seconds=timing_seconds,
+        request = TrialRequest(
+            job=self.plan.job,
+            config=measured.config,
+            memory_limit_bytes=self.plan.limits.memory_bytes,
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
-            patience_seconds=self.plan.limits.deadline_seconds,
+            deadline_seconds=self.plan.limits.deadline_seconds,
+            timing_seconds=timing_seconds,
             compares_gradient=True,
         )
+        self._scheduler.begin(request)
         while self._scheduler.in_flight:
             shown, _ = self._scheduler.collect()
             has_shown = has_shown or bool(shown)
@@ -335,7 +334,7 @@ class Search:
         self.log.check()  # every trial of a batch is kept by now, so that none of another worker is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight
-        self.progress.ruled_out = len(self.state.ruled_out) + len(self._adviser.acquisition.predicted_out())
+        self.progress.ruled_out = len(self.state.ruled_out) + len(self._acquisition.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds
         self.progress.left_seconds = self._budget.seconds_left

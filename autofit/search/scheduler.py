@@ -8,20 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed
+from autofit.core.outcome import Crashed, Fits, Prediction, TimedOut, Trial, machinery_failed
 from autofit.search.budget import Budget
 from autofit.techniques import Job
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.process.classify import DEVICE_GONE, NO_KERNELS
-from autofit.trial.request import Rival, TrialRequest
+from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Pool
 
 MACHINERY_FAILURES = 3
 """Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
-DOUBTED_REPEATS = 2
-"""How often a trial is run again whose time is in doubt, because others were busy on its device or that was throttled:
-each run may find it free, and some machines always are busy."""
-POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,6 @@ class _Begun:
 class Scheduler:
     """Runs a search's trials, as many at once as there are workers."""
 
-    job: Job
     budget: Budget
     open_pool: Callable[[], Pool]
     """Called for the first trial."""
@@ -72,7 +67,6 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether every worker has a trial."""
         return self._pool is not None and 0 < len(self._begun) >= self._pool.size
 
     def start(self) -> Pool:
@@ -82,39 +76,13 @@ class Scheduler:
         return self._pool
 
     def close(self) -> None:
-        """End the workers, and whatever they run."""
         if self._pool is not None:
             self._pool.close()
 
-    def begin(
-        self,
-        config: Config,
-        *,
-        timing_seconds: float,
-        patience_seconds: float,
-        allowance_seconds: float | None = None,
-        reserved_seconds: float = 0.0,
-        rivals: tuple[Rival, ...] = (),
-        least_tokens_per_second: float = 0.0,
-        compares_gradient: bool = False,
-    ) -> None:
-        """Start the trial of `config` on an idle worker.
-
-        It ends after `allowance_seconds` unless it earns more, is taken to hang after `patience_seconds`, and is killed
-        earlier where the search's time, less `reserved_seconds`, is over before. Raises `EnvironmentLacks` if its
-        result would be stored under another device or stack than it is for.
-        """
-        request = TrialRequest(
-            job=self.job,
-            config=config,
-            memory_limit_bytes=self.budget.limits.memory_bytes,
-            deadline_seconds=patience_seconds,
-            allowance_seconds=allowance_seconds,
-            timing_seconds=timing_seconds,
-            rivals=rivals,
-            least_tokens_per_second=least_tokens_per_second,
-            compares_gradient=compares_gradient,
-        )
+    def begin(self, request: TrialRequest, *, reserved_seconds: float = 0.0) -> None:
+        """Start a trial on an idle worker. It is killed before its deadline where the search's time, less
+        `reserved_seconds`, is over by then. Raises `EnvironmentLacks` if its result would be stored under another
+        device or stack than it is for."""
         self._submit(_Begun(request=request, reserved_seconds=reserved_seconds))
 
     def collect(self) -> tuple[list[Trial], list[Config]]:
@@ -125,21 +93,18 @@ class Scheduler:
         All are committed. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row.
         """
         assert self._pool is not None
-        while not (completed := self._pool.wait(POLL_SECONDS)):
+        while not (completed := self._pool.wait(0.25)):
             self.show()
         shown, cut = [], []
-        for done in completed:
-            begun = self._begun.pop(done.request.config)
-            if NOT_BEGUN in (reason := getattr(done.outcome, "reason", "")):
+        for request, attempt in completed:
+            begun = self._begun.pop(request.config)
+            if NOT_BEGUN in (reason := getattr(attempt.outcome, "reason", "")):
                 self.kept_waiting = reason
-                cut.append(done.request.config)
+                cut.append(request.config)
                 continue
-            prediction = self.predictions.get(done.request.config)
-            limit = self.budget.limits.memory_bytes
-            ended = done.trial(done.request.config, self.job, memory_limit_bytes=limit, prediction=prediction)
-            trial = self.keep(ended)
+            trial = self.keep(request.trial(attempt, self.predictions.get(request.config)))
             self.ended += 1
-            ran = done.request.after_waiting(done.waited_seconds)
+            ran = request.after_waiting(attempt.waited_seconds)
             patience = begun.request.deadline_seconds
             if ran.deadline_seconds < patience and _killed_at(trial, ran.deadline_seconds):
                 cut.append(trial.config)
@@ -148,35 +113,36 @@ class Scheduler:
         return [trial for begun, trial in shown if not self._begun_again(begun, trial)], cut
 
     def _submit(self, begun: _Begun) -> None:
-        pool = self._checked_pool()
+        pool = self._checked_pool(begun.request.job)
         left = self.budget.left_for_trial(begun.reserved_seconds)
         deadline = min(begun.request.deadline_seconds, left)
         pool.submit(replace(begun.request, deadline_seconds=deadline, wait_seconds=left))
         self._begun[begun.request.config] = begun
 
-    def _checked_pool(self) -> Pool:
+    def _checked_pool(self, job: Job) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
         pool = self.start()
         if self._is_checked:
             return pool
         hardware, stack = pool.site()
-        if hardware.key != self.job.hardware.key:
+        if hardware.key != job.hardware.key:
             raise EnvironmentLacks(
-                f"the workers have {hardware.name}, the search is for {self.job.hardware.name}",
+                f"the workers have {hardware.name}, the search is for {job.hardware.name}",
                 remedy="use --workers 1, or let CUDA_VISIBLE_DEVICES name devices of one kind",
             )
-        if stack.key != self.job.stack.key:
+        if stack.key != job.stack.key:
             raise EnvironmentLacks(
-                f"the workers' library versions differ from this process's: {stack} and {self.job.stack}",
+                f"the workers' library versions differ from this process's: {stack} and {job.stack}",
                 remedy="use one environment for both",
             )
         self._is_checked = True
         return pool
 
     def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
-        """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
-        whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
-        device is gone or torch was not built for it."""
+        """Retry a trial once if the machinery failed, twice if its time is in doubt (others were busy on its device, or
+        that was throttled: each run may find it free, and some machines always are busy); returns whether it is
+        retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the device is gone or
+        torch was not built for it."""
         if not machinery_failed(trial.outcome):
             self._machinery_failures = 0
             return self._begun_again_in_doubt(begun, trial)
@@ -192,11 +158,7 @@ class Scheduler:
             )
         self._machinery_failures += 1
         if self._machinery_failures >= MACHINERY_FAILURES:
-            raise EnvironmentLacks(
-                f"{self._machinery_failures} trials in a row have failed through no fault of their configs, the last: "
-                f"{trial.outcome.reason}",
-                remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
-            )
+            raise machinery_is_down(self._machinery_failures, trial.outcome)
         if trial.config in self._retried or self.budget.is_spent(self.ended + len(self._begun)):
             return False
         self._retried.add(trial.config)
@@ -211,12 +173,20 @@ class Scheduler:
             return False
         if self._always_busy or self.budget.is_spent(self.ended + len(self._begun)):
             return False
-        if self._doubted[trial.config] >= DOUBTED_REPEATS:
+        if self._doubted[trial.config] >= 2:
             self._always_busy = True
             return False
         self._doubted[trial.config] += 1
         self._submit(begun)
         return True
+
+
+def machinery_is_down(failures: int, last: Crashed) -> EnvironmentLacks:
+    """The error after so many consecutive failures."""
+    return EnvironmentLacks(
+        f"{failures} trials in a row have failed through no fault of their configs, the last: {last.reason}",
+        remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
+    )
 
 
 def _killed_at(trial: Trial, deadline_seconds: float) -> bool:

@@ -43,6 +43,11 @@ TECHNIQUES: tuple[Technique, ...] = (
 AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
 
 
+def lightness(config: Config) -> tuple[int, ...]:
+    """A sort key under which no config precedes one that is claimed to need less memory."""
+    return tuple(axis.place(config.get(axis.name)) for axis in AXES)
+
+
 def unsupported(config: Config, job: Job) -> str | None:
     """Why `config` cannot work for `job`; None if it can. Determined without running anything."""
     for technique in TECHNIQUES:

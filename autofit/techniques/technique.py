@@ -75,7 +75,6 @@ class Technique:
     axis: ClassVar[Axis]
 
     def applies(self, config: Config) -> bool:
-        """Whether a config must have this axis."""
         return True
 
     def plain(self, goal: Goal) -> Value | None:

@@ -158,5 +158,4 @@ def _is_valid(axis: Axis, pair: str) -> bool:
 
 
 def names_of(axis: str) -> Sequence[TrainerName]:
-    """What trainers call an axis."""
     return [known for known in TRAINER_NAMES if known.target == axis]

@@ -40,7 +40,6 @@ def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
 
 
 def replace_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Replace all decoder layers of `model` by `layers`."""
     _stack(model)._modules = {str(place): layer for place, layer in enumerate(layers)}
 
 

@@ -16,10 +16,6 @@ from autofit.training.loss_module import LossModule
 
 ROWS = 64
 """Vocabulary size in this check: how logits are post-processed does not depend on it."""
-SPREAD = 5.0
-"""Standard deviation of the logits: wide enough for softcaps, which are 15 or more, to have an effect."""
-TOLERANCE = 1e-4
-"""Relative difference that summation order may cause in fp32. A softcap of 50 causes ten times as much."""
 
 
 @cache
@@ -35,7 +31,8 @@ def why_another_loss(model: Model) -> str | None:
         # An unusual architecture may fail anywhere, with any exception.
         found = f"they cannot be compared, {type(error).__name__}: {' '.join(str(error).split())}"
     else:
-        if abs(ours - theirs) <= TOLERANCE * abs(theirs):
+        # Summation order may make that difference in fp32; a softcap of 50 makes ten times as much.
+        if abs(ours - theirs) <= 1e-4 * abs(theirs):
             return None
         found = f"with random values a loss of {theirs:.4f} nats instead of {ours:.4f}"
     kind = model.config["model_type"]
@@ -115,6 +112,7 @@ def _fill(causal_lm: nn.Module, generator: torch.Generator, *, but: nn.Module) -
 
 
 def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    spread = SPREAD / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1.0
+    # Logits so wide that softcaps, which are 15 or more, have an effect.
+    spread = 5.0 / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1.0
     values = torch.randn(tensor.shape, generator=generator) * spread
     return nn.Parameter(values) if isinstance(tensor, nn.Parameter) else values

@@ -24,7 +24,6 @@ Mark = Callable[[], None]
 
 
 def unobserved(phase: str) -> AbstractContextManager[None]:
-    """Observes nothing."""
     return nullcontext()
 
 

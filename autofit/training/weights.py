@@ -16,9 +16,6 @@ from autofit.core.errors import UsageError
 from autofit.techniques import adapters, quantisation
 from autofit.training.decoder import decoder_layers
 
-STD = 0.02
-"""Standard deviation of quantised random weights: transformers' default initializer_range."""
-
 Created = WeakValueDictionary[int, nn.Parameter]
 """Parameters by the id of their meta-device counterpart; those that have been sharded by now are gone."""
 
@@ -98,7 +95,8 @@ def _is_four_bit(module: Any) -> bool:
 def _quantise(layer: Any, device: torch.device) -> None:
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
-    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=STD)
+    # transformers' default initializer_range
+    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02)
 
 
 def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:

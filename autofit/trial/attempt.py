@@ -9,9 +9,7 @@ from typing import Any
 
 from autofit.core.device.state import DeviceState
 from autofit.core.document import Document, read
-from autofit.core.lattice import Config
-from autofit.core.outcome import Outcome, Prediction, Trial, now, outcome_from_json
-from autofit.techniques import Job
+from autofit.core.outcome import Outcome, outcome_from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +26,6 @@ class Attempt(Document):
     node: str = field(default_factory=platform.node)
     """The machine that it ran on, where this is made; of several, the first rank's."""
 
-    def trial(
-        self, config: Config, job: Job, *, memory_limit_bytes: int, prediction: Prediction | None = None
-    ) -> Trial:
-        """It as a trial of `config`, which has just ended."""
-        return Trial(
-            config=config,
-            workload=job.workload,
-            hardware=job.hardware,
-            stack=job.stack,
-            memory_limit_bytes=memory_limit_bytes,
-            outcome=self.outcome,
-            seconds=self.seconds,
-            recorded_at=now(),
-            prediction=prediction,
-            device_state=self.device_state,
-            node=self.node,
-        )
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
-        """The inverse of `to_json`."""
         return read(cls, {**data, "outcome": outcome_from_json(data["outcome"])})

@@ -14,16 +14,11 @@ from typing import Any
 from autofit.catalog.models import Model
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import DEADLINE_SECONDS
+from autofit.core.outcome import DEADLINE_SECONDS, Prediction, Trial, now
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
-
-LEAST_SECONDS = 1.0
-"""What is left to a trial at least that had to wait for its device."""
-TIMING_SECONDS = 20.0
-"""Seconds spent on repeats, beyond the minimum number, until they agree."""
-
+from autofit.trial.attempt import Attempt
 
 _PLAIN = (
     *("memory_limit_bytes", "deadline_seconds", "allowance_seconds", "timing_seconds", "least_tokens_per_second"),
@@ -53,7 +48,8 @@ class TrialRequest:
     """What the trial may take unless its micro-steps show that it may beat every rival; None for the whole deadline."""
     wait_seconds: float = math.inf
     """How long it may wait for its device, where other processes' trials use that."""
-    timing_seconds: float = TIMING_SECONDS
+    timing_seconds: float = 20.0
+    """Spent on repeats, beyond the minimum number, until they agree."""
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
     least_tokens_per_second: float = 0.0
@@ -84,16 +80,31 @@ class TrialRequest:
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
+    def trial(self, attempt: Attempt, prediction: Prediction | None = None) -> Trial:
+        """The trial that this request, attempted, comes to; it has just ended."""
+        return Trial(
+            config=self.config,
+            workload=self.job.workload,
+            hardware=self.job.hardware,
+            stack=self.job.stack,
+            memory_limit_bytes=self.memory_limit_bytes,
+            outcome=attempt.outcome,
+            seconds=attempt.seconds,
+            recorded_at=now(),
+            prediction=prediction,
+            device_state=attempt.device_state,
+            node=attempt.node,
+        )
+
     def after_waiting(self, seconds: float) -> TrialRequest:
         """The same request, as if it had been made so much later: what it waited for is not part of its trial, but of
         the time that there is for it."""
         asked = None if self.asked is None else (self.asked[0], self.asked[1] + seconds)
-        left = max(self.wait_seconds - seconds, LEAST_SECONDS)
+        left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
-        """The inverse of `to_json`."""
         return cls(
             job=Job(
                 model=Model(**data["model"]),

@@ -12,7 +12,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.workers.pool import Completed, completed_by
+from autofit.workers.pool import Completed
 
 
 class InPlacePool:
@@ -31,23 +31,18 @@ class InPlacePool:
         self._running: dict[Future[Attempt], TrialRequest] = {}
 
     def site(self) -> tuple[Hardware, Stack]:
-        """This machine."""
         return self._site
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """Why `config` cannot be trained on this machine."""
         return cannot_here(config, job)
 
     def submit(self, request: TrialRequest) -> None:
-        """Start `request`."""
         self._running[self._thread.submit(self._runner.attempt, request)] = request
 
     def wait(self, timeout: float) -> list[Completed]:
-        """The trials that ended."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
-        return [completed_by(future.result(), self._running.pop(future)) for future in done]
+        return [(self._running.pop(future), future.result()) for future in done]
 
     def close(self) -> None:
-        """Kill whatever runs."""
         self._runner.close()
         self._thread.shutdown(wait=True, cancel_futures=True)

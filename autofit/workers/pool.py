@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, TimedOut
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed(Attempt):
-    """A request that has been run."""
-
-    request: TrialRequest
-
-    @property
-    def is_doubted(self) -> bool:
-        """Whether its time cannot be trusted, because the device was not free."""
-        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
-            return False
-        return bool(self.device_state.doubts(self.request.job.hardware))
-
-
-def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:
-    """`request`, run by `attempt`."""
-    return Completed(
-        request=request,
-        outcome=attempt.outcome,
-        seconds=attempt.seconds,
-        device_state=attempt.device_state,
-        waited_seconds=attempt.waited_seconds,
-        node=attempt.node,
-    )
+Completed = tuple[TrialRequest, Attempt]
+"""A request that has been run, and what that has given."""
 
 
 class Pool(Protocol):

@@ -38,7 +38,6 @@ class PrivateFolder:
         os.close(self._lock)
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.release()
 

@@ -17,12 +17,8 @@ from typing import Any
 
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import MIB
 from autofit.workers.private_folder import PrivateFolder
-
-OBJECT_STORE_BYTES = 80 * 1024**2
-"""Ray's minimum: only small JSON documents pass between driver and workers."""
-NODES_SECONDS = 120.0
-"""How long to wait for a cluster whose nodes are still starting."""
 
 
 def check_installed() -> None:
@@ -72,7 +68,7 @@ def connect(address: str | None) -> Connection:
             "address": "local",
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            "object_store_memory": OBJECT_STORE_BYTES,
+            "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass
             "_temp_dir": str(folder.path),
         }
     else:
@@ -148,8 +144,8 @@ def _check_answers(address: str) -> None:
 
 
 def wait_for_nodes(ray: Any) -> None:
-    """Return once the cluster has a machine for trials, or after `NODES_SECONDS` without one."""
-    until = time.monotonic() + NODES_SECONDS
+    """Return once the cluster has a machine for trials, or after two minutes without one."""
+    until = time.monotonic() + 120.0
     while not cpus_per_node(ray) and time.monotonic() < until:
         time.sleep(1.0)
 

@@ -22,12 +22,10 @@ from autofit.trial.machine.detection import check_even
 from autofit.trial.process.group import Gathering
 from autofit.trial.process.group_runner import tell_of_waiting
 from autofit.trial.request import TrialRequest
-from autofit.workers.pool import Completed, completed_by
+from autofit.workers.pool import Completed
 from autofit.workers.ray_connection import cause, connect, cpus_per_gpu, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
 
-LOST_WORKER_RETRIES = 1
-"""How often a trial is run again after its worker was lost (a preempted node); counted here, not by Ray."""
 START_SECONDS = 300.0
 """A worker that has not started by then never will: its node is gone, or the resources it needs are."""
 ASK_SECONDS = 5.0
@@ -52,7 +50,8 @@ class _Running:
     worker: int
     """The group's number."""
     request: TrialRequest
-    attempt: int
+    is_retry: bool
+    """Whether the trial was begun before by a worker that was lost (a preempted node)."""
     place: Any
     """Ray's reference to the place where the ranks meet; None for a single worker."""
     answers: dict[Any, int]
@@ -230,11 +229,8 @@ class RayPool:
             ) from error
         return answers
 
-    def submit(self, request: TrialRequest) -> None:
+    def submit(self, request: TrialRequest, *, is_retry: bool = False) -> None:
         """Start `request` on an idle worker."""
-        self._start(request, attempt=0)
-
-    def _start(self, request: TrialRequest, *, attempt: int) -> None:
         worker = self._idle.pop()
         actors = self._groups[worker].actors
         asked, ranks, place = request.to_json(), len(actors), None
@@ -246,7 +242,7 @@ class RayPool:
             _Running(
                 worker=worker,
                 request=request,
-                attempt=attempt,
+                is_retry=is_retry,
                 place=place,
                 answers=answers,
                 gathering=Gathering(ranks=ranks),
@@ -283,29 +279,25 @@ class RayPool:
         running.waits = None
 
     def _take(self, running: _Running, reference: Any) -> Completed | None:
-        """The trial that a worker's answer completes; None if other ranks go on, or if the worker was lost and the
-        trial is run again."""
+        """The trial that a worker's answer completes; None if other ranks go on, or if the worker was lost for the
+        first time and the trial is run again on another."""
         if running not in self._running:
             return None  # another of its workers was lost
         rank = running.answers.pop(reference)
         attempt = self._answer(reference)
         if attempt is None:
-            return self._lost(running)
+            self._running.remove(running)
+            self._replace(running.worker)
+            if running.is_retry:
+                return _unanswered(running, "the Ray worker that ran the trial was lost, twice")
+            self.submit(running.request, is_retry=True)
+            return None
         running.gathering.take(rank, attempt)
         if not running.gathering.complete:
             return None
         self._running.remove(running)
         self._idle.append(running.worker)
-        return completed_by(running.gathering.attempt(), running.request)
-
-    def _lost(self, running: _Running) -> Completed | None:
-        """Run the trial of a lost worker once more, on another; a second loss ends it."""
-        self._running.remove(running)
-        self._replace(running.worker)
-        if running.attempt < LOST_WORKER_RETRIES:
-            self._start(running.request, attempt=running.attempt + 1)
-            return None
-        return _unanswered(running, "the Ray worker that ran the trial was lost, twice")
+        return running.request, running.gathering.attempt()
 
     def _replace(self, worker: int) -> None:
         """Rebuild a group: the ranks of one that has lost a worker cannot go on without it."""
@@ -401,4 +393,4 @@ def _card(hardware: Hardware) -> str:
 
 def _unanswered(running: _Running, reason: str) -> Completed:
     outcome = Crashed(reason=reason, transient=True)
-    return Completed(request=running.request, outcome=outcome, seconds=time.monotonic() - running.since)
+    return running.request, Attempt(outcome=outcome, seconds=time.monotonic() - running.since)

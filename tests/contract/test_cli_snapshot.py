@@ -45,21 +45,6 @@ DESIGN: dict[str, set[str]] = {
     "bench replay": {"--table", "--methods", "--seeds", "--memory-limit", "--residuals", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""
-DEFAULTS = {
-    ("search", "--seq-len"): 2048,
-    ("search", "--global-batch"): 64,
-    ("search", "--method"): "any",
-    ("search", "--min-rank"): 8,
-    ("search", "--allow"): "numerics",
-    ("search", "--hardware"): "auto",
-    ("search", "--device"): "auto",
-    ("search", "--time-budget"): "10m",
-    ("search", "--seed"): 0,
-    ("search", "--lora-dropout"): 0.0,
-    ("search", "--devices"): 1,
-    ("serve", "--host"): "127.0.0.1",
-    ("serve", "--port"): 8000,
-}
 FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory")
 
 
@@ -135,11 +120,6 @@ def test_no_command_is_missing_or_unknown() -> None:
     assert set(face()) - {"autofit"} == set(DESIGN)
 
 
-def test_defaults_are_the_designs() -> None:
-    found = face()
-    assert {(c, o): found[c][o]["default"] for c, o in DEFAULTS} == DEFAULTS
-
-
 def test_an_option_means_the_same_everywhere() -> None:
     shared: dict[str, dict[str, Any]] = {}
     for name, command in commands():
@@ -149,22 +129,6 @@ def test_an_option_means_the_same_everywhere() -> None:
             if option in WORKLOAD | {"--method", "--allow", "--min-rank", "--store", "--json", "--hardware"}:
                 shared.setdefault(option, {})[name] = described(command, parameter)
     assert {option: found for option, found in shared.items() if len(set(map(str, found.values()))) > 1} == {}
-
-
-def test_the_model_is_required_and_nothing_else_but_a_trials_config() -> None:
-    required = {(c, o) for c, options in face().items() for o, p in options.items() if p["required"]}
-    assert {(c, o) for c, o in required if o != "FILE"} == {
-        ("spaces show", "NAME"),
-        ("search", "--model"),
-        ("trial", "--model"),
-        ("trial", "--config"),
-        ("estimate", "--model"),
-        ("estimate", "--config"),
-        ("frontier", "--model"),
-        ("recommend", "--model"),
-        ("bench record", "--model"),
-        ("bench record", "--out"),
-    }
 
 
 def test_formats_of_a_recommendation() -> None:

@@ -53,13 +53,14 @@ class EvenPool:
 
 def even(done: Completed) -> Completed:
     """A completed trial, with the formula's speed in place of the measured one."""
-    if not isinstance(done.outcome, Fits):
+    request, attempt = done
+    if not isinstance(attempt.outcome, Fits):
         return done
-    speed = tokens_per_second(done.request.config)
-    seconds = done.request.job.workload.tokens_per_step / speed
+    speed = tokens_per_second(request.config)
+    seconds = request.job.workload.tokens_per_step / speed
     steps = StepSeconds(median=seconds, p95=seconds, relative_spread=0.0)
-    measured = replace(done.outcome.measurement, tokens_per_second=speed, step_seconds=steps)
-    return replace(done, outcome=Fits(measurement=measured))
+    measured = replace(attempt.outcome.measurement, tokens_per_second=speed, step_seconds=steps)
+    return request, replace(attempt, outcome=Fits(measurement=measured))
 
 
 if __name__ == "__main__":

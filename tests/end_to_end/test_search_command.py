@@ -159,12 +159,6 @@ def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path
     assert lower["answered_from_store"] >= answer["trials"] - 2
 
 
-def test_nothing_fits_ends_with_3_and_says_what_came_closest(folder: Path) -> None:
-    write_model(folder, TEN_MILLION)
-    _, said = run(folder, "--in-place", "--memory-limit", "30MiB", "--method", "full", expect=3)
-    assert "nothing" in said or "cannot fit" in said
-
-
 HEAP_NOISE_BYTES = 64 * 1024**2
 """What the C library may keep or give back of freed memory: of a small model's peak it is more than a tenth."""
 FEW_CONFIGS = """

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from autofit.core.repeatability import INTERVAL_DEVIATIONS, PRIOR_FREEDOM, Execution, between_executions, widened
+from autofit.core.repeatability import INTERVAL_DEVIATIONS, Execution, between_executions, widened
 
 
 def drawn(draw: random.Random, runs: int, between: float, within: float) -> list[Execution]:
@@ -33,7 +33,7 @@ def test_what_their_own_intervals_explain_is_no_difference_between_executions() 
 def test_a_single_pair_does_not_decide() -> None:
     pair = [(100.0, 0.0), (110.0, 0.0)]
     alone = between_executions([pair])
-    assert alone == pytest.approx(statistics.stdev(math.log(s) for s, _ in pair) / math.sqrt(1 + PRIOR_FREEDOM))
+    assert alone == pytest.approx(statistics.stdev(math.log(s) for s, _ in pair) / math.sqrt(1 + 4))
     agreeing = [[(speed, 0.0), (speed, 0.0)] for speed in (50.0, 200.0, 400.0)]
     assert between_executions([pair, *agreeing]) < alone < between_executions([pair] * 4)
 

@@ -167,7 +167,7 @@ def replay(
     """Drive search methods over recorded tables, or compare predictions with measurements.
 
     Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to
-    come within 5, 2 and 1 % of the best, for each training method of a table and for all together. Without --table, all
+    come within 1 % of the best, for each training method of a table and for all together. Without --table, all
     tables of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to
     resume. With --residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit
     db export`, and how often fit was misjudged.

@@ -101,7 +101,6 @@ def search(
 
 
 def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> None:
-    """Run the trials, and print what they have found."""
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.text.search import over_devices_text, result_text
@@ -124,7 +123,6 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
 
 
 def _predict(request: SearchRequest, *, as_json: bool) -> None:
-    """Print what the search would consider and recommend, and run nothing."""
     from autofit import operations
     from autofit.cli.text.predicted import predicted_frontier_text
     from autofit.cli.waiting import Waiting
@@ -197,7 +195,6 @@ machinery crashed rather than the config, the exit code is 4."""
 
 
 def preview_text(plan: dict[str, Any]) -> str:
-    """What a search would consider, as text for people."""
     from autofit.core.units import format_bytes, format_duration
 
     rows = [

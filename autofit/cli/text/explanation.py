@@ -68,5 +68,4 @@ def _against(saved: int, expected: int) -> str:
 
 
 def signed(size: int) -> str:
-    """A formatted size with an explicit sign."""
     return f"{'+' if size > 0 else '-' if size < 0 else ''}{format_bytes(abs(size))}"

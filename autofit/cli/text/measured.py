@@ -84,7 +84,6 @@ def recommendation_text(answer: Recommendation) -> str:
 
 
 def alternative_text(alternative: Alternative) -> str:
-    """One line about an alternative to the recommended config."""
     m = alternative.point.measurement
     gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
     if alternative.over_limit_bytes > 0:
@@ -93,7 +92,6 @@ def alternative_text(alternative: Alternative) -> str:
 
 
 def trial_text(trial: Trial) -> str:
-    """One trial's outcome as text for people."""
     devices = trial.workload.devices
     head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
     if not isinstance(trial.outcome, Fits):

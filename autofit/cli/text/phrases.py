@@ -59,5 +59,4 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
 
 
 def step_text(workload: Workload) -> str:
-    """What one optimizer step trains on."""
     return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step"

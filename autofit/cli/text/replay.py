@@ -20,8 +20,8 @@ def replay_text(found: ReplayResult) -> str:
     """A heading that says how to read the tables, then a table for each problem."""
     seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
     parts = [
-        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is that close to "
-        "the problem's best;\nout of memory: trials that ran out of it until within 1 %; hv: share of the exhaustive "
+        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is within 1 % of the "
+        "problem's best;\nout of memory: trials that ran out of it until then; hv: share of the exhaustive "
         "frontier's hypervolume after so many trials, median"
     ]
     parts += [_problem(judged) for judged in found.problems]
@@ -43,15 +43,7 @@ def _problem(judged: Judged) -> str:
     lines = [heading]
     if scores:
         some = next(iter(scores.values()))
-        shares = (f"hv {share.trials}" for share in some.hypervolume)
-        distances = tuple(f"{reached.within:.0%}" for reached in some.reached)
-        title = (
-            "method",
-            *(f"trials {d}" for d in distances),
-            *(f"s {d}" for d in distances),
-            "out of memory",
-            *shares,
-        )
+        title = ("method", "trials", "seconds", "out of memory", *(f"hv {share.trials}" for share in some.hypervolume))
         rows = [_row(name, score) for name, score in scores.items()]
         lines.append(columns([title, *rows], right=frozenset(range(1, len(title)))))
     for name, score in scores.items():
@@ -69,8 +61,8 @@ def _of_which(judged: Judged) -> str:
 def _row(name: str, score: Score) -> tuple[str, ...]:
     return (
         name,
-        *(_pair(reached.trials) for reached in score.reached),
-        *(_pair(reached.seconds) for reached in score.reached),
+        _pair(score.trials),
+        _pair(score.seconds),
         _pair(score.out_of_memory),
         *("" if share.median is None else f"{share.median:.1%}" for share in score.hypervolume),
     )

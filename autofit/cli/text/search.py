@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9
 """Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second it is
 also said what may have made it so wide; the third is the most that is told."""
-MOST_REASONS = 3
-"""Reasons why configs cannot work here that are told, the most frequent first."""
 WHY_WIDE = (
     "That is so much because trials were noisy, or because configs that may be faster were left untried as likelier "
     "to run out of memory than to fit, which --thorough tries."
@@ -61,11 +59,11 @@ def _notes(result: SearchResult) -> list[str]:
 
 
 def _left_out(result: SearchResult) -> list[str]:
-    """What the space has that was not searched, a line for each of the most frequent reasons."""
+    """What the space has that was not searched, a line for each of the three most frequent reasons."""
     reasons = sorted(result.unsupported.items(), key=lambda item: -item[1])
-    rest = sum(count for _, count in reasons[MOST_REASONS:])
+    rest = sum(count for _, count in reasons[3:])
     lines = [f"{result.beyond_goal} go beyond --method, --min-rank or --allow"] if result.beyond_goal else []
-    lines += [f"{count} cannot work here: {reason}" for reason, count in reasons[:MOST_REASONS]]
+    lines += [f"{count} cannot work here: {reason}" for reason, count in reasons[:3]]
     lines += [f"{rest} cannot work here for other reasons, which --dry-run lists"] if rest else []
     return ["Left out of the space:", *(f"  {line}" for line in lines)] if lines else []
 

@@ -15,12 +15,8 @@ from autofit.core.units import format_duration
 if TYPE_CHECKING:
     from autofit.operations.self_test.finding import Report, Shown
 
-WIDEST_REASON = 160
-"""Characters of a reason in a table; the file has all of it."""
-
 
 def line(shown: Shown) -> str:
-    """One check that has ended."""
     found = shown.finding
     said = "; ".join(filter(None, (found.figure, _reason(shown))))
     return f"{format_duration(found.seconds):>8}  {found.verdict:<8}  {shown.name}" + (f": {said}" if said else "")
@@ -59,7 +55,7 @@ def defects(report: Report) -> list[str]:
 def _reason(shown: Shown) -> str:
     found = shown.finding
     said = found.reason + (f" ({found.remedy})" if found.remedy else "")
-    return said if len(said) <= WIDEST_REASON else said[: WIDEST_REASON - 3] + "..."
+    return said if len(said) <= 160 else said[:157] + "..."
 
 
 def keeper(file: str) -> Callable[[Report], None]:

@@ -126,7 +126,6 @@ class Probe(Document):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of all parts."""
         return {name: value for part in self.parts for name, value in part.figures.items()}
 
     @classmethod
@@ -136,5 +135,4 @@ class Probe(Document):
 
 
 def shapes_key(model_digest: str) -> str:
-    """A digest of what a probe measures for a model."""
     return digest([PROBE_VERSION, model_digest])

@@ -35,8 +35,14 @@ _ROWS = (
 
 def findings(found: Probe) -> list[str]:
     """One sentence each, the most important first."""
-    figures = [_figure(name, value) for name, value in found.figures.items()]
-    return [*_doubts(found), *_formats(found), *_launches(found), *figures, *_failures(found)]
+    launch = found.seconds_per.get(LAUNCH)
+    return [
+        *(f"The device was not free: {reason}. The figures may be off by a lot." for reason in found.doubts[:1]),
+        *(_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(found).items()),
+        *([] if launch is None else [f"Launching one operation takes {launch * 1e6:.0f} us of the host's time."]),
+        *(_figure(name, value) for name, value in found.figures.items()),
+        *(f"Not measured: {part.name} ({part.failure})." for part in found.parts if part.failure is not None),
+    ]
 
 
 def _figure(name: str, value: float) -> str:
@@ -57,10 +63,6 @@ def _slowest(found: Probe, number_format: str) -> float | None:
     return None if None in known else sum(rate for rate in known if rate) / len(known)
 
 
-def _formats(found: Probe) -> list[str]:
-    return [_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(found).items()]
-
-
 def times_as_slow_as_fp32(found: Probe) -> dict[str, float]:
     """By 16-bit format, how many times as long its products take as those in fp32; without what was not measured."""
     wide, narrow = _slowest(found, "fp32"), {name: _slowest(found, name) for name in ("bf16", "fp16")}
@@ -77,19 +79,6 @@ def _sentence(name: str, ratio: float) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
-
-
-def _launches(found: Probe) -> list[str]:
-    launch = found.seconds_per.get(LAUNCH)
-    return [] if launch is None else [f"Launching one operation takes {launch * 1e6:.0f} us of the host's time."]
-
-
-def _doubts(found: Probe) -> list[str]:
-    return [f"The device was not free: {reason}. The figures may be off by a lot." for reason in found.doubts[:1]]
-
-
-def _failures(found: Probe) -> list[str]:
-    return [f"Not measured: {part.name} ({part.failure})." for part in found.parts if part.failure is not None]
 
 
 def table(found: Probe) -> list[tuple[str, ...]]:

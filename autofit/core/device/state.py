@@ -12,15 +12,8 @@ from autofit.core.units import GIB, format_bytes
 TOLERATED = 0.1
 """Share of a device's time that others may take. Executions of one config on a quiet machine differ by 4 to 7 % anyway
 (`benchmarks/timings.py noise`): less than this is lost among that."""
-CAPPED_CLOCK = 1 / 3
-"""A card at its power limit counts as throttled below this share of its highest clock. Matrix products bring every card
-to its limit; then large ones run at two thirds of that clock, and those of 70 W at two fifths."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""
-IDLE_BYTES = 2 * GIB
-"""What a desktop and the driver's own processes hold of a card's memory: who holds more is taken to compute, where the
-driver does not say who computes."""
-POWER_CAP = 0x4
 THROTTLE_WORDS = {
     0x8: "hardware slowdown",
     0x20: "heat",
@@ -56,7 +49,6 @@ class ProcessorState(Document):
 
     @property
     def others_seconds(self) -> float:
-        """Processor time that other processes used."""
         return max(0.0, self.busy_seconds - self.own_seconds)
 
     def doubts(self, seconds: float) -> tuple[str, ...]:
@@ -108,25 +100,27 @@ class CardState(Document):
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
-        """The reasons for a lower clock that no config causes, in words."""
+        """The reasons for a lower clock that no config causes, in words. Matrix products bring every card to its power
+        limit (bit 0x4); then large ones run at two thirds of their highest clock, and those of 70 W at two fifths."""
         mask = self.throttle_mask or 0
         found = [words for bit, words in THROTTLE_WORDS.items() if mask & bit]
-        if mask & POWER_CAP and self.sm_clock_mhz is not None and self.sm_clock_max_mhz:
+        if mask & 0x4 and self.sm_clock_mhz is not None and self.sm_clock_max_mhz:
             share = self.sm_clock_mhz / self.sm_clock_max_mhz
-            if share < CAPPED_CLOCK:
+            if share < 1 / 3:
                 found.append(f"power cap, at {share:.0%} of its clock")
         return tuple(found)
 
     def doubts(self, expected_watts: float | None) -> tuple[str, ...]:
         """Why a trial cannot be trusted, each in a few words; empty if it can. `expected_watts` is the power limit of
-        the hardware that the trial is stored under; None for the card's default."""
+        the hardware that the trial is stored under; None for the card's default. Where the driver does not say who
+        computes, who holds more memory than a desktop and the driver's own processes is taken to."""
         found = [f"throttled: {reason}" for reason in self.throttle_reasons]
         limit, usual = self.power_limit_watts, expected_watts or self.power_limit_default_watts
         if limit is not None and usual is not None and abs(limit / usual - 1.0) > TOLERATED:
             found.append(f"power limit of {limit:.0f} W in place of {usual:.0f} W")
         if (self.others_share or 0.0) > TOLERATED:
             found.append(f"another process used {self.others_share:.0%} of the card")
-        if self.others_share is None and (self.others_bytes or 0) > IDLE_BYTES:
+        if self.others_share is None and (self.others_bytes or 0) > 2 * GIB:
             held = format_bytes(self.others_bytes or 0)
             found.append(f"another process held {held} of the card's memory, and what it did cannot be seen from here")
         if self.memory_errors:

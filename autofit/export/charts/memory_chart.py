@@ -31,10 +31,6 @@ COLOURS = {
 }
 """By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
-POINTS = 1500
-"""Approximate number of points per curve: each is the highest of its stretch of events, so that no peak is lost."""
-LIMIT_IN_SIGHT = 2.0
-"""The memory limit is drawn if it is at most this many times the peak; otherwise it would flatten everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +100,13 @@ def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
 
 
 def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The event with the most bytes in each of about `POINTS` stretches, and the first and last events."""
-    edges = np.unique(np.linspace(0, len(totals), POINTS + 1).astype(np.int64))
+    """The event with the most bytes in each of about 1,500 stretches, and the first and last events."""
+    edges = np.unique(np.linspace(0, len(totals), 1500 + 1).astype(np.int64))
     highest = [a + int(totals[a:b].argmax()) for a, b in itertools.pairwise(edges.tolist())]
     return np.unique([0, *highest, len(totals) - 1])
 
 
 def title(found: Estimate, workload: Workload) -> str:
-    """The chart's title."""
     return (
         f"Predicted memory of an optimizer step: {workload.model}, {workload.seq_len} tokens x "
         f"{workload.global_batch} sequences, on {found.hardware}"
@@ -155,7 +150,7 @@ def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
         bordercolor="black",
     )
     top = highest
-    if found.memory_limit_bytes <= LIMIT_IN_SIGHT * highest:
+    if found.memory_limit_bytes <= 2 * highest:  # a higher one would flatten everything else
         top = max(highest, found.memory_limit_bytes)
         figure.add_hline(
             y=found.memory_limit_bytes / GIB,

@@ -26,11 +26,6 @@ def pooled(trials: Mapping[Config, Sequence[Trial]]) -> dict[Config, Trial]:
     return {config: _one(passes, deviation) for config, passes in trials.items()}
 
 
-def contradicting(trials: Mapping[Config, Sequence[Trial]]) -> list[Config]:
-    """The configs that fitted in one pass but not in another."""
-    return [config for config, passes in trials.items() if len({isinstance(t.outcome, Fits) for t in passes}) > 1]
-
-
 def _one(passes: Sequence[Trial], deviation: float) -> Trial:
     if len(passes) == 1:
         return passes[0]

@@ -10,13 +10,14 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
@@ -29,35 +30,16 @@ from autofit.planning.requests import SearchRequest
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.probing import undisturbed_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
+from autofit.search.scheduler import MACHINERY_FAILURES, machinery_is_down
+from autofit.trial.attempt import Attempt
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 
 _log = logging.getLogger(__name__)
 
-MACHINERY_FAILURES = 3
-"""Number of consecutive failures through no fault of the configs after which recording ends."""
-
-
-class _Budget:
-    """The time that a call of `record` may take, and that each of its trials may."""
-
-    def __init__(self, seconds: float | None, trial_seconds: float | None) -> None:
-        """Unlimited if None."""
-        self.trial_seconds = trial_seconds
-        self._ends = math.inf if seconds is None else time.monotonic() + seconds
-        self.deadline_seconds = DEADLINE_SECONDS
-        """Of one trial. A trial that no call ever let end would be begun by each of them."""
-        if seconds is not None:
-            self.deadline_seconds = min(DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, seconds))
-
-    @property
-    def spent(self) -> bool:
-        """Whether no further trial may begin."""
-        return time.monotonic() >= self._ends
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordResult:
+class RecordResult(Document):
     """How far a recording has come."""
 
     configs: int
@@ -71,17 +53,6 @@ class RecordResult:
     outcomes: dict[str, int]
     """Number of recorded trials by outcome."""
     file: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "configs": self.configs,
-            "recorded": self.recorded,
-            "run": self.run,
-            "left": self.left,
-            "outcomes": dict(self.outcomes),
-            "file": self.file,
-        }
 
 
 def record(
@@ -106,62 +77,62 @@ def record(
     the last one (None at the start). Raises `UsageError` for a file that holds anything
     else.
     """
-    budget = _Budget(time_budget_seconds, trial_seconds)
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
+    ends, deadline = math.inf, DEADLINE_SECONDS
+    if time_budget_seconds is not None:
+        ends = time.monotonic() + time_budget_seconds
+        # A trial that no call ever let end would be begun by each of them.
+        deadline = min(deadline, max(LEAST_DEADLINE_SECONDS, time_budget_seconds))
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
-    # What a cluster has and can run, its workers alone can say.
-    pool = open_pool(request) if request.ray_address is not None else None
-    try:
+    with ExitStack() as opened:
+        # What a cluster has and can run, its workers alone can say; others are started only if anything is to run.
+        pool = opened.enter_context(closing(open_pool(request))) if request.ray_address is not None else None
         plan = resolve(request, pool)
-        orders = [_order(plan, request.max_trials, number, covering=covering) for number in range(1, passes + 1)]
-        return _record(request, plan, pool, file, report, orders, budget)
-    finally:
-        if pool is not None:
-            pool.close()
-
-
-def _record(
-    request: SearchRequest,
-    plan: Plan,
-    pool: Pool | None,
-    file: Path,
-    report: Callable[[int, int, Trial | None], None],
-    orders: list[list[Config]],
-    budget: _Budget,
-) -> RecordResult:
-    """`record` once it is known what is to run, pass by pass; `pool` is None where workers are started only if anything
-    is to run."""
-    job = plan.job
-    header = {
-        "hardware": job.hardware.to_json(),
-        "stack": job.stack.to_json(),
-        "workload": job.workload.to_json(),
-        "space": plan.space,
-        "memory_limit_bytes": plan.limits.memory_bytes,
-    }
-    run = 0
-    with _alone(file):
+        job, limit = plan.job, plan.limits.memory_bytes
+        header = {
+            "hardware": job.hardware.to_json(),
+            "stack": job.stack.to_json(),
+            "workload": job.workload.to_json(),
+            "space": plan.space,
+            "memory_limit_bytes": limit,
+        }
+        opened.enter_context(_alone(file))
         known = _continued(file, header, job.hardware, partial(_probed, request, plan))
-        wanted = [
+        every = [
             (number, config)
-            for number, order in enumerate(orders, start=1)
-            for config in order
-            if (number, config) not in known
+            for number in range(1, passes + 1)
+            for config in _order(plan, request.max_trials, number, covering=covering)
         ]
-        total = len(known) + len(wanted)
-        report(len(known), total, None)
-        for number, done in _measured(request, plan, pool, wanted, budget, known):
-            table_file.append(file, _line(number, done))
-            known[number, done.request.config] = done.outcome
-            run += 1
-            last = done.trial(done.request.config, job, memory_limit_bytes=plan.limits.memory_bytes)
-            report(len(known), total, last)
+        wanted = [one for one in every if one not in known]
+        before, total = len(known), len(known) + len(wanted)
+        report(before, total, None)
+
+        def requests(configs: Iterable[Config]) -> Iterator[TrialRequest]:
+            for config in itertools.takewhile(lambda _: time.monotonic() < ends, configs):
+                yield TrialRequest(
+                    job=job,
+                    config=config,
+                    memory_limit_bytes=limit,
+                    deadline_seconds=deadline,
+                    allowance_seconds=trial_seconds,
+                    timing_seconds=TIMING_SECONDS,
+                    rivals=() if trial_seconds is None else _rivals(config, known, limit),
+                )
+
+        if wanted and time.monotonic() < ends:
+            pool = pool or opened.enter_context(closing(open_pool(request)))
+            _check_site(pool, job.hardware, job.stack)
+            for number, part in itertools.groupby(wanted, key=lambda one: one[0]):
+                for asked, attempt in _run_all(pool, requests(config for _, config in part)):
+                    table_file.append(file, _line(number, asked.config, attempt))
+                    known[number, asked.config] = attempt.outcome
+                    report(len(known), total, asked.trial(attempt))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(plan.lattice.configs),
         recorded=len({config for _, config in known}),
-        run=run,
+        run=len(known) - before,
         left=total - len(known),
         outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         file=str(file),
@@ -215,64 +186,15 @@ def _alone(file: Path) -> Iterator[None]:
         yield
 
 
-def _measured(
-    request: SearchRequest,
-    plan: Plan,
-    pool: Pool | None,
-    wanted: list[tuple[int, Config]],
-    budget: _Budget,
-    known: Mapping[tuple[int, Config], Outcome],
-) -> Iterator[tuple[int, Completed]]:
-    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
-    begins once the budget is spent."""
-    if not wanted or budget.spent:
-        return
-    job = plan.job
-    fastest = _Fastest(plan.limits.memory_bytes, known)
-    pool = pool or open_pool(request)
-    try:
-        _check_site(pool, job.hardware, job.stack)
-        for number, part in itertools.groupby(wanted, key=lambda entry: entry[0]):
-            requests = (
-                TrialRequest(
-                    job=job,
-                    config=config,
-                    memory_limit_bytes=plan.limits.memory_bytes,
-                    deadline_seconds=budget.deadline_seconds,
-                    allowance_seconds=budget.trial_seconds,
-                    timing_seconds=TIMING_SECONDS,
-                    rivals=fastest.of(config) if budget.trial_seconds is not None else (),
-                )
-                for _, config in itertools.takewhile(lambda _: not budget.spent, part)
-            )
-            for done in _run_all(pool, requests):
-                fastest.add(done.request.config, done.outcome)
-                yield number, done
-    finally:
-        pool.close()
-
-
-class _Fastest:
-    """The fastest that has fitted of each method, as heavy as any may be: so that it ends no trial's timing before that
-    is as sure as the others'."""
-
-    def __init__(self, limit: int, known: Mapping[tuple[int, Config], Outcome]) -> None:
-        self._limit = limit
-        self._of: dict[str, Rival] = {}
-        for (_, config), outcome in known.items():
-            self.add(config, outcome)
-
-    def add(self, config: Config, outcome: Outcome) -> None:
-        """Take note of a trial."""
-        if isinstance(outcome, Fits):
-            speed = outcome.measurement.tokens_per_second
-            rival = Rival(device_bytes=self._limit, tokens_per_second=speed)
-            known = self._of.get(config.text("method"), rival)
-            self._of[config.text("method")] = max(known, rival, key=lambda one: one.tokens_per_second)
-
-    def of(self, config: Config) -> tuple[Rival, ...]:
-        """What a trial of `config` has to beat."""
-        return tuple(rival for method, rival in self._of.items() if method == config["method"])
+def _rivals(config: Config, known: Mapping[tuple[int, Config], Outcome], limit: int) -> tuple[Rival, ...]:
+    """The fastest of the config's method that has fitted, as heavy as any may be: so that it ends no trial's timing
+    before that is as sure as the others'."""
+    speeds = [
+        outcome.measurement.tokens_per_second
+        for (_, other), outcome in known.items()
+        if isinstance(outcome, Fits) and other["method"] == config["method"]
+    ]
+    return (Rival(device_bytes=limit, tokens_per_second=max(speeds)),) if speeds else ()
 
 
 def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
@@ -284,13 +206,13 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
         )
 
 
-def _line(number: int, done: Completed) -> dict[str, Any]:
+def _line(number: int, config: Config, attempt: Attempt) -> dict[str, Any]:
     """What a recorded table keeps of a trial of this pass."""
-    line: dict[str, Any] = {"config": done.request.config.to_json()}
+    line: dict[str, Any] = {"config": config.to_json()}
     if number > 1:
         line["pass"] = number
-    line |= {**done.outcome.to_json(), "seconds": done.seconds}
-    return line if done.device_state is None else {**line, "device_state": done.device_state.to_json()}
+    line |= {**attempt.outcome.to_json(), "seconds": attempt.seconds}
+    return line if attempt.device_state is None else {**line, "device_state": attempt.device_state.to_json()}
 
 
 def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed]:
@@ -300,29 +222,24 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
     under_way = failures = 0
     repeated: set[Config] = set()
     while True:
-        while under_way < pool.size and (request := next(requests, None)) is not None:
-            pool.submit(request)
+        while under_way < pool.size and (following := next(requests, None)) is not None:
+            pool.submit(following)
             under_way += 1
         if not under_way:
             return
         # What was measured is kept before anything is raised.
-        for done in sorted(pool.wait(1.0), key=lambda done: machinery_failed(done.outcome)):
+        for request, attempt in sorted(pool.wait(1.0), key=lambda done: machinery_failed(done[1].outcome)):
             under_way -= 1
-            if done.is_doubted and done.request.config not in repeated:
-                repeated.add(done.request.config)
-                requests = itertools.chain([done.request], requests)
-                continue
-            if not machinery_failed(done.outcome):
+            if request.trial(attempt).doubts and request.config not in repeated:
+                repeated.add(request.config)
+                requests = itertools.chain([request], requests)
+            elif machinery_failed(attempt.outcome):
+                failures += 1
+                if failures >= MACHINERY_FAILURES:
+                    raise machinery_is_down(failures, attempt.outcome)
+            else:
                 failures = 0
-                yield done
-                continue
-            failures += 1
-            if failures >= MACHINERY_FAILURES:
-                raise EnvironmentLacks(
-                    f"{failures} trials in a row have failed through no fault of their configs, the last: "
-                    f"{done.outcome.reason}",
-                    remedy="fix that, and run the same command: it resumes from here",
-                )
+                yield request, attempt
 
 
 def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
@@ -349,7 +266,7 @@ def _continued(
         os.truncate(file, 0)
         table_file.append(file, {**begun, "recorded_at": now(), **probed()})
         return {}
-    known = table_file.read(file)
+    known = table_file.read_table(file)
     # Another machine with the same device may have more host memory.
     for name in table_file.SAME:
         if known.header[name] != header[name] and (name != "hardware" or known.hardware.key != hardware.key):

@@ -1,20 +1,24 @@
-"""The file of a recorded table: a header, and a row for every trial. Read strictly: errors name the row."""
+"""Recorded tables: a file with a header, and a row for every trial. Read strictly: errors name the row."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, Trial, machinery_failed, outcome_from_json
 from autofit.core.workload import Workload
+from autofit.operations.recording.pooling import pooled
 from autofit.techniques import complete
 
 SCHEMA = 1
@@ -24,8 +28,6 @@ SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 BESIDE_OUTCOME = ("config", "pass", "seconds", "device_state")
 """A row's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
 observed."""
-SAME_SPEED = 0.01
-"""Relative difference between a trial's two statements of its speed that rounding explains."""
 
 
 class Row(NamedTuple):
@@ -38,20 +40,47 @@ class Row(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFile:
-    """What a file holds."""
+@dataclass(frozen=True, kw_only=True)
+class RecordedTable:
+    """A search space as it was measured on one machine."""
 
+    file: Path
     header: dict[str, Any]
     """As it is written."""
     hardware: Hardware
     stack: Stack
     workload: Workload
     memory_limit_bytes: int
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
+    probe: Probe | None = None
+    """What a probe of the device showed before the first trial; None where none was taken."""
 
-    def trials(self) -> list[Trial]:
-        """The trials of all passes, in the order in which they ran."""
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.file.stem
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """One per config, however many passes were recorded."""
+        return tuple(pooled(self.passes).values())
+
+    @property
+    def contradicting(self) -> list[Config]:
+        """The configs that fitted in one pass but not in another; they count as not fitting."""
+        fitted = {config: {isinstance(t.outcome, Fits) for t in passes} for config, passes in self.passes.items()}
+        return [config for config, either in fitted.items() if len(either) > 1]
+
+    @cached_property
+    def passes(self) -> dict[Config, list[Trial]]:
+        """The trials of each config."""
+        found: dict[Config, list[Trial]] = defaultdict(list)
+        for trial in self.of_all_passes():
+            found[trial.config].append(trial)
+        return found
+
+    def of_all_passes(self) -> list[Trial]:
+        """In the order in which they ran."""
         return [
             Trial(
                 config=row.config,
@@ -67,12 +96,13 @@ class TableFile:
         ]
 
 
-def read(file: Path, *, whole: bool = False) -> TableFile:
-    """What `file` holds. Raises `UsageError`, naming the row, for anything that `autofit bench record` has not written,
-    and for a config that is twice in one pass: nobody knows which of its outcomes is right.
+def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
+    """The table in `file`. Raises `UsageError`, naming the row, for anything that `autofit bench record` has not
+    written, and for a config that is twice in one pass: nobody knows which of its outcomes is right.
 
-    An unfinished last line, which a recording leaves if it is killed while writing, is left out, or refused if the file
-    is to be `whole`.
+    An unfinished last line, which a recording leaves if it is killed while writing, is left out. If the table is to be
+    `whole`, it is refused, and so is one without a trial; but one that ends with a whole row may be an unfinished
+    recording all the same, or one of `--max-trials`.
     """
     header, *rows = _objects(file, whole=whole)
     if header.get("schema") != SCHEMA:
@@ -88,9 +118,21 @@ def read(file: Path, *, whole: bool = False) -> TableFile:
     limit, most = header["memory_limit_bytes"], hardware.memory_bytes
     if type(limit) is not int or type(most) is not int or not 0 < limit <= most:
         raise wrong(file, 1, f"memory_limit_bytes is {limit!r}, and must be above 0 and at most the device's {most!r}")
-    found = TableFile(
-        header=header, hardware=hardware, stack=stack, workload=workload, memory_limit_bytes=limit, rows=()
+    try:
+        probe = None if header.get("probe") is None else Probe.from_json(header["probe"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise wrong(file, 1, f"not a probe that this version reads: {error}") from error
+    found = RecordedTable(
+        file=file,
+        header=header,
+        hardware=hardware,
+        stack=stack,
+        workload=workload,
+        memory_limit_bytes=limit,
+        probe=probe,
     )
+    if whole and not rows:
+        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
     return replace(found, rows=tuple(_checked(file, found, rows)))
 
 
@@ -146,7 +188,7 @@ def _objects(file: Path, *, whole: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _checked(file: Path, table: TableFile, rows: list[dict[str, Any]]) -> Iterator[Row]:
+def _checked(file: Path, table: RecordedTable, rows: list[dict[str, Any]]) -> Iterator[Row]:
     first: dict[tuple[int, Config], int] = {}
     for number, line in enumerate(rows, start=2):
         if "schema" in line:
@@ -163,7 +205,7 @@ def _checked(file: Path, table: TableFile, rows: list[dict[str, Any]]) -> Iterat
         yield row
 
 
-def _row(line: dict[str, Any], table: TableFile) -> Row:
+def _row(line: dict[str, Any], table: RecordedTable) -> Row:
     """Raises a `KeyError`, `TypeError` or `ValueError` for what is no trial, or for figures that no trial can have."""
     config = Config.from_json(line["config"])
     if complete(line["config"]) != config:
@@ -183,7 +225,7 @@ def _row(line: dict[str, Any], table: TableFile) -> Row:
     return Row(number, config, outcome, float(seconds))
 
 
-def _check_measurement(outcome: Fits, table: TableFile) -> None:
+def _check_measurement(outcome: Fits, table: RecordedTable) -> None:
     measured, limit = outcome.measurement, table.memory_limit_bytes
     _check_above_zero("step_seconds.median", measured.step_seconds.median)
     _check_above_zero("tokens_per_second", measured.tokens_per_second)
@@ -192,7 +234,7 @@ def _check_measurement(outcome: Fits, table: TableFile) -> None:
             f"device_bytes is {measured.device_bytes!r}: what fits has at least 0 and at most the limit of {limit}"
         )
     speed = table.workload.tokens_per_step / measured.step_seconds.median
-    if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
+    if not math.isclose(speed, measured.tokens_per_second, rel_tol=0.01):  # rounding explains no more
         said = measured.tokens_per_second
         raise ValueError(f"tokens_per_second is {said!r}, and its step_seconds.median makes it {speed!r}")
     if measured.stopped_early is not False:

@@ -28,59 +28,26 @@ Array = NDArray[np.float64]
 
 WORTHWHILE_GAIN = 0.01
 """Expected relative gain below which an untried config is not worth its trial."""
-CONTEST_GAIN = MAX_TIE / 2
-"""Expected gain over the winner from which a config that was measured once runs again: less would be likely to end in a
-tie, and so to leave the recommendation as it is."""
-MOST_RUNS = 3
-"""How often a config runs that must be faster than the winner, as long as its last run said otherwise: were both of two
-runs slow by chance, the recommendation would do work for nothing."""
 LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
 FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
 """While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
 missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
-SUSPICIOUS = 1.5
-"""How many times slower than foretold the measured configs of a method are, in the median, where what they share is
-suspected: a value that all of them have may be slow here, and only another one can tell."""
-MAX_HALF_WIDTH = 0.10
-"""Above this a machine is so busy that its spread says more about the other work than about the next trial."""
-BOUND_DEVIATION = 0.5
-"""Of the logarithm of a step time that is known only to be at least so long, where less was expected: it counts as if
-measured there, this uncertain."""
 BESIDE = 0.1
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
 beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
 what they gain is worth a trial."""
-AREA_BESIDE = 0.2
-"""Weight of a gain in the area under a method's frontier, against one in its best speed: it, too, is only shown beside
-the recommendation."""
-AREA_THOROUGH = 0.5
-"""The same in a thorough search, which is for the frontier."""
 LIKELY = 0.5
 """Probability of fitting below which a config is left alone once something has fitted, unless it may gain much: a trial
 that runs out of memory shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to
 them last."""
 MUCH = 0.1
 """Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
-UNFINISHED = 0.05
-"""Gain of finishing the first trial of a method that was begun and ended because it would take long: all else that is
-worth a trial comes before it, and of a method that is only shown beside the recommended one it is not worth it."""
-POSSIBLE = MUCH
-"""Probability of fitting from which a method may still be the one to recommend: no less than what makes the search try
-one of its configs, whose gain is at least that probability as long as nothing of the method has fitted."""
-ROOM = 0.05
-"""Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
-allocator may spend time on making room."""
 ORDER_DOUBT = 0.05
 """Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
 on a device that hands out memory slowly, recomputing activations may cost less than keeping them. The same chance as
 that of the figures that a search states."""
-UNLUCKY = 2.0
-"""Deviations of its timing by which a measured config may have seemed slower than it is: the regret bound allows for
-that, although it is so rare that a trial for it would seldom pay."""
-CANNOT_FIT = 1e-3
-"""Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +56,9 @@ class Candidate:
 
     config: Config
     expected_gain: float
-    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`,
-    `AREA_THOROUGH`); relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
+    """Expected gain in the best speed of its method, plus a share of that in the area under its frontier, which is only
+    shown beside the recommendation: a fifth, or half in a thorough search. Relative, 0.01 is 1 %. Multiplied by
+    `BESIDE` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Duration of its trial, set-up included."""
@@ -144,11 +112,11 @@ class Acquisition:
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
-        self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
-        configs, axes = state.lattice.configs, state.lattice.axes
-        self._row_of = {c: row for row, c in enumerate(configs)}
+        self._area_weight = 0.5 if thorough else 0.2
+        configs = state.lattice.configs
+        self._row_of = state.lattice.row_of
         self._methods = np.array([c.text("method") for c in configs])
-        self._time = StepTimes(axes, configs, TIME)
+        self._time = StepTimes(state.lattice, TIME)
         self._is_foretold = False
         """Whether times are predicted, and not only steered."""
         self._memory = MemoryFit(state, lower_bounds)
@@ -184,7 +152,7 @@ class Acquisition:
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = completed(lattice, seconds, TIME)
-            self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._time = StepTimes(lattice, time_error(float(stated)), times)
             self._is_foretold = True
             self._costs.use(known)
         self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
@@ -217,22 +185,23 @@ class Acquisition:
 
     def contender(self, winner: Point) -> Point | None:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
-        method after all, as it must be if the winner does all of its work and more; such a one may run a third time.
-        None if that is not worth the run."""
+        method after all. It must be if the winner does all of its work and more: such a one may run a third time, as
+        two runs may both be slow by chance. None if that is not worth the run: half the gain above which speeds never
+        tie, or less, is likely to end in a tie, and so to leave the recommendation as it is."""
         own = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         bounding = {p.config for p in self._bounding()} if self._order_doubt() < 1.0 else set()
         gains = {}
         for number, rival in enumerate(own):
             is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
-            if not rival.measurement.stopped_early and rival.runs < (MOST_RUNS if is_faster else 2):
+            if not rival.measurement.stopped_early and rival.runs < (3 if is_faster else 2):
                 gains[number] = gain_over(winner, rival, is_faster=is_faster)
         most = max(gains, key=gains.__getitem__, default=None)
-        if most is None or gains[most] <= max(self._noise_gain(), CONTEST_GAIN):
+        if most is None or gains[most] <= max(self._noise_gain(), MAX_TIE / 2):
             return None
         return own[most]
 
     def regret_bound(self, winner: Point) -> float:
-        """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
+        """Upper bound, with 95 % confidence, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
         tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
@@ -242,7 +211,8 @@ class Acquisition:
         probability = np.append(self._memory.fit(unknown)[1], np.ones(len(tried)))
         claims = [
             (chance, np.append(least, np.full(len(tried), -math.inf)))
-            for chance, least in self._claims(unknown, unlucky=UNLUCKY)
+            # A trial for a measured config that was so unlucky would seldom pay, but the bound allows for it.
+            for chance, least in self._claims(unknown, unlucky=2.0)
         ]
         return regret_bound(winner, rivals, probability, claims)
 
@@ -305,11 +275,11 @@ class Acquisition:
         return chosen if chosen is not None and self.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
     def _without_suspects(self, rows: Rows, own: Sequence[Point]) -> NDArray[np.bool_]:
-        """Which configs lack a value that all `own` share, the measured ones of their method, where these are slower
-        than foretold: that value may be why, and no trial so far could tell."""
+        """Which configs lack a value that all `own` share, the measured ones of their method, where these are 1.5 times
+        as slow as foretold, in the median: that value may be why, and no trial so far could tell."""
         known = self._rows(p.config for p in own)
         taken = np.log([p.measurement.step_seconds.median for p in own])
-        slow = bool(own) and np.median(taken - self._time.foretold(known)) >= math.log(SUSPICIOUS)
+        slow = bool(own) and np.median(taken - self._time.foretold(known)) >= math.log(1.5)
         if not slow or not self._is_foretold:
             return np.zeros(len(rows), dtype=bool)
         shared = set.intersection(*(set(p.config.items) for p in own))
@@ -317,12 +287,13 @@ class Acquisition:
         return np.array([not shared.issubset(configs[row].items) for row in rows], dtype=bool)
 
     def _noise_gain(self) -> float:
-        """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""
+        """The gain that two equal configs may seem to have over each other, and at least what is worth a trial. A
+        spread beyond 10 % either way says more about other work on the machine than about the next trial."""
         spreads = [p.relative_spread for p in self._state.points()]
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN
-        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, MAX_HALF_WIDTH))
+        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, 0.10))
 
     def candidates(self) -> list[Candidate]:
         """Every open config with its expected gain, in the order of `_Weighed`."""
@@ -369,10 +340,11 @@ class Acquisition:
             paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
             begun = [bound for config, bound in bounds.items() if config.text("method") == method]
             if begun:
-                # One has been begun, and would take long: what may be much faster comes before it is finished.
+                # One has been begun, and would take long: what may be much faster comes before it is finished, which
+                # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
                 front = Front.of([(0.0, min(begun))])
                 faster = expected_gain(front, time.part(own), least[own], memory[own], limit, area_weight=0.0)
-                gain[own] = np.maximum(faster, UNFINISHED * speed / speed.max())
+                gain[own] = np.maximum(faster, 0.05 * speed / speed.max())
                 finishing[own[speed.argmax()]] = True
         gain *= probability
         recommended = self._recommended(fronts, methods, probability, np.exp(expected.mean))
@@ -397,7 +369,8 @@ class Acquisition:
             probability=probability[order],
             seconds=seconds[order],
             dear=dear[order],
-            cannot_fit=(self._memory.predicted[rows] & (probability < CANNOT_FIT))[order],
+            # About three deviations of the errors seen.
+            cannot_fit=(self._memory.predicted[rows] & (probability < 1e-3))[order],
         )
 
     def _recommended(
@@ -405,10 +378,12 @@ class Acquisition:
     ) -> str | None:
         """The most faithful method that has fitted or still may, and is or may be practical (`frontier.practical`).
         Until something has fitted, it must be likely to, by its predicted memory; without predictions none is, and
-        anything that fits is what the user needs. `seconds`: expected of each config's step."""
+        anything that fits is what the user needs. Later it may be as unlikely as what the search still tries: the gain
+        of a config is at least its probability of fitting while nothing of its method has. `seconds`: expected of each
+        config's step."""
         if not fronts and not self._memory.predicted.any():
             return None
-        possible = probability >= (POSSIBLE if fronts else LIKELY)
+        possible = probability >= (MUCH if fronts else LIKELY)
         speeds: dict[str, float] = {}
         for method in self._faithful:
             known = [1.0 / fronts[method].best_seconds] if method in fronts else []
@@ -430,7 +405,7 @@ class Acquisition:
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
-        points, rows = self._state.points(), self._under_way()
+        points, rows = self._state.points(), np.sort(self._rows(self._state.under_way))
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
             memory, probability = self._memory.fit(rows)
@@ -443,16 +418,14 @@ class Acquisition:
     def _rows(self, configs: Iterable[Config]) -> Rows:
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
-    def _under_way(self) -> Rows:
-        return np.sort(self._rows(self._state.under_way))
-
     def _step_time(self, rows: Rows) -> Mixture:
-        """The logarithm of seconds per step."""
+        """The logarithm of seconds per step. One that is known only to be at least so long, where less was expected,
+        counts as if measured there, with a deviation of 0.5."""
         measured = [
             Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
             for p in self._state.measured()
         ]
-        bounds = [Shown(c, math.log(b), BOUND_DEVIATION) for c, b in self._state.least_step_seconds.items()]
+        bounds = [Shown(c, math.log(b), 0.5) for c, b in self._state.least_step_seconds.items()]
         if bounds:
             expected = self._time.predict(measured, self._rows(b.config for b in bounds)).together.mean
             measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
@@ -475,9 +448,9 @@ class Acquisition:
         return [(1.0 - doubt, ordered[rows]), (doubt, proven[rows])]
 
     def _bounding(self) -> list[Point]:
-        """The measured configs that bound those which do their work and more: with room for it, and not stopped early,
-        which is too uncertain."""
-        room = (1.0 - ROOM) * self._state.memory_limit_bytes
+        """The measured configs that bound those which do their work and more: not stopped early, which is too
+        uncertain, and with 5 % of the limit to spare, as an allocator may spend time on making room closer to it."""
+        room = 0.95 * self._state.memory_limit_bytes
         points = (p for p in self._state.points() if not p.measurement.stopped_early)
         return [p for p in points if p.measurement.device_bytes <= room]
 
@@ -488,7 +461,7 @@ class Acquisition:
         for point in measured.values():
             for slower in filter(None, map(measured.get, only_slower(point.config))):
                 lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
-                if lead > max(UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
+                if lead > max(2.0 * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
                     return 1.0
         return ORDER_DOUBT
 

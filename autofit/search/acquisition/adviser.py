@@ -18,7 +18,7 @@ from optuna.trial import TrialState, create_trial
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.workload import digest
-from autofit.search.acquisition.acquisition import Acquisition, Candidate
+from autofit.search.acquisition.acquisition import Acquisition
 from autofit.search.acquisition.sampler import DIRECTIONS, LatticeSampler, parameters, suggested
 from autofit.search.lattice_state import LatticeState
 
@@ -34,7 +34,7 @@ class Adviser:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._state = state
         self.acquisition = acquisition
-        self._sampler = LatticeSampler(state, self.acquisition)
+        self._sampler = LatticeSampler(state, acquisition)
         # A study refuses changed categories under the same name, so the name identifies the space.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
         self.study = optuna.create_study(
@@ -43,10 +43,6 @@ class Adviser:
             sampler=self._sampler,
         )
         self._asked: dict[Config, optuna.Trial] = {}
-
-    def best_candidate(self, seconds_left: float | None = None) -> Candidate | None:
-        """What `ask` would suggest; None if no open config is worth its trial and can end in time."""
-        return self.acquisition.best(seconds_left)
 
     def ask(self, seconds_left: float | None = None) -> Config:
         """The config to run next: the study holds it as running until its outcome is told.
@@ -61,20 +57,15 @@ class Adviser:
         self._asked[config] = trial
         return config
 
-    def expected_seconds(self, config: Config) -> float:
-        """Expected duration of the trial of a config of the lattice, set-up included."""
-        return self.acquisition.expected_seconds(config)
-
-    def tell(self, trial: Trial) -> int:
-        """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
-        ruled_out = self._state.learn(trial)
+    def tell(self, trial: Trial) -> None:
+        """Tell an outcome. Stored trials are told as if just run."""
+        self._state.learn(trial)
         self._tell_study(trial)
-        return ruled_out
 
-    def recall(self, trial: Trial, attempts: list[Trial]) -> int:
+    def recall(self, trial: Trial, attempts: list[Trial]) -> None:
         """`tell` for the stored trial that settles its config, which is one of several attempts."""
         self._tell_study(trial)
-        return self._state.recall(trial, attempts)
+        self._state.recall(trial, attempts)
 
     def give_up(self, config: Config) -> None:
         """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""

@@ -16,19 +16,15 @@ from autofit.search.acquisition.regret import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 from autofit.search.lattice_state import LatticeState
 
-ENOUGH = 500
-"""Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
-
 
 class MemoryFit:
     """The belief about the memory of a lattice's configs."""
 
     def __init__(self, state: LatticeState, lower_bounds: Mapping[Config, int]) -> None:
         self._state = state
-        configs, axes = state.lattice.configs, state.lattice.axes
-        self._row_of = {c: row for row, c in enumerate(configs)}
+        configs = state.lattice.configs
         self._floors = np.array([lower_bounds[c] for c in configs], dtype=float)
-        self._above_floors = LogLinear(axes, configs, ACTIVATIONS)
+        self._above_floors = LogLinear(state.lattice, ACTIVATIONS)
         """For the bytes above the floor, which with predictions is 0."""
         self.predicted = np.zeros(len(configs), dtype=bool)
         """Which configs are predicted."""
@@ -44,7 +40,7 @@ class MemoryFit:
         sizes = {c: math.log(max(p.device_bytes, 1)) for c, p in predictions.items()}
         self.sizes = completed(lattice, sizes, ACTIVATIONS)
         error, rough = memory_errors(predictions, expected)
-        self._above_floors = LogLinear(lattice.axes, lattice.configs, error, self.sizes, rough)
+        self._above_floors = LogLinear(lattice, error, self.sizes, rough)
 
     @property
     def possible(self) -> int:
@@ -76,12 +72,12 @@ class MemoryFit:
         ran_out = [
             (config, self._above_floor(config, trial.memory_limit_bytes))
             for config, trial in self._state.trials.items()
-            if config in self._row_of and ran_out_on_device(trial)
+            if config in self._state and ran_out_on_device(trial)
         ]
         return self._above_floors.predict_rows(known, rows, ran_out)
 
     def _above_floor(self, config: Config, total: int) -> float:
-        return math.log(max(total - self._floors[self._row_of[config]], 1.0))
+        return math.log(max(total - self._floors[self._state.lattice.row_of[config]], 1.0))
 
 
 def memory_error(deviation: float, mean: float = 0.0) -> Prior:
@@ -115,7 +111,8 @@ def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -
     missing = [c for c in lattice.configs if c not in logarithms]
     if not missing:
         return logarithms
-    model = LogLinear(lattice.axes, lattice.configs, prior)
+    model = LogLinear(lattice, prior)
     every = list(logarithms.items())
-    known = every if len(every) <= ENOUGH else random.Random(0).sample(every, ENOUGH)
+    # As many determine the axes' effects as well as thousands would, in a regression of cubic cost.
+    known = every if len(every) <= 500 else random.Random(0).sample(every, 500)
     return logarithms | dict(zip(missing, model.predict(known, missing).mean.tolist(), strict=True))

@@ -18,25 +18,17 @@ Array = NDArray[np.float64]
 Claim = tuple[float, Array | float]
 """A chance, and the logarithms of the seconds that steps take at least if it comes true."""
 
-CONFIDENCE = 0.95
-"""Share of searches whose regret should be within the bound that they state."""
 LEAST_DEVIATION = 1e-6
 """Of a speed's logarithm: below this, a trial is exact, as on a device that keeps perfect time."""
-HALVINGS = 50
-"""Bisections of the interval in which the bound is sought: until only rounding is left."""
-
-
-HASTY_DEVIATION = 0.08
-"""The least standard deviation of the logarithm of a step time from a trial that was stopped early: two steps that
-agree by chance must not pass for certainty. Single steps scatter by 2 % in the median trial of the recorded tables and
-by 12 % in some, executions by 4 to 7 % (`budget.TIMING_SECONDS`)."""
 
 
 def timing_deviation(measured: Point) -> float:
     """Standard deviation of the logarithm of a measured step time, including variation between executions."""
     spread = measured.relative_spread
     deviation = TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
-    return max(deviation, HASTY_DEVIATION) if measured.measurement.stopped_early else deviation
+    # Two steps that agree by chance must not pass for certainty. Single steps scatter by 2 % in the median trial of the
+    # recorded tables and by 12 % in some, executions by 4 to 7 % (`budget.TIMING_SECONDS`).
+    return max(deviation, 0.08) if measured.measurement.stopped_early else deviation
 
 
 def regret_bound(
@@ -44,7 +36,7 @@ def regret_bound(
     rivals: Mixture,
     probability: Array,
     claims: Sequence[Claim] = ((1.0, -math.inf),),
-    confidence: float = CONFIDENCE,
+    confidence: float = 0.95,
 ) -> float:
     """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
@@ -68,7 +60,7 @@ def regret_bound(
     if lead.shape[1] == 0 or chance(0.0) <= 1.0 - confidence:
         return 0.0
     low, high = 0.0, float(np.max(np.maximum(lead, 0.0) + 40.0 * spread))
-    for _ in range(HALVINGS):
+    for _ in range(50):  # bisections, until only rounding is left
         middle = (low + high) / 2
         low, high = (low, middle) if chance(middle) <= 1.0 - confidence else (middle, high)
     return 1.0 - math.exp(-high)

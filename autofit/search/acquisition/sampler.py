@@ -64,7 +64,6 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: optuna.trial.FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All axes at once."""
         return self.space
 
     def sample_relative(

@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.lattice import Axis, Config
+from autofit.core.lattice import Config, Lattice
 from autofit.search.acquisition.surrogate import TIME, Array, Features, LogNormal, Prior, Rows, regression
 
 EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
@@ -30,19 +30,6 @@ NOISE_SCALES = (1.0, 2.0, 4.0)
 SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
 """Of the logarithm of how many times slower a cause makes steps: 7, and 1.5 to 80 within 1.6 deviations. Seen: emulated
 bf16 6 to 90 times slower than fp32 on processors without its arithmetic."""
-SLOW_VALUE = 1 / 30
-"""Chance that a device is slow at any one value of an axis, or at all but one. A device that is slow at none of a
-space's values is thus as likely as one that is slow at some."""
-SLOW_PAIR = SLOW_VALUE / 10
-"""The same for a pair of values that are not slow apart."""
-MOST_CAUSES = 3
-"""Causes of one explanation."""
-EXTENDED = 4
-"""Explanations of each size to which a further cause is added: the likeliest."""
-KEPT = 64
-"""Explanations that are kept: the likeliest."""
-UNLIKELY = 0.002
-"""Share of the belief that those left out beyond may have together."""
 
 
 def time_error(relative_error: float) -> Prior:
@@ -123,15 +110,10 @@ class _Explanation:
 class StepTimes:
     """The belief about the step times of one lattice's configs."""
 
-    def __init__(
-        self,
-        axes: Sequence[Axis],
-        configs: Sequence[Config],
-        prior: Prior,
-        predicted: Mapping[Config, float] | None = None,
-    ) -> None:
+    def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
-        self._features = Features(axes, configs, prior, predicted)
+        configs = lattice.configs
+        self._features = Features(lattice, prior, predicted)
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
         self._prior = prior
@@ -150,11 +132,12 @@ class StepTimes:
         return np.asarray(self._features.expected[rows])
 
     def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
-        """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
+        """Predict configs of the lattice, given by their positions in it, from what trials have shown: by the 64
+        likeliest explanations, or the fewer that have all but 0.2 % of the belief."""
         seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
-        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:KEPT]
+        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:64]
         weights = np.exp(np.array([e.log_weight for e in explanations]) - explanations[0].log_weight)
-        enough = int(np.searchsorted(np.cumsum(weights), (1.0 - UNLIKELY) * weights.sum())) + 1
+        enough = int(np.searchsorted(np.cumsum(weights), 0.998 * weights.sum())) + 1
         explanations, weights = explanations[:enough], weights[:enough]
         parts = [self._predicted(e, seen, rows) for e in explanations]
         return Mixture(
@@ -162,18 +145,18 @@ class StepTimes:
         )
 
     def _explanations(self, seen: _Seen) -> Iterable[_Explanation]:
-        """Those without a cause, and the likeliest with a further one, and with one more than these."""
+        """Those without a cause, and the four likeliest of each number with a further one, up to three causes."""
         level = [
             _Explanation(scale, self._prior.noise * factor, (), seen.evidence(variances, self._prior.noise * factor))
             for scale, variances in enumerate(self._variances)
             for factor in NOISE_SCALES
         ]
         found = {(e.scale, e.noise, e.causes): e for e in level}
-        for _ in range(MOST_CAUSES if seen.causes else 0):
+        for _ in range(3 if seen.causes else 0):
             level.sort(key=lambda e: -e.log_weight)
             level = [
                 further
-                for one in level[:EXTENDED]
+                for one in level[:4]
                 for further in self._extended(one, seen)
                 if (further.scale, further.noise, further.causes) not in found
             ]
@@ -223,11 +206,12 @@ class StepTimes:
         values = [item for item in config.items if not self._having[item].all()]
         others = [item for item in self._having if item[0] in dict(values) and item not in values]
         for item in values:
-            yield _Cause(self._having[item], SLOW_VALUE)
+            # With these chances, a device is as likely to be slow at none of a space's values as at some.
+            yield _Cause(self._having[item], 1 / 30)
         for item in others:
-            yield _Cause(self._having_axis[item[0]] & ~self._having[item], SLOW_VALUE)
+            yield _Cause(self._having_axis[item[0]] & ~self._having[item], 1 / 30)
         for one, other in combinations(values, 2):
-            yield _Cause(self._having[one] & self._having[other], SLOW_PAIR)
+            yield _Cause(self._having[one] & self._having[other], 1 / 300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +247,6 @@ class _Seen:
 
     @property
     def causes(self) -> int:
-        """How many there are."""
         return len(self.members)
 
     def evidence(self, variances: Array, noise: float) -> float:

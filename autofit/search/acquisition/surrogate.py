@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.lattice import Axis, Config, Value
+from autofit.core.lattice import Config, Lattice, Value
 from autofit.core.normal import moments_above
 
 Array = NDArray[np.float64]
@@ -117,16 +117,11 @@ def regression(features: Array, values: Array, spreads: Array, weights: Array) -
 class Features:
     """The configs of one lattice as numbers, with what a prior says of each number's effect on a log figure."""
 
-    def __init__(
-        self,
-        axes: Sequence[Axis],
-        configs: Sequence[Config],
-        prior: Prior,
-        predicted: Mapping[Config, float] | None = None,
-    ) -> None:
+    def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
+        configs = lattice.configs
         self._columns: list[tuple[str, Value | None]] = []
         means, spreads = [prior.intercept], [prior.intercept_spread]
-        for axis in axes:
+        for axis in lattice.axes:
             found = {c.get(axis.name) for c in configs} - {None}
             if len(found) < 2:
                 continue
@@ -140,7 +135,7 @@ class Features:
                 means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
                 # A numeric axis has a slope as well: its values only bend that.
                 spreads.append(spread / 3.0 if axis.numeric else spread)
-        self._row_of = {c: number for number, c in enumerate(configs)}
+        self._row_of = lattice.row_of
         self.spreads = np.array(spreads)
         """Prior standard deviation of each effect."""
         self.matrix = np.array([self._features(c) for c in configs])
@@ -170,19 +165,17 @@ class LogLinear:
 
     def __init__(
         self,
-        axes: Sequence[Axis],
-        configs: Iterable[Config],
+        lattice: Lattice,
         prior: Prior,
         predicted: Mapping[Config, float] | None = None,
         rough: Mapping[Config, float] | None = None,
     ) -> None:
         """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error, to which
         `rough` adds the standard deviations of single configs' own."""
-        every = list(configs)
-        self._features = Features(axes, every, prior, predicted)
+        self._features = Features(lattice, prior, predicted)
         self._noise = prior.noise
         self._weight = prior.weight
-        self._own = np.array([(rough or {}).get(c, 0.0) for c in every])
+        self._own = np.array([(rough or {}).get(c, 0.0) for c in lattice.configs])
 
     def predict(self, known: Sequence[tuple[Config, float]], wanted: Iterable[Config]) -> LogNormal:
         """Predict the log figure of `wanted` from `known` (config, log figure), all of them configs of the lattice."""

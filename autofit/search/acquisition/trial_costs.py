@@ -13,23 +13,20 @@ from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.measure.pace import micro_steps_run, running_seconds, warm_up_seconds
 
-LEAST_SETUP = 0.1
-"""Seconds below which no set-up is taken to last."""
-
 
 class TrialCosts:
     """The expected seconds of the trials of one lattice's configs."""
 
     def __init__(self, lattice: Lattice, batch: int) -> None:
         """`batch`: sequences of a device's optimizer step."""
-        self._setup = LogLinear(lattice.axes, lattice.configs, SETUP)
+        self._setup = LogLinear(lattice, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
         self._micro_steps = np.array(
             [micro_steps_run(int(each), c) for each, c in zip(accumulation, lattice.configs, strict=True)]
         )
         self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""
-        self._row_of = {config: row for row, config in enumerate(lattice.configs)}
+        self._row_of = lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:
         """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""
@@ -50,12 +47,13 @@ class TrialCosts:
         return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro_steps) for step, micro_steps in each])
 
     def _set_up_in(self, trial: Trial) -> float | None:
-        """Seconds before the warm-up. A trial that was killed before any step is one that took as long."""
+        """Seconds before the warm-up, at least a tenth. A trial that was killed before any step is one that took as
+        long."""
         if isinstance(trial.outcome, Fits):
             measured = trial.outcome.measurement
             row = self._row_of[trial.config]
             step = float(self._shares[row] * measured.step_seconds.median)
-            return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), LEAST_SETUP)
+            return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), 0.1)
         if isinstance(trial.outcome, TimedOut) and trial.outcome.least_step_seconds is None:
-            return max(trial.outcome.deadline_seconds, LEAST_SETUP)
+            return max(trial.outcome.deadline_seconds, 0.1)
         return None

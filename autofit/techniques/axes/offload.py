@@ -14,10 +14,6 @@ WITH = {
     "nvme": ("none", "zero3"),
 }
 """The values of `sharding` that each value of `offload` supports; with `none`, one device, DeepSpeed offloads."""
-LARGEST_EMBEDDING = 0.25
-"""If the embedding has more than this share of the parameters, the fp32 part of its gradient, which ZeRO-3 holds
-alongside the gradient, may use up what moving the weights to the host saves: 4 bytes plus fragmentation, against 2 for
-each other parameter."""
 
 
 class Offload(Technique):
@@ -56,7 +52,9 @@ class Offload(Technique):
         smaller than DeepSpeed's buffers, and what is offloaded from a CPU goes to the very memory it came from."""
         if heavier["offload"] == "optimizer":
             counts = shape(job.model)
-            if counts.embedding_parameters > LARGEST_EMBEDDING * counts.parameters:
+            # Else the fp32 part of the embedding's gradient, which ZeRO-3 holds alongside the gradient, may use up what
+            # moving the weights to the host saves: 4 bytes plus fragmentation, against 2 for each other parameter.
+            if counts.embedding_parameters > 0.25 * counts.parameters:
                 return False
         return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
 

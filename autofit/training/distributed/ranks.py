@@ -19,9 +19,6 @@ from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listen
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-_SIOCGIFADDR = 0x8915
-"""The ioctl request for an interface's IPv4 address (netdevice(7))."""
-
 
 class NoMeeting(Exception):
     """The ranks could not find each other; not the fault of the config to be trained."""
@@ -126,7 +123,8 @@ def _interface(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an IPv4 address
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                # SIOCGIFADDR of netdevice(7): an interface's IPv4 address.
+                found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None

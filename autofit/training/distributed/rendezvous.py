@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from autofit.core.document import Document
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(Document):
     """One rank's place in its group. Rank 0 listens, the others connect to it."""
 
     rank: int
@@ -27,15 +27,6 @@ class Rendezvous:
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks, "a rank is one of its group"
         assert 1 <= self.ranks_here <= self.ranks, "a rank is on its own machine"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Rendezvous:
-        """The inverse of `to_json`."""
-        return cls(**data)
 
 
 def listening(host: str, port: int = 0) -> socket.socket:

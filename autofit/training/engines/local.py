@@ -29,7 +29,6 @@ class LocalEngine:
         """Nothing to do: there are no other ranks to wait for."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Accumulate the gradients of `loss`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> torch.Tensor:

@@ -19,12 +19,8 @@ from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.techniques.deepspeed_settings import locked_elements
 from autofit.techniques.job import ranks_per_host
 
-ADAM_COPIES = 4
-"""Tensors stored per trained parameter: the master copy, the gradient, momentum and variance."""
 PREFIX = "autofit-trial-"
 """Prefix of the trials' folders."""
-LOCKS_ALL = 14
-"""Bit number of CAP_IPC_LOCK, the capability to lock memory without limit (capabilities(7))."""
 
 
 def needed_bytes(config: Config, job: Job) -> int:
@@ -37,7 +33,8 @@ def needed_bytes(config: Config, job: Job) -> int:
     if config["method"] != "full":
         trained = model.linear_parameters * 2 * config.number("rank") / model.hidden_size
     here = ranks_per_host(job) / job.workload.devices
-    return int(here * (model.parameters * used + trained * ADAM_COPIES * kept))
+    # Adam stores the master copy, the gradient, momentum and variance.
+    return int(here * (model.parameters * used + trained * 4 * kept))
 
 
 def locked_bytes(config: Config, job: Job) -> int:
@@ -92,7 +89,8 @@ def lockable_bytes() -> int | None:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         held = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-        if held >> LOCKS_ALL & 1:
+        # CAP_IPC_LOCK of capabilities(7): to lock memory without limit.
+        if held >> 14 & 1:
             return None
     return None if limit == resource.RLIM_INFINITY else limit
 

@@ -15,9 +15,8 @@ from autofit.trial.measure import process_memory
 
 RESERVE_BYTES = 1024**3
 """What a trial must leave of its host's memory: enough for what may be taken between two looks, and for those who wait
-for the trial. With less, the kernel kills, and not always the trial."""
-RESERVE_SHARE = 1 / 8
-"""On a small host, it must leave only this share of what was available when the trial began."""
+for the trial. With less, the kernel kills, and not always the trial. On a small host, an eighth of what was available
+when the trial began."""
 WATCH_SECONDS = 0.1
 """Time between two looks."""
 
@@ -31,7 +30,7 @@ class HostWatch:
 
     def __init__(self) -> None:
         self._before = process_memory.host_available()
-        self._reserve = RESERVE_BYTES if self._before is None else min(RESERVE_BYTES, int(self._before * RESERVE_SHARE))
+        self._reserve = RESERVE_BYTES if self._before is None else min(RESERVE_BYTES, self._before // 8)
 
     def check(self) -> None:
         """Raises `HostExhausted` if less than the reserve is left; does nothing where the host does not say."""

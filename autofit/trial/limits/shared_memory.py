@@ -12,8 +12,6 @@ FOLDER = Path("/dev/shm")
 PREFIXES = ("nccl-",)
 """NCCL removes a segment's name once all ranks have mapped it (src/misc/shmutils.cc): a rank that dies before that
 leaves it behind. Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
-YOUNG_SECONDS = 1.0
-"""A segment younger than this may be one that another trial is about to map."""
 
 
 def segments() -> set[Path]:
@@ -23,11 +21,12 @@ def segments() -> set[Path]:
 
 def remove_orphans(known: set[Path]) -> None:
     """Remove segments that were not there when `known` was taken and that no process has mapped."""
-    until = time.monotonic() + YOUNG_SECONDS
+    until = time.monotonic() + 1.0
     while orphans := [path for path in segments() - known if not is_mapped(path)]:
         for path in orphans:
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > YOUNG_SECONDS:
+                # A younger segment may be one that another trial is about to map.
+                if time.time() - path.stat().st_mtime > 1.0:
                     path.unlink()
         if time.monotonic() > until:
             return

@@ -16,9 +16,6 @@ from autofit.core.units import format_bytes
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites.nvme import own_prefix, remove_orphans
 
-FULL_BYTES = 64 * 1024**2
-"""With less than this free, a write is taken to have failed: DeepSpeed's writes are of 1 MiB, several at a time."""
-
 
 @contextmanager
 def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -50,7 +47,8 @@ def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:
         return outcome
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
-        if free < FULL_BYTES:
+        # A write is then taken to have failed: DeepSpeed's are of 1 MiB, several at a time.
+        if free < 64 * 1024**2:
             full = f"the disk of {Path(folder).parent} was full, with {format_bytes(free)} left"
             return replace(outcome, reason=f"{full}: {outcome.reason}", transient=True)
     return outcome

@@ -18,10 +18,6 @@ SM, MEMORY = 1, 2
 """nvmlClockType_t."""
 
 
-GPU_IDLE = 0x1
-"""The reason for a lower clock that nothing runs (nvmlClocksEventReasonGpuIdle), which shows no card's worst."""
-
-
 @dataclass(slots=True)
 class CardWatch:
     """The first visible card, from its creation on; shows nothing where there is no NVML. Used from one thread."""
@@ -92,8 +88,9 @@ class CardWatch:
         return condense(values) if values else None
 
     def _others_share(self, card: nvml.AskedCard) -> float | None:
-        """What processes other than the trial's used of the multiprocessors' time in the last sixth of a second or
-        so; None where process numbers mean another thing to the driver, as in most containers."""
+        """What processes other than the trial's used of the multiprocessors' time in the last sixth of a second or so:
+        one whose last sample is a second older than another's is no longer at work. None where process numbers mean
+        another thing to the driver, as in most containers."""
         if self.process not in {process.pid for process in card.ask("nvmlDeviceGetComputeRunningProcesses")}:
             return None
         latest: dict[int, Any] = {}
@@ -101,12 +98,8 @@ class CardWatch:
             if sample.pid not in latest or sample.timeStamp > latest[sample.pid].timeStamp:
                 latest[sample.pid] = sample
         newest = max((sample.timeStamp for sample in latest.values()), default=0)
-        recent = (s for pid, s in latest.items() if pid != self.process and newest - s.timeStamp < RECENT_MICROSECONDS)
+        recent = (s for pid, s in latest.items() if pid != self.process and newest - s.timeStamp < 1e6)
         return float(min(1.0, sum(sample.smUtil for sample in recent) / 100))
-
-
-RECENT_MICROSECONDS = 1_000_000
-"""A process whose last sample is older than this beside another's is no longer at work."""
 
 
 def _errors(card: nvml.AskedCard) -> int:
@@ -122,5 +115,6 @@ def _said(ask: Callable[[], T]) -> T | None:
 
 
 def _is_limited(look: CardState) -> bool:
-    """Whether something held the clock down at that moment while the card worked."""
-    return bool((look.throttle_mask or 0) & ~GPU_IDLE)
+    """Whether something held the clock down at that moment while the card worked: bit 0x1 says that nothing runs
+    (nvmlClocksEventReasonGpuIdle)."""
+    return bool((look.throttle_mask or 0) & ~0x1)

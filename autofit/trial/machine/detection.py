@@ -26,13 +26,7 @@ from autofit.trial.machine import nvml
 from autofit.trial.machine.instructions import are_capped, instructions
 from autofit.trial.measure import process_memory
 
-CUDA_13_BEGINS_AT = 7.5
-"""Compute capability below which CUDA 13 compiles no kernels (its release notes: Maxwell, Pascal and Volta removed)."""
-NATIVE_BF16 = 8.0
-"""First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
 PROCESSORS = Path("/proc/cpuinfo")
-NAME_CHARACTERS = 64
-"""The most that the name of a processor may have."""
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -95,14 +89,13 @@ def _check_accounting(accounted: bool, files: str) -> None:
 
 
 def cpu() -> Hardware:
-    """This machine's processor as the device."""
     name = _processor_name()
     count = threads()
     memory = host_memory_bytes()
     used = instructions()
     suffix = f"-{used}" if are_capped() else ""
     return Hardware(
-        name=f"cpu-{_slug(name)}-{count}c"[: NAME_CHARACTERS - len(suffix)] + suffix,
+        name=f"cpu-{_slug(name)}-{count}c"[: 64 - len(suffix)] + suffix,
         kind="cpu",
         device_name=name,
         memory_bytes=memory,
@@ -199,7 +192,6 @@ def installed_stack() -> Stack:
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -241,10 +233,11 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
             remedy="make install TORCH_INDEX=<URL for your CUDA version>, see docs/install.md; or use --device cpu",
         )
-    if float(first.capability) < CUDA_13_BEGINS_AT and int(build.cuda.partition(".")[0]) >= 13:
+    # CUDA 13 compiles no kernels below that (its release notes: Maxwell, Pascal and Volta removed).
+    if float(first.capability) < 7.5 and int(build.cuda.partition(".")[0]) >= 13:
         raise EnvironmentLacks(
             f"the installed torch {build.version} has no kernels for {first.name}: CUDA {build.cuda} begins at compute "
-            f"capability {CUDA_13_BEGINS_AT}, and this card has {first.capability}",
+            f"capability 7.5, and this card has {first.capability}",
             remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see docs/install.md; or use --device cpu",
         )
     hardware = _accelerator(
@@ -307,7 +300,8 @@ def _accelerator(
         count=count,
         host_memory_bytes=host_memory_bytes(),
         capability=capability,
-        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= NATIVE_BF16,
+        # Of NVIDIA's, those from compute capability 8.0 on have bf16 arithmetic (Ampere).
+        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= 8.0,
         peak_flops=card.training_peak_flops if card else None,
         power_limit_watts=power_limit_watts,
         mig_profile=mig_profile,

@@ -11,9 +11,6 @@ from autofit.trial.machine import processor
 from autofit.trial.machine.card import CardWatch
 from autofit.trial.machine.detection import threads
 
-LOOK_SECONDS = 0.5
-"""Time between two looks at a card: its clock and its reasons are those of the moment."""
-
 
 class DeviceWatch:
     """Observes the device of one trial: from the beginning of its timed part to that part's end or, if that has not
@@ -38,7 +35,8 @@ class DeviceWatch:
         self._card = None if self._on_cpu else CardWatch(self._process, self._others_bytes)
 
     def follow(self, is_timing: bool) -> None:
-        """Take note of whether the trial is in its timed part, and look at the card when it is time to."""
+        """Take note of whether the trial is in its timed part, and look at the card twice a second: its clock and its
+        reasons are those of the moment."""
         if self._is_over:
             return
         if is_timing and not self._is_timing:
@@ -47,7 +45,7 @@ class DeviceWatch:
             self._look()  # the steps before have left it at work
         elif self._is_timing and not is_timing:
             self.end()
-        elif time.monotonic() - self._looked >= LOOK_SECONDS:
+        elif time.monotonic() - self._looked >= 0.5:
             self._look()
 
     def end(self) -> None:
@@ -59,7 +57,6 @@ class DeviceWatch:
             self._after = processor.read(self._process)
 
     def state(self) -> DeviceState:
-        """What was observed."""
         card = None if self._card is None else self._card.state()
         known = self._before is not None and self._after is not None
         return DeviceState(

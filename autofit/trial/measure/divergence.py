@@ -16,8 +16,6 @@ GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
 RANKS_TOLERANCE = {"bf16": 2.0**-7, "default": 1e-5}
 """Relative difference between the ranks' gradient norms that rounding explains: all have the same gradients once these
 are synchronised, so only processors of different kinds may round the norm differently, in the gradients' format."""
-FALLING_STEPS = 4
-"""Updates on the same batch after which its loss must have fallen."""
 
 
 def divergence(
@@ -102,12 +100,12 @@ def _not_synchronised(config: Config, norm_spreads: Sequence[float]) -> str | No
 
 
 def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
-    """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss.
+    """Every trial repeats one batch, so gradients of the right sign and updates that happen lower its loss within four.
 
     `losses` are those of the steps that updated the weights: loss scaling skips the others.
     """
-    if len(losses) <= FALLING_STEPS or config["optimizer"] == "sgd":
+    if len(losses) <= 4 or config["optimizer"] == "sgd":
         return None  # a plain gradient step this small is lost in 16-bit weights
-    if min(losses[FALLING_STEPS:]) < losses[0]:
+    if min(losses[4:]) < losses[0]:
         return None
     return f"{len(losses) - 1} updates on one batch did not lower its loss of {losses[0]:.5f}"

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 
 LEAK_STEPS = 6
 """With fewer steps, a heap that is settling looks like one that grows."""
-CERTAIN = 4.0
-"""Standard errors by which the growth must exceed 0: on a CPU, what the heap keeps differs by tens of MiB from step to
-step, and of thousands of trials hardly one may be accused of a leak by that."""
 NORMAL_DEVIATION = 1.0 / statistics.NormalDist().inv_cdf(0.75)
 """Standard deviation of a normal variable over its median absolute deviation."""
 
@@ -28,13 +25,15 @@ def leak(in_use: Sequence[int], noise_bytes: int) -> int:
     not steady, does not exceed `noise_bytes` or what scatter explains, or there are too few steps to tell.
 
     The slope is the median of those between all pairs of steps (Theil and Sen: P. K. Sen, JASA 63, 1968), which an
-    allocator that gives memory back once does not bend. A single jump bends it, but is no growth at the median step.
+    allocator that gives memory back once does not bend. A single jump bends it, but is no growth at the median step. It
+    must exceed 0 by four standard errors: on a CPU, what the heap keeps differs by tens of MiB from step to step, and
+    of thousands of trials hardly one may be accused of a leak by that.
     """
     if len(in_use) < LEAK_STEPS:
         return 0
     slope = statistics.median((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(in_use), 2))
     usual = statistics.median(b - a for a, b in itertools.pairwise(in_use))
-    least = max(noise_bytes, CERTAIN * _standard_error(in_use, slope))
+    least = max(noise_bytes, 4.0 * _standard_error(in_use, slope))
     return int(slope) if slope > least and usual > noise_bytes else 0
 
 

@@ -40,26 +40,8 @@ from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.request import TrialRequest
 
-MAX_REPEATS = 30
-STEADY_SPREAD = 0.02
-"""Relative spread of step time at which timing ends before its budget is spent."""
-FORWARDS = 3
-"""How many forward passes a micro-step takes as long as: the backward pass makes two products for each of its own, or
-one and a recomputed one."""
 COMPARED_TOKENS = 512
 """Of a sequence on which gradients are compared where a micro-step takes long."""
-LEAK_SECONDS = 20.0
-"""What the steps may take together from which a leak can be told; that of longer ones is not looked for."""
-MAX_WARM_UPS = 20
-"""Steps after which a gradient that still overflows is no longer the loss scale's fault."""
-HOPELESS_FACTOR = 1.25
-"""A rival that is no heavier, and faster by this factor than each of two repeats, has surely won. One alone may be slow
-by chance: single steps scatter by a standard deviation of 2 % in the median trial of the recorded tables, by 12 % in
-some, and a machine that is shared may slow down for seconds."""
-HOPELESS_REPEATS = 2
-"""The repeats that a rival must beat."""
-PATIENCE_SECONDS = 60.0
-"""How long after its trial's deadline a collective gives up by itself; by then the parent has ended the trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +83,10 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     steps = Steps(step, tokens, accumulation, meter, shared, ranks)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
-    brief = by_itself and reference is not None and is_brief(FORWARDS * step.micro_batch * forward_seconds)
-    step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch, brief=brief)
+    # A backward pass makes two products for each of the forward's, or one and a recomputed one.
+    brief = by_itself and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
+    # A gradient that still overflows after 20 steps is no longer the loss scale's fault.
+    step_seconds = steps.warm_up(warm_ups, 20, watch, brief=brief)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
@@ -150,7 +134,8 @@ def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> 
     return join(
         request.job.hardware.kind,
         request.rendezvous,
-        timeout_seconds=request.deadline_seconds + PATIENCE_SECONDS,
+        # By then the parent has ended the trial.
+        timeout_seconds=request.deadline_seconds + 60.0,
         listener=listener,
     )
 
@@ -295,14 +280,16 @@ def _seconds_left(pace: Pace, ranks: Ranks, setup_seconds: float) -> float:
 
 
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:
-    """Time steps until the spread is small or the budget is spent, at least so many, with a few more while memory grows
-    at every one, or until a rival has surely won; returns whether one has. Once a step is timed, none begins that would
-    take the trial beyond the seconds that it has left: what it has measured is worth more than being killed."""
+    """Time steps until their spread is 2 %, the budget is spent or there are 30, but at least so many, with a few more
+    while memory grows at every one and a leak could be told within 20 s, or until a rival has surely won; returns
+    whether one has. Once a step is timed, none begins that would take the trial beyond the seconds that it has
+    left: what it has measured is worth more than being killed."""
     started = time.monotonic()
-    hasty = range(HOPELESS_REPEATS if least >= HOPELESS_REPEATS else 0)
-    if hasty and all(_hopeless(request, meter, steps.timed(), ranks) for _ in hasty):
+    # One repeat alone may be slow by chance: single steps scatter by a standard deviation of 2 % in the median trial of
+    # the recorded tables, by 12 % in some, and a machine that is shared may slow down for seconds.
+    if least >= 2 and all(_hopeless(request, meter, steps.timed(), ranks) for _ in range(2)):
         return True
-    while len(steps.seconds) < MAX_REPEATS:
+    while len(steps.seconds) < 30:
         steps.timed()
         (is_over,) = ranks.largest([float(time.monotonic() - started + steps.seconds[-1] > left_seconds)])
         if is_over:
@@ -311,19 +298,19 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
             continue
         spread = relative_spread(steps.seconds)
         elapsed = time.monotonic() - started
-        growing = may_leak(steps.in_use, meter.leak_noise_bytes, most=int(LEAK_SECONDS * len(steps.in_use) / elapsed))
+        growing = may_leak(steps.in_use, meter.leak_noise_bytes, most=int(20.0 * len(steps.in_use) / elapsed))
         elapsed, growing_anywhere = ranks.largest([elapsed, float(growing)])
-        steady = spread is not None and spread <= STEADY_SPREAD
+        steady = spread is not None and spread <= 0.02
         if (steady or elapsed > request.timing_seconds) and not growing_anywhere:
             break
     return False
 
 
 def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
-    """Whether a measured rival is both no heavier and faster than this repeat by `HOPELESS_FACTOR`."""
+    """Whether a measured rival is both no heavier and faster than this repeat by a quarter."""
     speed = request.job.workload.tokens_per_step / step_seconds
     (memory,) = ranks.largest([meter.reading().device])
-    return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
+    return any(r.device_bytes <= memory and r.tokens_per_second >= 1.25 * speed for r in request.rivals)
 
 
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:

@@ -18,7 +18,6 @@ from autofit.core.units import MIB, format_bytes
 from autofit.trial.limits.segments import first_allocation
 from autofit.trial.machine import nvml
 from autofit.trial.measure import process_memory
-from autofit.trial.measure.paged_states import paged_bytes
 from autofit.trial.process.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
 
 
@@ -176,7 +175,7 @@ def beside_allocator(held_by_others: int) -> int:
         now = nvml.visible(0)
         free, total = torch.cuda.mem_get_info()
         own = (total - free if now is None else now.held_bytes) - held_by_others
-    return max(0, int(own - torch.cuda.memory_reserved() - paged_bytes()))
+    return max(0, int(own - torch.cuda.memory_reserved() - process_memory.paged_bytes()))
 
 
 class CudaMeter(Meter):
@@ -280,14 +279,14 @@ class CudaMeter(Meter):
         """
         self._book()
         self._update_context()
-        device = self._reserved + self.context + paged_bytes()
+        device = self._reserved + self.context + process_memory.paged_bytes()
         if self._limit >= self._capacity:
             device = min(device, self._capacity)  # the device itself was the limit: the excess was paged out
         if device > self._limit:
             raise OverLimit(
                 f"the driver shows {format_bytes(device)} of {format_bytes(self._limit)}: "
                 f"{format_bytes(self._reserved)} reserved, {format_bytes(self.context)} context, "
-                f"{format_bytes(paged_bytes())} paged"
+                f"{format_bytes(process_memory.paged_bytes())} paged"
             )
         return MemoryReading(
             peak_allocated=self._allocated,

@@ -14,8 +14,6 @@ from autofit.trial.request import Rival, TrialRequest
 WARM_UPS = 2
 """Updates before timing. The first creates states and caches; in the second the host's allocator grows its heap, so it
 took a sixth longer."""
-REPEATS = 3
-"""Steps that are timed at least."""
 LONG_SECONDS = 10.0
 """What the timed steps may take together before fewer are timed: a long step scatters less, relative to its length."""
 ONCE_SECONDS = 5.0
@@ -23,8 +21,6 @@ ONCE_SECONDS = 5.0
 UNSTEADY = 0.8
 """A later micro-step takes at least this share of one that was timed: single steps scatter by 2 % in the median trial
 of the recorded tables, and by 12 % in some."""
-SHORT_SECONDS = 3.0
-"""A trial that has no more than this to go is worth finishing: one slow moment must not end it."""
 BEATEN_FACTOR = 4.0
 """A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
 has room for the rival would train four times as long."""
@@ -49,7 +45,7 @@ def is_brief(micro_step_seconds: float) -> bool:
 
 def least_repeats(step_seconds: float) -> int:
     """Steps that such a trial times at least."""
-    return max(1, min(REPEATS, int(LONG_SECONDS / max(step_seconds, 1e-9))))
+    return max(1, min(3, int(LONG_SECONDS / max(step_seconds, 1e-9))))
 
 
 def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:
@@ -153,8 +149,8 @@ class Pace:
             return
         speed = self.tokens_per_step / step_seconds
         left_seconds = micro_steps_left * least_micro_seconds
-        if left_seconds < SHORT_SECONDS:
-            return
+        if left_seconds < 3.0:
+            return  # worth finishing: one slow moment must not end it
         takes = f"a step takes at least {format_duration(step_seconds)}"
         projected = elapsed_seconds + left_seconds
         why = None

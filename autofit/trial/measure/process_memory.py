@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,6 @@ def limit_further(size: int) -> None:
 
 
 def lift_limit() -> None:
-    """Undo `limit_further`."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -123,3 +123,12 @@ def prefer_as_oom_victim() -> None:
     """Ask the kernel to kill this process first when the machine runs out of memory, rather than the waiting search."""
     with suppress(OSError):  # not writable in some sandboxes: then the kernel's own choice stands
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def paged_bytes() -> int:
+    """Bytes of bitsandbytes' paged optimizer states (cudaMallocManaged) in this process, wherever their pages are now:
+    none of torch's counters sees them."""
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        return 0
+    return sum(int(tensor.nbytes) for tensor in functional.GlobalPageManager.get_instance().paged_tensors)

@@ -12,9 +12,6 @@ from pathlib import Path
 
 from autofit.core.errors import UsageError
 
-HISTORY_EVENTS = 200_000
-"""Allocator events that a snapshot keeps: a few steps of an 8B model."""
-
 
 def check_writable(path: str, option: str) -> None:
     """Raise `UsageError` if `option`'s file cannot be written; an existing one is left as it is."""
@@ -39,7 +36,7 @@ def memory_snapshot(path: str, run: Callable[[], object]) -> None:
     import torch
 
     try:
-        torch.cuda.memory._record_memory_history(max_entries=HISTORY_EVENTS)
+        torch.cuda.memory._record_memory_history(max_entries=200_000)  # a few steps of an 8B model
         try:
             run()
         finally:

@@ -23,8 +23,6 @@ KILL_SECONDS = 60.0
 """How long the kernel may take to end a process that was killed: one that waits for a driver that hangs never ends."""
 _STUCK: set[int] = set()
 """Killed children that have not ended: to wait for them would be to wait for the driver."""
-EXIT_SECONDS = 2.0
-"""How long a child that has answered may take to exit by itself."""
 
 
 @dataclass(slots=True)
@@ -120,11 +118,11 @@ class ChildProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self, *, kill: bool) -> int:
-        """Reap it and kill its whole process group, at once or after it could exit by itself, so that its exit status
-        is its own; returns that, or minus the signal. Safe to call twice."""
+        """Reap it and kill its whole process group, at once or after it had two seconds to exit by itself, so that its
+        exit status is its own; returns that, or minus the signal. Safe to call twice."""
         if self.pid == 0:
             return 0
-        until = time.monotonic() + (0.0 if kill else EXIT_SECONDS)
+        until = time.monotonic() + (0.0 if kill else 2.0)
         while time.monotonic() < until and not self.has_died():
             time.sleep(0.002)
         with contextlib.suppress(ProcessLookupError):
@@ -167,7 +165,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids of this process's children."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:

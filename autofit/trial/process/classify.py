@@ -11,75 +11,57 @@ from typing import Any
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import format_bytes
 from autofit.trial.measure import process_memory
-from autofit.trial.measure.paged_states import paged_bytes
 
 _DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
 """The line with which torch's allocator refuses, as it stands in the message of whatever exception carries it."""
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
-_HOST_SIGNS = (
-    "can't allocate memory",
-    "not enough memory",
-    "cannot allocate memory",
-    "std::bad_alloc",
-    "could not create a memory object",
-    "failed to allocate memory",
-)
-"""Messages of torch, oneDNN, glibc and Python when a host allocation fails (lower case)."""
-_AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primitive")
-"""oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
 NO_ROOM_BYTES = 64 * 1024**2
 """With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
-_STDERR_SIGNS = re.compile(
-    "|".join(map(re.escape, (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory"))), re.IGNORECASE
+
+
+def _signs(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+_HOST = _signs(
+    *("can't allocate memory", "cannot allocate memory", "not enough memory", "failed to allocate memory"),
+    *("std::bad_alloc", "could not create a memory object"),
 )
+"""Messages of torch, oneDNN, glibc and Python when a host allocation fails."""
+_AMBIGUOUS = _signs("could not (create|execute) a primitive")
+"""oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
+_ON_STDERR = _signs(_HOST.pattern, "memoryerror", "thread creation failed", "out of memory")
 _THROWN = re.compile(r"^\s*what\(\):")
 """How the C++ runtime begins the message of an exception that nobody caught, before it aborts."""
-_DEVICE_WORDS = re.compile(
-    r"(cuda|hip) driver error: out of memory"
-    r"|triton error \[(cuda|hip)\]: out of memory"
-    r"|error out of memory at line \d+ in file"  # bitsandbytes, which then exits
-    r"|cuda api failed with status 2\b"  # bitsandbytes: cudaErrorMemoryAllocation
-    r"|cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
-    re.IGNORECASE,
+_DEVICE_ALONE = _signs(
+    "(cuda|hip) driver error: out of memory",
+    r"triton error \[(cuda|hip)\]: out of memory",
+    r"error out of memory at line \d+ in file",  # bitsandbytes, which then exits
+    r"cuda api failed with status 2\b",  # bitsandbytes: cudaErrorMemoryAllocation
+    "cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
 )
 """Nothing but the device's memory is meant by these, in an exception and on standard error."""
-_DEVICE_SIGNS = re.compile(
-    rf"{_DEVICE_WORDS.pattern}|(cuda|hip) (error: )?out of memory|cublas_status_alloc_failed", re.IGNORECASE
-)
+_DEVICE = _signs(_DEVICE_ALONE.pattern, "(cuda|hip) (error: )?out of memory", "cublas_status_alloc_failed")
 """On standard error, these count as the device's. CUDA reports page-locked host memory that it could not get in the
 same words: where a process left nothing else, nothing tells the two apart."""
-_DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
-"""Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
-_HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
-"""Errors when creating a library's handle on a full device, though they have other causes too (lower case)."""
-_FAULT_SIGNS = (
-    "no cuda-capable device is detected",
-    "no cuda gpus are available",
-    "cuda unknown error",
-    "cuda driver initialization failed",
-    "cuda-capable device(s) is/are busy or unavailable",
-    "all cuda-capable devices are busy or unavailable",
-    "uncorrectable ecc error",
-    "uncorrectable nvlink error",
-    "cuda error: unknown error",
-    "hip error: unknown error",
-    "no rocm-capable device is detected",
-    "gpu is lost",
-    "driver shutting down",
-    "system not yet initialized",
+_DRIVER = _signs("out of memory", "cublas_status_alloc_failed")
+"""Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails."""
+_HANDLE = _signs("(cublas|cudnn|cusolver)_status_not_initialized")
+"""Errors when creating a library's handle on a full device, though they have other causes too."""
+_FAULT = _signs(
+    *("no cuda-capable device is detected", "no rocm-capable device is detected", "no cuda gpus are available"),
+    *("cuda unknown error", "(cuda|hip) error: unknown error", "cuda driver initialization failed"),
+    r"cuda-capable device(\(s\) is/are|s are) busy or unavailable",
+    *("uncorrectable (ecc|nvlink) error", "gpu is lost", "driver shutting down", "system not yet initialized"),
 )
-"""Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (lower case; CUDA
-runtime API, cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed
-assertion on the device are not among them: those are faults of what runs there."""
+"""Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (CUDA runtime API,
+cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed assertion on the
+device are not among them: those are faults of what runs there."""
 DEVICE_GONE = "the device is gone"
 """How the reason begins where the driver no longer answers for a device."""
 NO_KERNELS = "has no kernels for"
 """Part of the reason where the installed torch was not built for the device."""
-_NO_KERNEL_IMAGE = 209
-"""cudaErrorNoKernelImageForDevice and hipErrorNoBinaryForGpu."""
-FULL_BYTES = 512 * 1024**2
-"""A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
 LATE_LOADED_BYTES = 2 * 1024**3
 """Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
 
@@ -111,11 +93,9 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
             return Crashed(reason=reason, phase=phase, transient=True)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
         return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
-    if (line := _matching_line(text, _DEVICE_WORDS)) is not None:
+    if (line := _matching_line(text, _DEVICE_ALONE)) is not None:
         return OutOfMemory(reason=line, phase=phase)
-    lowered = text.lower()
-    host_failed = isinstance(error, MemoryError) or any(sign in lowered for sign in _HOST_SIGNS)
-    if host_failed or (any(sign in lowered for sign in _AMBIGUOUS_SIGNS) and _no_room()):
+    if isinstance(error, MemoryError) or _HOST.search(text) or (_AMBIGUOUS.search(text) and _no_room()):
         match = _CPU_REQUEST.search(text)
         return OutOfMemory(
             reason=_first_line(text, "MemoryError"),
@@ -125,12 +105,13 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
         )
     if isinstance(error, RuntimeError):
         free = None if host_is_device else _device_free()
-        device_is_full = free is None or free < FULL_BYTES
+        # Libraries' handles, workspaces and kernels are of that order.
+        device_is_full = free is None or free < 512 * 1024**2
         reason = _first_line(text)
-        if any(sign in lowered for sign in _DRIVER_SIGNS):
+        if _DRIVER.search(text):
             # With room on the device, what CUDA failed to get is page-locked host memory.
             return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
-        if free is not None and device_is_full and any(sign in lowered for sign in _HANDLE_SIGNS):
+        if free is not None and device_is_full and _HANDLE.search(text):
             return OutOfMemory(reason=reason, phase=phase)
     return None
 
@@ -140,14 +121,15 @@ def device_failure(error: BaseException, phase: str) -> Crashed | None:
     config; None for any other."""
     if _has_no_kernel_image(error) and (reason := _why_no_kernels()):
         return Crashed(reason=reason, phase=phase, transient=True)
-    if any(sign in str(error).lower() for sign in _FAULT_SIGNS):
+    if _FAULT.search(str(error)):
         return Crashed(reason=f"the device has failed: {_first_line(str(error))}", phase=phase, transient=True)
     return None
 
 
 def _has_no_kernel_image(error: BaseException) -> bool:
-    """Whether a kernel was begun that has no code for the device."""
-    return getattr(error, "error_code", None) == _NO_KERNEL_IMAGE or "no kernel image is available" in str(error)
+    """Whether a kernel was begun that has no code for the device (cudaErrorNoKernelImageForDevice and
+    hipErrorNoBinaryForGpu are 209)."""
+    return getattr(error, "error_code", None) == 209 or "no kernel image is available" in str(error)
 
 
 def _why_no_kernels() -> str | None:
@@ -197,7 +179,7 @@ def _taken_by_others() -> int:
     with suppress(Exception):  # as above
         free, total = torch.cuda.mem_get_info()
         allowed = int(torch.cuda.get_per_process_memory_fraction() * total)
-        return allowed - torch.cuda.memory_reserved() - free - paged_bytes()
+        return allowed - torch.cuda.memory_reserved() - free - process_memory.paged_bytes()
     return 0
 
 
@@ -223,7 +205,7 @@ def ended_without_result(
     tail = "\n".join(stderr.splitlines()[-20:])
     host = not host_is_device
     lack, is_devices = _memory_line(stderr)
-    fault = next((line for line in stderr.splitlines() if any(sign in line.lower() for sign in _FAULT_SIGNS)), None)
+    fault = next((line for line in stderr.splitlines() if _FAULT.search(line)), None)
     if fault is not None and status != -signal.SIGKILL and lack is None:
         return Crashed(
             reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
@@ -247,9 +229,9 @@ def ended_without_result(
 
 def _memory_line(stderr: str) -> tuple[str | None, bool]:
     """The last line that speaks of memory that could not be had, and whether it was the device's; None without one."""
-    if (line := _matching_line(stderr, _DEVICE_SIGNS)) is not None:
+    if (line := _matching_line(stderr, _DEVICE)) is not None:
         return line, True
-    return _matching_line(stderr, _STDERR_SIGNS), False
+    return _matching_line(stderr, _ON_STDERR), False
 
 
 def _killed(

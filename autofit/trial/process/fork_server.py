@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, TimedOut
+from autofit.core.units import MIB
 from autofit.core.workload import Workload
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
@@ -53,10 +54,6 @@ FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver 
 """Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
-DEVICE_BACK_BYTES = 64 * 1024**2
-"""How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
-RECORDING_SECONDS = 600.0
-"""How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
 
 
 class Host:
@@ -183,7 +180,8 @@ class Host:
         device.end()
         if child.recording:
             answered_at = time.monotonic()
-            until = answered_at + RECORDING_SECONDS
+            # What a trial that has answered still writes does not count towards its deadline.
+            until = answered_at + 600.0
             finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
             child.recording_seconds = time.monotonic() - answered_at
         status = child.end(kill=not finished)
@@ -349,16 +347,16 @@ def _device_held() -> int | None:
 
 
 def _await_device(held_before: int) -> None:
-    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free."""
+    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free; but
+    for 64 MiB, as other processes' fluctuates, too."""
     until = time.monotonic() + DEVICE_BACK_SECONDS
-    while (held := _device_held()) is not None and held > held_before + DEVICE_BACK_BYTES:
+    while (held := _device_held()) is not None and held > held_before + 64 * MIB:
         if time.monotonic() > until:
             return  # then it is another process's
         time.sleep(0.05)
 
 
 def main() -> None:
-    """Serve requests until standard input closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
     parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")

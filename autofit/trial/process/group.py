@@ -15,8 +15,6 @@ from autofit.trial.process.classify import STOPPED
 
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after one has failed, to report failures of their own."""
-CAUSE = 2
-"""A failure at this distance from the cause, or nearer, is the rank's own."""
 _OF_ANOTHER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|remote peer|recv(ing)?value failed"
     r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
@@ -40,7 +38,6 @@ class Gathering:
     _named: bool = False
 
     def take(self, rank: int, attempt: Attempt) -> None:
-        """Record how `rank` ended."""
         self._answers[rank] = attempt.outcome
         self._states[rank] = attempt.device_state
         self._node = attempt.node if rank == 0 else self._node or attempt.node
@@ -50,7 +47,6 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has answered."""
         return len(self._answers) == self.ranks
 
     @property
@@ -68,7 +64,6 @@ class Gathering:
         return [rank for rank in range(self.ranks) if rank not in self._answers]
 
     def attempt(self) -> Attempt:
-        """The trial's."""
         state = together([self._states[rank] for rank in sorted(self._states)])
         return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state, node=self._node)
 
@@ -88,7 +83,7 @@ def combined(answers: Mapping[int, Outcome]) -> Outcome:
         return _hung(late, failures)
     found = failures[cause]
     reason = f"rank {cause}: {found.reason}"
-    if isinstance(found, Crashed) and _distance(found) > CAUSE:
+    if isinstance(found, Crashed) and _distance(found) > 2:
         return replace(found, reason=reason, transient=True)  # the connection failed, not a rank
     return replace(found, reason=reason)
 

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
-from autofit.core.outcome import Crashed, Outcome
+from autofit.core.outcome import Crashed
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
@@ -49,13 +49,8 @@ class GroupRunner:
         for runner in self._runners:
             runner.start()
 
-    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
-        attempt = self.attempt(request)
-        return attempt.outcome, attempt.seconds
-
     def attempt(self, request: TrialRequest) -> Attempt:
-        """`run`, with the state of the devices. Waits until no other process runs a trial on any of them."""
+        """Run `request`, once no other process runs a trial on any of the devices. A trial's failure never raises."""
         devices = device_lock.names(self._kind, len(self._runners))
         try:
             with device_lock.held(

@@ -14,7 +14,7 @@ import threading
 from types import TracebackType
 from typing import IO, Any
 
-from autofit.core.outcome import Crashed, Outcome
+from autofit.core.outcome import Crashed
 from autofit.training.prerequisites.nvme import remove_orphans
 from autofit.trial.attempt import Attempt
 from autofit.trial.limits.segments import ALLOCATOR, allocator_settings
@@ -24,8 +24,6 @@ from autofit.trial.request import TrialRequest
 
 GRACE_SECONDS = 120.0
 """How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
-ENDING_SECONDS = 5.0
-"""How long a parent may take to end. One that is stuck in the driver does not even end when it is killed."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -94,13 +92,8 @@ class TrialRunner:
                 start_new_session=True,
             )
 
-    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
-        attempt = self.attempt(request)
-        return attempt.outcome, attempt.seconds
-
     def attempt(self, request: TrialRequest) -> Attempt:
-        """`run`, with the state of the device."""
+        """Run `request`. A trial's failure never raises."""
         self.start()
         process = self._process
         assert process is not None
@@ -128,8 +121,8 @@ class TrialRunner:
         return int(answer["port"])
 
     def stop(self, why: str = "another rank has failed") -> None:
-        """End the running trial, if there is one; `run` then says that it was stopped or, if `why` is `INTERRUPTED`,
-        what it has shown so far. For another thread to call."""
+        """End the running trial, if there is one; `attempt` then says that it was stopped or, if `why` is
+        `INTERRUPTED`, what it has shown so far. For another thread to call."""
         with self._speaking:
             process = self._process
             if self._running and process is not None:
@@ -193,11 +186,12 @@ class TrialRunner:
             return
         assert process.stdout is not None
         try:
-            process.wait(timeout=ENDING_SECONDS)
+            # A parent that is stuck in the driver does not even end when it is killed.
+            process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=ENDING_SECONDS)
+                process.wait(timeout=5.0)
         process.stdout.close()
         if process.returncode != 0:
             remove_orphans()

@@ -6,13 +6,13 @@ A search on one is told the predictions of the honest device: that they are wron
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from autofit.bench.oracle import Cut, Enough, Oracle, Trace
+from autofit.bench.oracle import Cut, Enough, Oracle, Trace, drawn_again
 from autofit.bench.ours import search
 from autofit.bench.recorded import Recorded
 from autofit.core.frontier import PRACTICAL, Point
@@ -52,11 +52,11 @@ class MadeDevice:
 
 
 class _Drifting(Oracle):
-    """Answers a search on a device that slows down."""
+    """Answers a search on a device that slows down, or whose executions differ."""
 
     def __init__(self, recorded: Recorded, seed: int, device: MadeDevice) -> None:
-        super().__init__(recorded, seed, noise=device.noise)
-        self._drift = device.drift or math.inf
+        super().__init__(recorded, seed)
+        self._drift, self._noise = device.drift or math.inf, device.noise
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         return super().ask(config, self._slower(cut))
@@ -68,16 +68,23 @@ class _Drifting(Oracle):
         factor = 1.0 + min(1.0, len(self._runs) / self._drift)
         return lambda trial: cut(slower(trial, factor))
 
+    def _run(self, config: Config, cut: Cut) -> Trial:
+        source = random.Random(f"{self._seed} {config.key} {self._times[config] + 1}")
+        drawn_again(self._recorded.trials[config].outcome, source)  # as the oracle draws: what follows is the noise
+        factor = math.exp(source.gauss(0.0, self._noise))
+        return super()._run(config, lambda trial: cut(timed(trial, factor)))
+
 
 def searched(recorded: Recorded, device: MadeDevice, seed: int) -> tuple[Recorded, Trace]:
     """Our search on a made device, of which `recorded` is the honest table; with the device's own table."""
     made = device.recorded(recorded)
     oracle = _Drifting(made, seed, device)
     try:
-        partial(search, budget_seconds=BUDGET_SECONDS)(made.problem, oracle, seed)
+        return made, oracle.trace(
+            stated=search(made.problem, oracle, seed, budget_seconds=BUDGET_SECONDS), stopped=True
+        )
     except Enough:
         return made, oracle.trace(stopped=False)
-    return made, oracle.trace(stopped=True)
 
 
 def practical(recorded: Recorded) -> list[Point]:
@@ -95,6 +102,16 @@ def practical(recorded: Recorded) -> list[Point]:
         if share >= UNDECIDED:
             break
     return found
+
+
+def timed(trial: Trial, factor: float) -> Trial:
+    """The trial with `factor` times the step time, in the same seconds; unchanged unless it fits."""
+    if not isinstance(trial.outcome, Fits):
+        return trial
+    measured, steps = trial.outcome.measurement, trial.outcome.measurement.step_seconds
+    steps = replace(steps, median=factor * steps.median, p95=factor * steps.p95)
+    speed = measured.tokens_per_second / factor
+    return replace(trial, outcome=Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=steps)))
 
 
 def slower(trial: Trial, factor: float) -> Trial:

@@ -11,11 +11,12 @@ from typing import Any
 from unit.search.made_truth import Truth
 
 from autofit.bench.oracle import SearchMethod, Trace, searched
-from autofit.bench.problem import Problem, listed
+from autofit.bench.problem import Problem
 from autofit.bench.recorded import Recorded
 from autofit.core.lattice import Config
 from autofit.core.outcome import Outcome, Trial
 from autofit.core.units import GIB
+from autofit.techniques import lightness
 
 LIMIT = 2 * GIB
 """Some configs of each method fit it in the tests' worlds, but not all."""
@@ -26,7 +27,7 @@ def problem_of(truth: Truth, configs: Iterable[Config], *, limit: int = LIMIT, m
     return Problem(
         table="made",
         method=method,
-        configs=listed(tuple(configs)),
+        configs=tuple(sorted(configs, key=lightness)),
         workload=truth.job.workload,
         hardware=truth.job.hardware,
         stack=truth.job.stack,

@@ -24,8 +24,7 @@ from autofit.core.errors import AutofitError, NothingFits, UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, OutOfMemory
 from autofit.core.units import GIB
-from autofit.operations.recording.recorded_tables import read_whole
-from autofit.operations.recording.table_file import is_table
+from autofit.operations.recording.table_file import is_table, read_table
 
 LIMIT = 3 * GIB // 2
 Lines = list[dict[str, Any]]
@@ -54,7 +53,7 @@ def table(lines: Lines, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimating takes longer than everything else."""
-    monkeypatch.setattr(reading, "estimate_all", lambda *asked, **options: {})
+    monkeypatch.setattr(reading, "predict_all", lambda *asked, **options: {})
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -81,8 +80,7 @@ def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
     assert full["reference_point"] == {"device_bytes": LIMIT, "tokens_per_second": 0.0}
     ours = full["methods"][0]
     assert (ours["name"], ours["not_run"]) == ("autofit", None)
-    assert [entry["within"] for entry in ours["score"]["reached"]] == [0.05, 0.02, 0.01]
-    assert set(ours["score"]["reached"][0]) == {"within", "seeds", "trials", "seconds"}
+    assert set(ours["score"]) == {"seeds", "near", "trials", "seconds", "out_of_memory", "hypervolume", "ended"}
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -195,11 +193,11 @@ def test_every_recorded_table_of_this_checkout_is_whole() -> None:
     tables = [path for path in reading.RECORDED.glob("*.jsonl") if is_table(path)]
     assert tables
     for path in tables:
-        assert read_whole(path).trials
+        assert read_table(path, whole=True).trials
 
 
 def test_a_whole_table_is_read_as_it_was_written(table: Path, truth: Truth) -> None:
-    found = read_whole(table)
+    found = read_table(table, whole=True)
     assert (found.name, found.memory_limit_bytes, found.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
     assert [t.config for t in found.trials] == list(truth.lattice.configs)
     assert [t.outcome for t in found.trials] == [truth.outcome(t.config, LIMIT) for t in found.trials]
@@ -330,14 +328,14 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
     # A config's own crash is a row like any other.
     own = {**failed, **crashed().to_json()}
     other = {"config": lines[2]["config"], **fits(1.0, 10).to_json(), "seconds": 5.0}
-    assert len(read_whole(write(tmp_path / "u.jsonl", [lines[0], own, other])).trials) == 2
+    assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], own, other]), whole=True).trials) == 2
 
 
 def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Lines, tmp_path: Path) -> None:
     fitting = next(line for line in lines[1:] if line["outcome"] == "fits")
     failed = {"config": fitting["config"], "pass": 2, **out_of_memory().to_json(), "seconds": 1.0}
     file = write(tmp_path / "t.jsonl", [*lines, failed])
-    (config,) = read_whole(file).contradicting
+    (config,) = read_table(file, whole=True).contradicting
     assert config == Config.from_json(fitting["config"])
     said: list[str] = []
     problems = problems_of(read([file], said.append))

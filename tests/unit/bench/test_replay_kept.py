@@ -34,14 +34,13 @@ def test_a_kept_search_is_the_search(name: str, table: Recorded, tmp_path: Path)
 def test_what_a_search_follows_from(table: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = table.problem
 
-    def name(method: str = "autofit", seed: int = 0, noise: float = 0.0, table: Recorded = table) -> str:
-        return _file_name(table, Wanted(problem.name, method, seed, noise))
+    def name(method: str = "autofit", seed: int = 0, table: Recorded = table) -> str:
+        return _file_name(table, Wanted(problem.name, method, seed))
 
     others = [
         name(),
         name("optuna-random"),
         name(seed=1),
-        name(noise=0.1),
         name(table=replace(table, problem=replace(problem, memory_limit_bytes=1))),
         name(table=replace(table, digest="of another table")),
     ]

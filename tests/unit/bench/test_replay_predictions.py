@@ -17,7 +17,7 @@ from autofit.bench.tables import predictions_of
 from autofit.catalog.models import load
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
-from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
+from autofit.operations.recording.table_file import RecordedTable, read_table
 from autofit.store import Store
 from autofit.trial.machine.detection import installed_stack
 
@@ -43,7 +43,7 @@ def configs(truth: Truth) -> list[Config]:
 
 
 def table_of(truth: Truth, configs: Iterable[Config], file: Path) -> RecordedTable:
-    return read_whole(write(file, lines_of(truth.trial(config, LIMIT) for config in configs)))
+    return read_table(write(file, lines_of(truth.trial(config, LIMIT) for config in configs)), whole=True)
 
 
 def test_cold_predictions_are_of_the_estimator_and_of_no_trial(

@@ -12,7 +12,7 @@ from unit.search.made_truth import Truth
 
 from autofit.bench.oracle import Stated
 from autofit.bench.recorded import Recorded
-from autofit.bench.score import Reached, Share, Spread, regret, score, trials_to
+from autofit.bench.score import Share, Spread, regret, score, trials_to
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 
@@ -43,10 +43,7 @@ def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
     made = trace(table, [configs[i] for i in (4, 1, 2, 6, 3, 0)], seconds=2.0)
     assert [trials_to(made, table.best, within) for within in (0.05, 0.02, 0.01, 0.0)] == [3, 5, 5, 6]
     found = score(table, [made])
-    assert found.reached[0] == Reached(
-        within=0.05, seeds=1, trials=Spread(median=3, p90=3), seconds=Spread(median=6.0, p90=6.0)
-    )
-    assert [r.seconds.median for r in found.reached] == [6.0, 10.0, 10.0]
+    assert (found.near, found.trials, found.seconds) == (1, Spread(median=5, p90=5), Spread(median=10.0, p90=10.0))
     assert found.out_of_memory.median == 1  # the crash is none
 
 
@@ -65,8 +62,8 @@ def test_what_was_never_reached_is_no_number(table: Recorded, configs: list[Conf
         ([reaches] * 5 + [never] * 5, None, None, 5),  # half of them is not more than half
         ([never], None, None, 0),
     ):
-        found = score(table, traces).reached[-1]
-        assert (found.trials, found.seeds) == (Spread(median=median, p90=p90), seeds)
+        found = score(table, traces)
+        assert (found.trials, found.near) == (Spread(median=median, p90=p90), seeds)
         assert (found.seconds.median is None) == (median is None)
     assert math.isinf(regret(trace(table, [configs[4]]).runs, table.best))
     assert regret(never.runs, table.best) == pytest.approx(0.5)

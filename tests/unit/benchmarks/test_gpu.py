@@ -109,7 +109,7 @@ def test_tables_are_recorded_before_smaller_limits_are_tried(
     gpu: ModuleType, call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     table = SimpleNamespace(trials=TRIALS, workload=TRIALS[0].workload, memory_limit_bytes=70 * GIB)
-    monkeypatch.setattr(gpu, "read_whole", lambda file: table)
+    monkeypatch.setattr(gpu, "read_table", lambda file, whole: table)
     status, commands = call("tables", left=1)
     assert status == 75 and firsts(commands) == ["doctor", "bench", "bench"]
     status, commands = call("tables")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from unit.bench.made_tables import lines_of, write
-from unit.operations.made_trials import STACK, fits, make_trial, out_of_memory
+from unit.operations.made_trials import STACK, fits, make_trial
 from unit.operations.made_trials import make_job as any_job
 from unit.search.conftest import MACHINE
 from unit.search.made_truth import Truth, cpu_lattice, make_job
@@ -65,13 +65,6 @@ def test_no_limit_leaves_a_share_of_what_is_all_alike(program: ModuleType, tmp_p
     assert program.limit_for(lora(tmp_path / "b.jsonl", *alike, fits(1.2, 1.0)), 0.2) == int(1.1 * GIB)
 
 
-def test_limits_rise_evenly_to_the_tables_own(program: ModuleType, tmp_path: Path) -> None:
-    recorded = lora(tmp_path / "t.jsonl", *(fits(size, 10) for size in (1, 2, 3, 4)), out_of_memory())
-    own = recorded.problem.memory_limit_bytes
-    limits = [program.evenly(recorded, part) for part in (0.25, 0.5, 0.75, 1.0)]
-    assert limits == [GIB + round((own - GIB) * part) for part in (0.25, 0.5, 0.75, 1.0)]
-
-
 def figures(trials: float | None, seconds: float | None, **ended: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"trials": [trials, None], "seconds": [seconds, None], "out_of_memory": [0, 0]}
     made["frontier"] = [0.99, 0.8]
@@ -88,7 +81,7 @@ def problem(name: str, limit: int | None = None, **methods: Any) -> dict[str, An
 def document(*problems: dict[str, Any], made: str = "now", **changed: Any) -> dict[str, Any]:
     names = {name for p in problems for name in p["methods"]}
     methods = {name: {"recorded_at": made, "revision": made} for name in sorted(names)}
-    run = {"seeds": 20, "noise": 0.0, "tables": {"t": "digest"}}
+    run = {"seeds": 20, "tables": {"t": "digest"}}
     return {**run, "methods": methods, "problems": list(problems), **changed}
 
 
@@ -99,7 +92,7 @@ def test_a_run_keeps_the_methods_that_it_leaves_out(program: ModuleType) -> None
     assert merged["problems"][0]["methods"] == {"autofit": figures(2, 20.0), "other": figures(3, 30.0)}
     assert set(merged["problems"][1]["methods"]) == {"autofit"}
     assert {name: made["revision"] for name, made in merged["methods"].items()} == {"autofit": "now", "other": "before"}
-    for changed in ({"seeds": 2}, {"noise": 0.1}, {"tables": {"t": "another"}}):
+    for changed in ({"seeds": 2}, {"tables": {"t": "another"}}):
         assert "other" not in program.merged({**before, **changed}, now)["problems"][0]["methods"]
 
 

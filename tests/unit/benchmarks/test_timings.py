@@ -24,24 +24,6 @@ def test_the_worst_split_is_of_all_splits(timings: ModuleType) -> None:
     assert timings.worst_split([100.0, 110.0]) == pytest.approx(0.1)
 
 
-def test_what_is_in_the_file_is_not_searched_again(
-    timings: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    out, ran = tmp_path / "searches.json", []
-
-    def searched(job: str, processor: str) -> dict[str, object]:
-        ran.append((job, processor))
-        return {"job": job, "processor": processor, "trials": []}
-
-    monkeypatch.setattr(timings, "searched", searched)
-    for jobs in (["main"], ["main", "lora"]):
-        options = [word for job in jobs for word in ("--job", job)]
-        monkeypatch.setattr("sys.argv", ["timings.py", "search", "--only", "own", *options, "--out", str(out)])
-        timings.main()
-    assert ran == [("main", "own"), ("lora", "own")]
-    assert [one["job"] for one in json.loads(out.read_text())] == ["main", "lora"]
-
-
 def test_a_record_says_when_and_on_what_it_was_made(
     timings: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

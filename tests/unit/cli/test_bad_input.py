@@ -36,7 +36,6 @@ def check(done: Done, code: int, *parts: str) -> None:
 WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     # names
     "model": (("search", "--model", "smolm2-135m"), 2, ("unknown model 'smolm2-135m'", "did you mean smollm2-135m")),
-    "model of a recommendation": (("recommend", "--model", "llama3-8b"), 2, ("did you mean", "llama-3.1-8b")),
     "model of a frontier": (("frontier", "--model", ""), 2, ("unknown model ''",)),
     "model of a trial": (
         ("trial", "--model", "qwen-8b", "--config", "method=full"),
@@ -55,7 +54,6 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     ),
     "hardware that could be any": (("search", *SMALL, "--hardware", "gpu"), 2, ("rtx-4090",)),
     "method of a recommendation": (("recommend", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
-    "method of a frontier": (("frontier", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
     "format": (("recommend", *ASKED, "--format", "jsn"), 2, ("unknown format 'jsn'", "did you mean json")),
     "axis": (
         ("trial", *ASKED, "--config", "microbatch=4"),
@@ -85,15 +83,9 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     # units
     "limit without a unit": (("search", *SMALL, "--memory-limit", "2"), 2, ("has no unit", "2GiB")),
     "limit of an unknown unit": (("search", *SMALL, "--memory-limit", "2Gigs"), 2, ("'2Gigs' is not understood",)),
-    "limit of nothing": (("search", *SMALL, "--memory-limit", ""), 2, ("memory size ''",)),
-    "limit of zero": (("search", *SMALL, "--memory-limit", "0GiB"), 2, ("is zero",)),
-    "negative limit": (("search", *SMALL, "--memory-limit", "-2GiB"), 2, ("'-2GiB' is not understood",)),
     "limit of a recommendation": (("recommend", *ASKED, "--memory-limit", "24"), 2, ("24GiB",)),
-    "empty limit of a recommendation": (("recommend", *ASKED, "--memory-limit", ""), 2, ("memory size ''",)),
     "limit of a trial": (("trial", *ASKED, "--config", "method=full", "--memory-limit", "2"), 2, ("2GiB",)),
     "time without a unit": (("search", *SMALL, "--time-budget", "10"), 2, ("has no unit", "10m")),
-    "time of an unknown unit": (("search", *SMALL, "--time-budget", "10 parsecs"), 2, ("is not understood",)),
-    "time of zero": (("search", *SMALL, "--time-budget", "0s"), 2, ("is zero",)),
     "deadline": (("trial", *ASKED, "--config", "method=full", "--deadline", "10"), 2, ("has no unit",)),
     # numbers
     "sequence": (("search", *MODEL, "--seq-len", "1", "--device", "cpu"), 2, ("seq-len is 1",)),
@@ -106,7 +98,6 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     ),
     "dropout": (("search", *SMALL, "--lora-dropout", "1"), 2, ("lora-dropout is 1.0",)),
     "rank": (("search", *SMALL, "--min-rank", "0"), 2, ("min-rank is 0",)),
-    "rank of a recommendation": (("recommend", *ASKED, "--min-rank", "0"), 2, ("min-rank is 0",)),
     "trials": (("search", *SMALL, "--max-trials", "0"), 2, ("max-trials is 0",)),
     "workers": (("search", *SMALL, "--workers", "0"), 2, ("workers is 0",)),
     "workers in place": (("search", *SMALL, "--in-place", "--workers", "2"), 2, ("one trial at a time",)),
@@ -132,7 +123,6 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         2,
         ("--html and --png both name chart",),
     ),
-    "negative batch of the spaces": (("spaces", "--global-batch", "-4"), 2, ("global-batch is -4",)),
     # what this machine cannot do
     "more memory than there is": (("search", *SMALL, "--memory-limit", "900TiB"), 2, ("is more than the",)),
     "trial with more memory than there is": (
@@ -160,11 +150,6 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         ),
     ),
     "a device that is not measured yet": (("search", *SMALL[:-1], "mps"), 4, ("mps", "--device cpu")),
-    "hardware that is elsewhere, in capitals": (
-        ("search", *SMALL, "--hardware", "H100-80G"),
-        4,
-        ("not h100-80g", "--ray-address"),
-    ),
     "hardware that is elsewhere": (("search", *SMALL, "--hardware", "h100-80g"), 4, ("not h100-80g", "--ray-address")),
     # files
     "space's file": (("search", *SMALL, "--space", "nowhere.yaml"), 2, ("nowhere.yaml: no such file",)),
@@ -287,10 +272,6 @@ SPACES: Mapping[str, tuple[str, str]] = {
         "axes:\n  method: [full]\n  optimiser: [adamw]\n",
         "space.yaml:3: unknown axis 'optimiser': did you mean optimizer",
     ),
-    "value": ("axes:\n  method: [ful]\n", "space.yaml:2: unknown value of method 'ful': did you mean full"),
-    "section": ("axis:\n  method: [full]\n", "space.yaml:1: unknown section 'axis': did you mean axes?"),
-    "no YAML": ("axes: [\n", "space.yaml:2: not valid YAML"),
-    "empty": ("", "space.yaml:1: the file is empty"),
     "batch": (
         "axes:\n  method: [full]\n  micro_batch: [3]\n",
         "space.yaml:3: none of its micro_batch values (3) divides the batch of 4",
@@ -315,8 +296,6 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
     "axis": ('{"microbatch": 1}', "unknown axis 'microbatch': did you mean micro_batch"),
     "value": ('{"micro_batch": "4"}', "unknown value of micro_batch '4'"),
     "inner config": ('{"config": [1]}', "must hold one JSON object"),
-    "inner number": ('{"config": 5}', "must hold one JSON object"),
-    "inner text": ('{"config": "method=full"}', "must hold one JSON object"),
     "bytes": ("\udcff", "config.json"),
     "nested": ("[" * 100_000, "config file config.json is not a config: it is nested too deeply"),
 }

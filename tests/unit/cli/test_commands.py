@@ -442,20 +442,6 @@ def test_a_store_is_brought_to_the_newest_schema(autofit: Autofit, store_file: P
     assert store_file.exists()
 
 
-@pytest.mark.usefixtures("quick")
-def test_reading_commands_create_no_store(autofit: Autofit, store_file: Path) -> None:
-    """A question to a store that is not there, through a misspelt path, must not leave an empty one behind."""
-    for words in (
-        ("db", "check"),
-        ("db", "export", "-"),
-        ("frontier", *ASKED),
-        ("doctor", "--no-ray"),
-        ("recommend", *ASKED),
-    ):
-        autofit(*words)
-        assert not store_file.exists(), words
-
-
 def test_version(autofit: Autofit) -> None:
     done = autofit("--version")
     assert (done.code, done.out, done.err) == (0, f"{__version__}\n", "")

@@ -143,14 +143,6 @@ def test_what_was_measured_of_a_folders_model_is_said(store: Store, tmp_path: Pa
         operations.frontier(replace(options, seq_len=64), store=store)
 
 
-def test_an_empty_store_says_what_to_run(store: Store) -> None:
-    here, _ = detect()
-    with pytest.raises(
-        EnvironmentLacks, match=rf"not been measured on {here.name} yet \(run: autofit search --model {MODEL}"
-    ):
-        operations.recommend(OPTIONS, store=store)
-
-
 @pytest.mark.parametrize(("allow", "rank"), [(Effect.EXACT, 8), (Effect.NUMERICS, 8), (Effect.TRAINING, 64)])
 def test_a_higher_rank_is_for_who_lets_the_training_change(store: Store, allow: Effect, rank: int) -> None:
     add(store, {"method": "lora"}, fits(8, 2000))
@@ -197,27 +189,6 @@ def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
 def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:
     with pytest.raises(NothingFits, match=r"closest takes 10.00 GiB .*method=full"):
         operations.recommend(OPTIONS, memory_limit_bytes=9 * GIB, goal=Goal(method="full"), store=filled)
-
-
-def test_nothing_fits_says_which_lever_would_help(filled: Store) -> None:
-    """Exit code 3 promises what came closest and which lever would help: here another method."""
-    with pytest.raises(NothingFits, match=r"--method"):
-        operations.recommend(OPTIONS, memory_limit_bytes=9 * GIB, goal=Goal(method="full"), store=filled)
-
-
-@pytest.mark.parametrize("goal", [Goal(method="qlora"), Goal(method="lora", min_rank=16)])
-def test_a_goal_that_was_never_measured_is_not_called_out_of_memory(store: Store, goal: Goal) -> None:
-    add(store, {"method": "lora"}, fits(8, 2600))
-    with pytest.raises((EnvironmentLacks, NothingFits)) as told:
-        operations.recommend(OPTIONS, goal=goal, store=store)
-    assert "every trial ran out of memory" not in str(told.value)
-
-
-def test_crashes_are_not_called_out_of_memory(store: Store) -> None:
-    add(store, {"method": "full"}, crashed())
-    with pytest.raises(NothingFits) as told:
-        operations.recommend(OPTIONS, store=store)
-    assert "every trial ran out of memory" not in str(told.value)
 
 
 def test_out_of_memory_alone_is_called_that(store: Store) -> None:
@@ -308,10 +279,6 @@ def test_hardware_that_is_here_is_meant_first(filled: Store) -> None:
     filled.add(make_trial({"method": "full"}, fits(1, 100), job=make_job(hardware=here, stack=stack)))
     assert find_hardware("auto", filled) == here
     assert operations.frontier(OPTIONS, store=filled).hardware == here
-
-
-def test_hardware_that_alone_was_measured_is_meant_elsewhere(filled: Store) -> None:
-    assert find_hardware("auto", filled).name == "h100-80g"
 
 
 def test_of_several_measured_elsewhere_none_is_meant(filled: Store) -> None:

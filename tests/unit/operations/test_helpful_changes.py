@@ -26,9 +26,9 @@ from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
 from autofit.prediction.estimate_cache import CachedEstimator
 from autofit.prediction.estimating import why_not
-from autofit.prediction.helpful_changes import GAIN, _Neighbourhood, effect_of, lightness
+from autofit.prediction.helpful_changes import GAIN, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
-from autofit.techniques import AXES, Job, complete, holds, parse
+from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
 BATCH = 8
 RATES = replace(guess(flops=1e13, wide_flops=1e12, bandwidth=1e11), transfers=seconds_per_byte(CUDA_HARDWARE))

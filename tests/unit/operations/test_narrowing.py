@@ -198,14 +198,6 @@ def test_where_nothing_is_left_the_most_frequent_reason_is_given() -> None:
         narrowed("qlora", method="full")
 
 
-def test_a_batch_that_no_micro_batch_divides(tmp_path: Path) -> None:
-    path = tmp_path / "even.yaml"
-    path.write_text("purpose: even\naxes:\n  method: [full]\n  micro_batch: [2, 4]\n")
-    job = make_job(replace(OPTIONS, global_batch=7))
-    with pytest.raises(UsageError, match=r"none of its micro_batch values \(2, 4\) divides the batch of 7"):
-        narrow(load_space(str(path)), Goal(), job)
-
-
 def test_digests_tell_lattices_apart() -> None:
     def digest(space: str, **goal: Any) -> str:
         request = SearchRequest(workload=OPTIONS, space=space, goal=Goal(**goal))
@@ -232,20 +224,6 @@ def test_the_space_of_several_gpus_offloads_on_one_as_well() -> None:
         assert found == ({"none", "optimizer", "params", "nvme"} if offloads else {"none"}), space
     with pytest.raises(UsageError, match="space offload has no config"):
         narrow(load_space("offload"), Goal(), job)
-
-
-@pytest.mark.parametrize("batch", [0, -1, -64])
-def test_no_space_is_listed_for_no_sequences(batch: int) -> None:
-    with pytest.raises(UsageError, match=f"global-batch is {batch}: it must be at least 1"):
-        space_summaries(batch)
-
-
-def test_every_built_in_space_is_listed_with_its_size() -> None:
-    found = {s["name"]: s for s in space_summaries(64)}
-    assert set(found) >= {"cpu", "single-gpu", "full", "lora", "qlora", "long-context", "multi-gpu", "smoke"}
-    assert int(str(found["single-gpu"]["configs"])) >= 2000
-    assert all(s["purpose"] for s in found.values())
-    assert all(int(str(s["configs"])) > 0 for s in found.values())
 
 
 @pytest.mark.parametrize("space", [*SPACES, "multi-gpu", "multi-cpu", "offload"])

@@ -14,7 +14,6 @@ from jobs import tiny_model
 from autofit.catalog.hardware import card
 from autofit.cli.text.predicted import predicted_frontier_text
 from autofit.core.errors import UsageError
-from autofit.core.frontier import frontiers, pareto
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import METHODS, Effect, Goal
 from autofit.estimate.estimate import Estimate
@@ -175,16 +174,6 @@ def made(config: str, gib: float, speed: float | None) -> Estimate:
 def chosen(estimates: Sequence[Estimate], goal: Goal | None = None) -> Estimate | None:
     found = recommended(estimates, goal or Goal())
     return None if found is None else found.estimate
-
-
-def test_a_point_is_kept_if_none_is_lighter_and_as_fast() -> None:
-    a, b, c, d = made("micro_batch=1", 1, 10), made("micro_batch=2", 2, 9), made("micro_batch=4", 3, 20), one()
-    assert pareto([c, b, a]) == (a, c)
-    assert pareto([a, replace(a, tokens_per_second=11.0)])[0].tokens_per_second == 11.0
-    assert pareto([]) == ()
-    assert pareto([replace(d, tokens_per_second=None), replace(c, tokens_per_second=None)])[0].device_bytes == GIB
-    lora = made("method=lora", 0.5, 30)
-    assert frontiers([a, c, lora]) == (lora, a, c)
 
 
 def test_ties_go_to_what_changes_less_and_then_to_what_is_lighter() -> None:

@@ -22,7 +22,6 @@ from autofit.core.outcome import DEADLINE_SECONDS, Fits, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations import SearchRequest, read_table, record
 from autofit.operations.recording import record as recording
-from autofit.operations.recording.recorded_tables import read_whole
 from autofit.planning import plan as planning
 from autofit.planning.plan import resolve
 from autofit.trial.request import TrialRequest
@@ -62,7 +61,7 @@ def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -
 def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None:
     request = replace(REQUEST, space="cpu", memory_limit_bytes=1 * GIB, max_trials=40)
     found = record(request, file)
-    trials = read_table(file)
+    trials = read_table(file).of_all_passes()
     assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
     assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
     assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
@@ -96,7 +95,7 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     assert (found.recorded, found.run) == (5, 3)
     whole = file.read_text()
     assert whole.splitlines()[:3] == first.splitlines()[:3]
-    assert len(read_table(file)) == 5
+    assert len(read_table(file).of_all_passes()) == 5
     assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
 
 
@@ -106,7 +105,7 @@ def test_a_recording_killed_while_it_wrote_its_header_begins_anew(world: World, 
     header = file.read_text().splitlines()[0]
     for torn in (header[:40], header[:-5]):
         file.write_text(torn)
-        assert record(request, file).run == 2 and len(read_table(file)) == 2
+        assert record(request, file).run == 2 and len(read_table(file).of_all_passes()) == 2
     file.write_text('{"schema": 1, "of": "another program"}')
     with pytest.raises(UsageError, match="row 1: not the first line of `autofit bench record`"):
         record(request, file)
@@ -119,7 +118,7 @@ def test_a_config_with_two_outcomes_is_refused_by_its_row(world: World, file: Pa
     lines = file.read_text().splitlines()
     again = {"config": json.loads(lines[2])["config"], "outcome": "out_of_memory", "reason": "", "seconds": 1.0}
     file.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
-    for read in (read_table, read_whole, lambda file: record(request, file)):
+    for read in (read_table, partial(read_table, whole=True), lambda file: record(request, file)):
         with pytest.raises(UsageError, match=r"table\.jsonl, row 5: repeats the config of row 3: .*method"):
             read(file)
 
@@ -151,7 +150,7 @@ def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None
     for number, seed in enumerate((0, 0, 1)):
         request = replace(REQUEST, space="cpu", max_trials=6, workload=replace(OPTIONS, seed=seed))
         record(request, tmp_path / f"{number}.jsonl")
-        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl")])
+        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl").of_all_passes()])
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -187,7 +186,7 @@ def test_no_two_recordings_write_one_file(world: World, file: Path) -> None:
 
     world.on_wait = recorded_by_another
     found = record(REQUEST, file)
-    assert found.recorded == found.configs == len(read_table(file))
+    assert found.recorded == found.configs == len(read_table(file).of_all_passes())
 
 
 def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> N
 def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
     asked = replace(REQUEST, space="cpu", max_trials=12)
     record(asked, file, covering=True)
-    chosen = [trial.config for trial in read_table(file)]
+    chosen = [trial.config for trial in read_table(file).of_all_passes()]
     everything = {value for config in resolve(asked).lattice.configs for value in config.items}
     assert len(set(chosen)) == 12
     for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
@@ -232,7 +231,7 @@ def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
     second = record(request, file)
     assert (second.recorded, second.run, second.left) == (5, 3, 0)
     assert [request.deadline_seconds for request in asked[2:]] == [DEADLINE_SECONDS] * 3
-    assert len(read_whole(file).trials) == 5
+    assert len(read_table(file, whole=True).trials) == 5
 
 
 def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: Path) -> None:
@@ -241,7 +240,7 @@ def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: 
     record(REQUEST, file, trial_seconds=60.0)
     fitted = [
         (t.config["method"], t.outcome.measurement.tokens_per_second)
-        for t in read_table(file)
+        for t in read_table(file).of_all_passes()
         if isinstance(t.outcome, Fits)
     ]
     assert len(fitted) == len(asked) > 1 and len({method for method, _ in fitted}) > 1
@@ -279,7 +278,9 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
     met = itertools.chain([BUSY, CLEAN, BUSY, BUSY], itertools.repeat(CLEAN))
     wait = FakePool.wait
     monkeypatch.setattr(
-        FakePool, "wait", lambda pool, timeout: [replace(d, device_state=next(met)) for d in wait(pool, timeout)]
+        FakePool,
+        "wait",
+        lambda pool, timeout: [(r, replace(a, device_state=next(met))) for r, a in wait(pool, timeout)],
     )
     asked: list[TrialRequest] = []
     world.special = lambda request: asked.append(request)
@@ -287,7 +288,7 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
     assert len(asked) == found.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
     _, *lines = map(json.loads, file.read_text().splitlines())
     assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
-    assert len(read_table(file)) == found.recorded == len(lines)
+    assert len(read_table(file).of_all_passes()) == found.recorded == len(lines)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:
@@ -306,7 +307,7 @@ def test_further_passes_are_added_in_orders_of_their_own(world: World, file: Pat
     assert [line.get("pass") for line in lines] == [None] * count + [2] * count + [3] * count
     assert len({tuple(order) for order in orders}) == 3 and len({tuple(sorted(order)) for order in orders}) == 1
     assert record(REQUEST, file, passes=3).run == record(REQUEST, file).run == 0
-    assert len(read_table(file)) == 3 * count and len(read_whole(file).trials) == count
+    assert len(read_table(file).of_all_passes()) == 3 * count and len(read_table(file, whole=True).trials) == count
 
 
 def test_further_passes_measure_the_configs_of_the_first_where_it_measured_some_only(world: World, file: Path) -> None:

@@ -18,7 +18,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations import SearchRequest, WorkloadOptions, hub_id
-from autofit.planning.requests import CPU_SHARE, memory_limit
+from autofit.planning.requests import memory_limit
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 
@@ -111,7 +111,7 @@ def test_a_limit_is_what_was_asked() -> None:
 def test_without_a_limit_it_is_the_devices_memory() -> None:
     assert memory_limit(None, HARDWARE) == 80 * GIB
     # The rest of a host's memory is the system's.
-    assert memory_limit(None, CPU) == int(CPU_SHARE * 32 * GIB)
+    assert memory_limit(None, CPU) == int(0.8 * 32 * GIB)
 
 
 def test_more_than_the_device_has_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_more_than_the_device_has_is_refused() -> None:
 
 
 def test_ranks_on_one_host_share_its_memory_and_each_gpu_has_its_own() -> None:
-    assert memory_limit(None, CPU, 2) == int(CPU_SHARE * 32 * GIB) // 2
+    assert memory_limit(None, CPU, 2) == int(0.8 * 32 * GIB) // 2
     assert memory_limit(16 * GIB, CPU, 2) == 16 * GIB
     with pytest.raises(
         UsageError, match=r"memory-limit 17.00 GiB for each of 2 ranks is more than the 32.00 GiB of cpu"

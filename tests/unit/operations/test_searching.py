@@ -98,12 +98,6 @@ def test_the_recommendation_is_read_off_the_frontier(world: World, request_: Sea
     assert later.point == answer.point
 
 
-def test_the_frontier_shows_what_fits(world: World, request_: SearchRequest) -> None:
-    result = operations.search(request_)
-    assert all(p.measurement.device_bytes <= 2 * GIB for p in result.frontier.points)
-    assert result.frontier.trials >= len(result.frontier.points)
-
-
 def test_a_search_is_kept_with_what_it_asked_and_how_it_ended(
     world: World, request_: SearchRequest, store: Store
 ) -> None:
@@ -140,12 +134,6 @@ def test_the_same_question_is_answered_from_the_store(world: World, request_: Se
     assert again.frontier.points == first.frontier.points
     assert store.count() == first.trials
     assert again.stopped_because == "the same search has already been completed"
-
-
-def test_an_answers_search_can_be_looked_up(world: World, request_: SearchRequest, store: Store) -> None:
-    operations.search(request_)
-    again = operations.search(request_)
-    assert store.search(again.search_id) is not None
 
 
 @pytest.mark.parametrize(
@@ -403,45 +391,6 @@ def test_a_cluster_is_left_where_the_request_is_wrong(world: World, request_: Se
     assert all(pool.closed for pool in world.pools)
 
 
-# What is refused before any worker starts.
-
-
-def check_refused(world: World, request: SearchRequest, kind: type[Exception], *parts: str) -> None:
-    with pytest.raises(kind) as refused:
-        operations.search(request)
-    assert all(part in str(refused.value) for part in parts), str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert world.pools == []
-    assert not Path(str(request.store)).exists()
-
-
-def test_wrong_names_are_refused(world: World, request_: SearchRequest) -> None:
-    check_refused(world, replace(request_, device="cdua"), UsageError, "unknown device 'cdua': did you mean cuda")
-    check_refused(world, replace(request_, hardware="h100-80"), UsageError, "h100-80g", "h100-pcie-80g")
-    check_refused(world, replace(request_, space="cpuu"), UsageError, "unknown search space 'cpuu': did you mean cpu")
-    check_refused(world, replace(request_, workload=replace(OPTIONS, model="lama")), UsageError, "unknown model 'lama'")
-
-
-def test_hardware_that_is_elsewhere_is_refused(world: World, request_: SearchRequest) -> None:
-    here, _ = detect("cpu")
-    asked = replace(request_, hardware="h100-80g")
-    check_refused(world, asked, EnvironmentLacks, f"this machine has {here.name}, not h100-80g", "--ray-address")
-
-
-def test_the_hardware_that_is_here_may_be_named(world: World, request_: SearchRequest) -> None:
-    here, _ = detect("cpu")
-    assert operations.search(replace(request_, hardware=here.name, max_trials=1)).trials > 0
-
-
-def test_more_memory_than_there_is(world: World, request_: SearchRequest) -> None:
-    check_refused(world, replace(request_, memory_limit_bytes=2**60), UsageError, "is more than the")
-
-
-def test_a_limit_below_the_bare_weights(world: World, request_: SearchRequest) -> None:
-    asked = replace(request_, memory_limit_bytes=50 * 2**20)
-    check_refused(world, asked, NothingFits, "smollm2-135m cannot fit 50 MiB", "the smallest config needs at least")
-
-
 LARGE = replace(OPTIONS, model="llama-3.1-70b")
 
 
@@ -543,23 +492,6 @@ def test_a_wider_permission_that_needs_less_is_named(world: World, request_: Sea
     assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
     here, _ = detect("cpu")
     assert f"--memory-limit may be up to the {format_bytes(here.memory_bytes)} of {here.name}" in text
-
-
-def test_a_search_in_place_asks_no_cluster(request_: SearchRequest) -> None:
-    with pytest.raises(UsageError, match="--in-place runs trials here, without Ray: leave --ray-address out"):
-        replace(request_, in_place=True, ray_address="auto")
-
-
-def test_a_dry_run_asks_no_cluster(world: World, request_: SearchRequest) -> None:
-    with pytest.raises(UsageError, match="--dry-run looks only at this machine, not at a cluster"):
-        operations.predict_frontier(replace(request_, ray_address="auto"))
-    assert world.pools == []
-
-
-def test_an_impossible_pool_is_refused_before_the_search_begins(request_: SearchRequest) -> None:
-    with pytest.raises(UsageError, match="--in-place runs one trial at a time"):
-        operations.search(replace(request_, in_place=True, workers=2))
-    assert not Path(str(request_.store)).exists()
 
 
 def test_an_outline_runs_nothing(world: World, request_: SearchRequest) -> None:
@@ -733,8 +665,6 @@ def test_without_predictions_trials_alone_tell_what_fits(world: World, request_:
     assert predictor.asked == []
     assert list(store.predicted()) == []
     assert store.count() == result.trials > 0
-    with pytest.raises(UsageError, match="leave --no-predict out"):
-        operations.predict_frontier(replace(request_, predict=False))
 
 
 def test_an_estimator_that_fails_costs_the_predictions_alone(

@@ -24,7 +24,7 @@ from autofit.probe import kernels, ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
 from autofit.probe.products import _another, fitted
-from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
+from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
 from autofit.trial.machine.detection import cpu
@@ -144,7 +144,7 @@ def test_a_real_step_has_as_many_layers_as_there_is_room_for() -> None:
 
 
 def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> None:
-    slow, usual, fast = [SLOW_SECONDS, 3.0], [MOST_SECONDS / 2, 0.2], [0.01, 0.005]
+    slow, usual, fast = [10.0, 3.0], [MOST_SECONDS / 2, 0.2], [0.01, 0.005]
     rounds = {name: next(n for n in range(20) if _enough([each] * n)) for name, each in
               {"slow": slow, "usual": usual, "fast": fast}.items()}  # fmt: skip
     assert rounds == {"slow": 1, "usual": 1 + LEAST_ROUNDS, "fast": 1 + MOST_ROUNDS}

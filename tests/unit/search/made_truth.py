@@ -29,6 +29,7 @@ from autofit.search.loop import Search
 from autofit.search.progress import Progress
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import Job, unsupported
+from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
@@ -191,7 +192,7 @@ class FakePool:
         if outcome is None:
             attempt = sum(r.config == request.config for r in self.submitted)
             outcome = self.truth.outcome(request.config, request.memory_limit_bytes, attempt)
-        return [Completed(request=request, outcome=outcome, seconds=self.seconds)]
+        return [(request, Attempt(outcome=outcome, seconds=self.seconds))]
 
     def close(self) -> None:
         """Count the calls."""

@@ -26,8 +26,6 @@ from autofit.core.units import GIB
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition import acquisition as module
 from autofit.search.acquisition.acquisition import (
-    AREA_BESIDE,
-    AREA_THOROUGH,
     BESIDE,
     LIKELY,
     MUCH,
@@ -120,7 +118,7 @@ def test_the_store_is_told_as_if_just_run() -> None:
         rebuilt.tell(make_trial(config, outcome, limit=LIMIT))
     for one, other in zip(asked.study.trials, rebuilt.study.trials, strict=True):
         assert (one.params, one.values, one.constraints) == (other.params, other.values, other.constraints)
-    assert rebuilt.best_candidate() == asked.best_candidate()
+    assert rebuilt.acquisition.best() == asked.acquisition.best()
     assert len(state.trials) == 3
 
 
@@ -136,23 +134,6 @@ def test_a_config_of_another_space_disturbs_neither_the_study_nor_the_advice(out
     adviser.tell(make_trial({"method": "full", "attention": "eager"}, outcome, limit=LIMIT))
     assert adviser.study.trials == []
     assert {c.config: c.expected_seconds for c in adviser.acquisition.candidates()} == before
-
-
-def test_what_is_under_way_is_not_suggested_again() -> None:
-    adviser, state = make_adviser()
-    under_way = [ask(adviser) for _ in range(5)]
-    assert len(set(under_way)) == 5
-    assert not set(under_way) & set(state.open)
-    assert [t.state for t in adviser.study.trials] == [TrialState.RUNNING] * 5
-
-
-def test_outcomes_may_come_in_any_order() -> None:
-    adviser, _ = make_adviser()
-    configs = [ask(adviser) for _ in range(4)]
-    for number, config in enumerate(reversed(configs)):
-        adviser.tell(make_trial(config, fits(4, 100 + number), limit=LIMIT))
-    assert [suggested(t.params) for t in adviser.study.trials] == configs
-    assert [t.values[1] for t in adviser.study.trials] == [103.0, 102.0, 101.0, 100.0]
 
 
 @pytest.mark.parametrize(("gib", "early", "bounds"), [(5.0, False, True), (9.9, False, False), (5.0, True, False)])
@@ -237,7 +218,7 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
     under_way: list[Config] = []
     for event in history:
         if event == "wait" or not under_way:
-            candidate = adviser.best_candidate()
+            candidate = adviser.acquisition.best()
             if candidate is None:
                 assert adviser.acquisition.worthwhile() == []  # what is open, if anything, is not worth a trial
                 break
@@ -252,35 +233,9 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
             adviser.tell(make_trial(config, outcome_of(event, choose), limit=LIMIT))
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10**6))
-def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
-    truth = Truth(make_job(), LATTICE, seed)
-    limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
-    state = LatticeState(LATTICE, limit)
-    adviser = Adviser(state, Acquisition(state, truth.lower_bounds))
-    ran: list[Config] = []
-    for _ in range(30):
-        candidate = adviser.best_candidate()
-        if candidate is None:
-            break
-        assert 0.0 <= candidate.fit_probability <= 1.0
-        assert math.isfinite(candidate.expected_gain) and candidate.expected_gain >= 0.0
-        config = adviser.ask()
-        trial = truth.trial(config, limit)
-        ruled_out_before = set(state.ruled_out)
-        adviser.tell(trial)
-        assert config not in ran and config not in ruled_out_before
-        ran.append(config)
-        # Nothing that was ruled out would have fitted.
-        assert all(truth.memory(c) > limit for c in state.ruled_out)
-        assert isinstance(trial.outcome, Fits) == (truth.memory(config) <= limit)
-    assert len(adviser.study.trials) == len(ran)
-
-
 def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
     adviser, _ = make_adviser(limit=int(1.2 * GIB))
-    candidate = adviser.best_candidate()
+    candidate = adviser.acquisition.best()
     assert candidate is not None and candidate.fit_probability > 0
 
 
@@ -465,7 +420,7 @@ def test_a_study_whose_lattice_is_used_up_says_so() -> None:
     one = Lattice(axes=LATTICE.axes, configs=LATTICE.configs[:1])
     adviser, _ = make_adviser(one)
     assert run(adviser, fits(4, 100)) == one.configs[0]
-    assert adviser.best_candidate() is None
+    assert adviser.acquisition.best() is None
     with pytest.raises(ValueError, match="every config"):
         adviser.ask()
 
@@ -501,11 +456,11 @@ def test_what_cannot_end_in_time_is_not_suggested() -> None:
     adviser, _ = make_adviser(compiled_or_not())
     adviser.tell(with_setup(adviser.ask(), 5.0))
     for _ in range(5):
-        candidate = adviser.best_candidate(seconds_left=30.0)
+        candidate = adviser.acquisition.best(seconds_left=30.0)
         assert candidate is not None and candidate.expected_seconds <= 30.0
         assert adviser.ask(30.0) == candidate.config
-    assert adviser.best_candidate(seconds_left=1.0) is None
-    assert adviser.best_candidate() is not None
+    assert adviser.acquisition.best(seconds_left=1.0) is None
+    assert adviser.acquisition.best() is not None
 
 
 def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
@@ -513,7 +468,7 @@ def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
     adviser, _ = make_adviser()
     for _ in range(4):
         run(adviser, fits(4, 1.0))
-        best, every = adviser.best_candidate(), adviser.acquisition.candidates()
+        best, every = adviser.acquisition.best(), adviser.acquisition.candidates()
         shortest = min(c.expected_seconds for c in every)
         assert shortest > ALLOWANCE_SHARE * USUAL_SECONDS
         assert best is not None and best.expected_seconds <= ALLOWANCE_FACTOR * shortest
@@ -546,7 +501,7 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
     state = LatticeState(LATTICE, limit)
     adviser = Adviser(state, Acquisition(state, FLOORS, thorough=thorough))
     unlikely = 0
-    while (candidate := adviser.best_candidate()) is not None:
+    while (candidate := adviser.acquisition.best()) is not None:
         if state.points() and candidate.fit_probability < LIKELY:
             unlikely += 1
             gains = [c.expected_gain for c in adviser.acquisition.candidates() if c.fit_probability >= LIKELY]
@@ -568,7 +523,7 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     weighed = adviser.acquisition._weighed()
     shown = replace(weighed, gain=np.array([more * MUCH]), probability=np.array([0.3]), cannot_fit=np.array([False]))
     monkeypatch.setattr(adviser.acquisition, "_weighed", lambda: shown)
-    found = adviser.best_candidate()
+    found = adviser.acquisition.best()
     assert (None if found is None else found.config) == (kept if tried else None)
 
 
@@ -724,7 +679,7 @@ def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked
         state = LatticeState(LATTICE, LIMIT)
         state.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
         by_search.append(gains(Acquisition(state, FLOORS, thorough=thorough))[lightest])
-    assert by_search[0] * AREA_THOROUGH == pytest.approx(by_search[1] * AREA_BESIDE) and by_search[0] > 0
+    assert by_search[0] * 0.5 == pytest.approx(by_search[1] * 0.2) and by_search[0] > 0
 
 
 def test_no_method_takes_precedence_in_a_thorough_search() -> None:
@@ -763,7 +718,7 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
         acquisition.use(Predictions(by_config=said))
         adviser = Adviser(state, acquisition)
         tried = []
-        while adviser.best_candidate() is not None:
+        while adviser.acquisition.best() is not None:
             tried.append(run(adviser, fits(2, 100)).text("method"))
         assert tried[0] == first and {"lora", "qlora"} <= {*tried}
         assert tried.count(first) > max(tried.count(method) for method in METHODS if method != first)

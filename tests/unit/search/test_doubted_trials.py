@@ -17,6 +17,7 @@ from autofit.core.units import GIB
 from autofit.search.budget import Budget, Limits
 from autofit.search.lattice_state import LatticeState
 from autofit.search.scheduler import Scheduler
+from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
 QUIET = ProcessorState(cores=4, threads=4, busy_seconds=40.0, own_seconds=40.0, stolen_seconds=0.0)
@@ -31,7 +32,7 @@ class SharedPool(FakePool):
     states: Iterator[DeviceState]
 
     def wait(self, timeout: float) -> list[Completed]:
-        return [replace(done, device_state=next(self.states)) for done in super().wait(timeout)]
+        return [(asked, replace(attempt, device_state=next(self.states))) for asked, attempt in super().wait(timeout)]
 
 
 @pytest.fixture
@@ -50,10 +51,11 @@ def run(truth: Truth) -> Callable[..., tuple[list[Trial], list[Trial]]]:
         kept = [] if kept is None else kept
         budget = Budget(limits=Limits(memory_bytes=32 * GIB, **limits))
         keep = lambda trial: kept.append(trial) or trial  # type: ignore[func-returns-value]  # noqa: E731
-        runs = Scheduler(job=truth.job, budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
+        runs = Scheduler(budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
         believed = []
         for number in configs:
-            runs.begin(truth.lattice.configs[number], timing_seconds=1.0, patience_seconds=60.0)
+            config = truth.lattice.configs[number]
+            runs.begin(TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=60.0))
             while runs.in_flight:
                 believed += runs.collect()[0]
         assert next(pool.states, None) is None

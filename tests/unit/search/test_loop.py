@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import crashed, make_job, make_trial, out_of_memory
 from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
@@ -23,8 +23,8 @@ from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, 
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS
 from autofit.search import budget
-from autofit.search.budget import GRACE_SECONDS, Limits
-from autofit.search.lattice_state import MOST_EARLY_ENDS, answers
+from autofit.search.budget import Limits
+from autofit.search.lattice_state import answers
 from autofit.search.scheduler import MACHINERY_FAILURES, Scheduler
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import TrialRequest
@@ -45,10 +45,10 @@ class WaitingPool(FakePool):
     def wait(self, timeout: float) -> list[Completed]:
         """As workers do."""
         found = []
-        for done in super().wait(timeout):
-            ran = done.request.after_waiting(self.waited)
+        for request, attempt in super().wait(timeout):
+            ran = request.after_waiting(self.waited)
             late = TimedOut(reason="killed", deadline_seconds=ran.deadline_seconds)
-            found.append(replace(done, outcome=late, waited_seconds=self.waited))
+            found.append((request, replace(attempt, outcome=late, waited_seconds=self.waited)))
         return found
 
 
@@ -300,10 +300,10 @@ def test_the_time_asked_for_is_kept(truth: Truth, size: int, seconds: float, clo
     run.pool.checks.append(lambda request: begun.append((clock.now - 1000.0, request.deadline_seconds)))
     run.search.run()
     assert "time" in run.progress.stopped_because
-    assert all(second < seconds and second + deadline <= seconds + GRACE_SECONDS for second, deadline in begun)
+    assert all(second < seconds and second + deadline <= seconds + 10.0 for second, deadline in begun)
     winner = run.search.winner()
     assert winner is not None and winner.verified
-    assert clock.now - 1000.0 <= seconds + GRACE_SECONDS
+    assert clock.now - 1000.0 <= seconds + 10.0
 
 
 def test_without_a_budget_a_trial_has_its_whole_deadline(truth: Truth) -> None:
@@ -551,33 +551,6 @@ def test_an_interrupted_search_goes_on(truth: Truth, after: int, size: int) -> N
     assert rest.regret < WITHIN_TIES
 
 
-def test_an_interrupt_while_showing_progress_closes_the_pool_too(truth: Truth) -> None:
-    run = prepare(truth, limit_for(truth, 0.5))
-
-    def interrupt(progress: object) -> None:
-        if len(run.saved) == 2:
-            raise KeyboardInterrupt
-
-    run.search.report = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        run.search.run()
-    assert run.pool.closed == 1
-    assert len(run.saved) == 2
-
-
-def test_a_pool_that_fails_is_closed_and_the_error_seen(truth: Truth) -> None:
-    run = prepare(truth, limit_for(truth, 0.5))
-
-    def fail() -> None:
-        if len(run.saved) == 3:
-            raise RuntimeError("the cluster is gone")
-
-    run.pool.on_wait = fail
-    with pytest.raises(RuntimeError, match="the cluster is gone"):
-        run.search.run()
-    assert (run.pool.closed, len(run.saved)) == (1, 3)
-
-
 MACHINERY = Crashed(reason="no space left on /tmp", transient=True)
 
 
@@ -641,10 +614,11 @@ def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth:
     pool = WaitingPool(truth)
     pool.waited = waited
     made = budget.Budget(limits=limits, clock=lambda: 0.0)
-    runs = Scheduler(job=truth.job, budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    runs = Scheduler(budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
     config = truth.lattice.configs[0]
     for patience, cut in ((600.0, True), (50.0, False)):
-        runs.begin(config, timing_seconds=1.0, patience_seconds=patience)
+        asked = TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=patience)
+        runs.begin(asked)
         shown, ended = runs.collect()
         assert (ended, [trial.config for trial in shown]) == (([config], []) if cut else ([], [config]))
 
@@ -679,7 +653,7 @@ def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_
     run = prepare(truth, limit, special=cut)
     run.pool.checks.clear()  # which let no config run twice
     run.search.run()
-    assert [request.config for request in run.pool.submitted].count(best) == MOST_EARLY_ENDS
+    assert [request.config for request in run.pool.submitted].count(best) == 2
     winner = run.search.winner()
     assert winner is not None and winner.config != best
     others = prepare(truth, limit, lattice=replace(truth.lattice, configs=tuple(set(truth.lattice.configs) - {best})))
@@ -698,12 +672,6 @@ def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differ
     with pytest.raises(EnvironmentLacks, match=r"rtx-3090|2\.11\.0"):
         run.search.run()
     assert (run.pool.submitted, run.pool.closed) == ([], 1)
-
-
-def test_answers_only_runs_nothing(truth: Truth) -> None:
-    run = prepare(truth, limit_for(truth, 0.5))
-    run.search.answer()
-    assert (run.opened, run.progress.done) == (0, 0)
 
 
 def test_trials_under_a_higher_limit_answer_under_a_lower_one(truth: Truth) -> None:
@@ -826,10 +794,3 @@ def test_a_thorough_search_does_not_run_everything_twice(truth: Truth) -> None:
     run = searched(truth, thorough=True)
     ran = Counter(r.config for r in run.pool.submitted)
     assert sum(count > 1 for count in ran.values()) <= 6
-
-
-def test_unverified_figures_are_not_kept_from_the_frontier(truth: Truth) -> None:
-    run = searched(truth)
-    points = {p.config for p in run.search.state.points()}
-    assert points == {t.config for t in run.saved if isinstance(t.outcome, Fits)}
-    assert fits(1, 1).measurement.device_bytes == 2**30

@@ -21,7 +21,7 @@ from autofit.estimate.memory import deviation
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, UNKNOWN, MemoryDeviation
 from autofit.prediction.memory_deviations import LEAST, learned
 from autofit.prediction.predictions import Predictions, Report
-from autofit.search.acquisition.acquisition import CANNOT_FIT, Acquisition
+from autofit.search.acquisition.acquisition import Acquisition
 from autofit.search.acquisition.memory_fit import memory_error, memory_errors
 from autofit.search.acquisition.step_times import LEAST_EFFECT, time_error
 from autofit.search.acquisition.surrogate import TIME
@@ -441,5 +441,5 @@ def test_a_ruled_out_config_is_likely_not_to_fit_by_far(truth: Truth) -> None:
     acquisition.use(foreseen(truth))
     out = set(acquisition.predicted_out())
     assert out
-    assert out == {c.config for c in acquisition.candidates() if c.fit_probability < CANNOT_FIT}
+    assert out == {c.config for c in acquisition.candidates() if c.fit_probability < 1e-3}
     assert all(isinstance(truth.outcome(c, state.memory_limit_bytes), OutOfMemory) for c in out)

@@ -36,7 +36,7 @@ def shown(config: Config, factor: float) -> Shown:
 
 def belief(trials: Sequence[Shown], lattice: Lattice = LATTICE) -> Mixture:
     """About every config of the lattice, on a device whose speed is known to within a factor of 2."""
-    times = StepTimes(lattice.axes, lattice.configs, time_error(1.0), dict.fromkeys(lattice.configs, 0.0))
+    times = StepTimes(lattice, time_error(1.0), dict.fromkeys(lattice.configs, 0.0))
     return times.predict(trials, np.arange(len(lattice.configs)))
 
 
@@ -215,7 +215,7 @@ def test_how_far_predictions_are_off_is_learned(effects: float, noise: float) ->
 
 def test_what_blurs_a_measurement_is_no_part_of_the_figure() -> None:
     def of_own(blur: float) -> LogNormal:
-        times = StepTimes(LATTICE.axes, [PLAIN], time_error(1.0))
+        times = StepTimes(Lattice(axes=LATTICE.axes, configs=(PLAIN,)), time_error(1.0))
         return times.predict([Shown(PLAIN, 0.0, blur)] * 50, np.array([0])).together
 
     clear, blurred = of_own(0.0), of_own(0.3)

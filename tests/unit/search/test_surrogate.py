@@ -32,7 +32,7 @@ def sample(lattice: Lattice, size: int, seed: int = 0) -> list[Config]:
 
 def errors(lattice: Lattice, figure: Prior, known: list[Config], seed: int) -> tuple[np.ndarray, LogNormal]:
     """What the model is off by for every config of the lattice, from noise-free figures of the known."""
-    model = LogLinear(lattice.axes, lattice.configs, figure)
+    model = LogLinear(lattice, figure)
     found = model.predict([(c, synthetic(c, seed)) for c in known], lattice.configs)
     return found.mean - np.array([synthetic(c, seed) for c in lattice.configs]), found
 
@@ -76,7 +76,7 @@ def test_deviations_are_honest(lattice: Lattice) -> None:
 
 @OF_FIGURES
 def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figure: Prior) -> None:
-    model = LogLinear(lattice.axes, lattice.configs, figure)
+    model = LogLinear(lattice, figure)
     plain = next(c for c in lattice.configs if c["method"] == "full" and c["checkpointing"] == "none")
     pair = (plain, plain.replace(checkpointing="full"))
     mean = model.predict([], pair).mean
@@ -87,7 +87,7 @@ def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figu
 
 
 def test_what_was_measured_is_believed_up_to_the_noise(lattice: Lattice) -> None:
-    model = LogLinear(lattice.axes, lattice.configs, TIME)
+    model = LogLinear(lattice, TIME)
     config = lattice.configs[0]
     found = model.predict([(config, 1.5)], [config])
     assert found.mean[0] == pytest.approx(1.5, abs=TIME.noise)
@@ -100,7 +100,7 @@ def test_a_lattice_of_one_config_has_a_model() -> None:
     from autofit.techniques import AXES, complete
 
     config = complete({})
-    found = LogLinear(AXES, [config], TIME).predict([(config, 0.5)], [config])
+    found = LogLinear(Lattice(axes=AXES, configs=(config,)), TIME).predict([(config, 0.5)], [config])
     assert found.mean[0] == pytest.approx(0.5, abs=0.05)
 
 
@@ -110,7 +110,7 @@ def made_prior(weight: float) -> Prior:
 
 def test_what_is_predicted_is_the_mean_until_trials_show_the_error(lattice: Lattice) -> None:
     predicted = {c: synthetic(c, 1) for c in lattice.configs}
-    model = LogLinear(lattice.axes, lattice.configs, made_prior(3.0), predicted)
+    model = LogLinear(lattice, made_prior(3.0), predicted)
     assert model.predict([], lattice.configs).mean == pytest.approx(list(predicted.values()))
     known = [(c, predicted[c] + 0.2) for c in sample(lattice, 12)]
     found = model.predict(known, lattice.configs)
@@ -122,8 +122,7 @@ def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: flo
     """Errors that differ from trial to trial by more than the prior says cannot be known better than they differ."""
     known = [(c, off * (-1) ** number) for number, c in enumerate(sample(lattice, 10))]
     fixed, learnt = (
-        LogLinear(lattice.axes, lattice.configs, made_prior(weight)).predict(known, lattice.configs).deviation
-        for weight in (math.inf, 3.0)
+        LogLinear(lattice, made_prior(weight)).predict(known, lattice.configs).deviation for weight in (math.inf, 3.0)
     )
     assert (learnt > 5 * fixed).all() if wider else (learnt < 2 * fixed).all()
 
@@ -133,8 +132,8 @@ def test_what_exceeded_a_bound_says_as_much_of_the_others_as_draws_do(lattice: L
     """Of draws from the prior, those are kept in which one config exceeds the bound."""
     prior = Prior(intercept_spread=0.1, spread=0.1, noise=0.05)
     one, *others = sample(lattice, 4)
-    every, draws = Features(lattice.axes, lattice.configs, prior), np.random.default_rng(0)
-    model, rows = LogLinear(lattice.axes, lattice.configs, prior), every.rows([one, *others])
+    every, draws = Features(lattice, prior), np.random.default_rng(0)
+    model, rows = LogLinear(lattice, prior), every.rows([one, *others])
     found = model.predict_rows([], rows[1:], [(one, least)])
     effects = draws.normal(size=(400_000, len(every.spreads))) * every.spreads
     figures = effects @ every.matrix[rows].T + every.expected[rows]

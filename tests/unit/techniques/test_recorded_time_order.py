@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autofit.core.outcome import Fits, StepSeconds, Trial
-from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
-from autofit.operations.recording.table_file import is_table
+from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.techniques import only_slower
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
@@ -45,7 +44,7 @@ def lead(faster: Trial, slower: Trial) -> float:
 def test_what_is_claimed_to_be_slower_was_measured_to_be() -> None:
     """Every claim in the median over the tables; and where two trials of a table contradict one beyond their intervals,
     which happens to few, in the median of three rounds or more in which the two followed one another."""
-    tables = [read_whole(file) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
+    tables = [read_table(file, whole=True) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
     found = [(table.name, *pair) for table in tables for pair in pairs(table)]
     leads: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _, *pair in found:

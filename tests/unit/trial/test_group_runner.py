@@ -51,33 +51,33 @@ def fated(name: str, *, deadline: float = NEVER, **request: Any) -> TrialRequest
 
 
 def test_a_killed_rank_ends_the_trial_with_its_own_reason(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("rank_1_dies"))
+    outcome = pair.attempt(fated("rank_1_dies")).outcome
     assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL" and outcome.transient, outcome
     assert outcome.reason.startswith("rank 1: ")
 
 
 def test_a_rank_that_hangs_is_named_at_the_deadline(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("rank_1_hangs", deadline=30.0))
+    outcome = pair.attempt(fated("rank_1_hangs", deadline=30.0)).outcome
     assert isinstance(outcome, TimedOut), outcome
     assert outcome.reason == "rank 1: not finished after 30 s, in phase forward (rank 0 waiting in phase backward)"
     assert outcome.phase == "forward"
 
 
 def test_an_error_of_one_rank_is_the_groups(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("rank_1_raises"))
+    outcome = pair.attempt(fated("rank_1_raises")).outcome
     assert isinstance(outcome, Crashed) and not outcome.transient, outcome
     assert outcome.reason.startswith("rank 1: ") and "kaboom" in outcome.stderr_tail
 
 
 def test_a_rank_that_does_not_notice_is_stopped(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("rank_0_is_deaf"))
+    outcome = pair.attempt(fated("rank_0_is_deaf")).outcome
     assert isinstance(outcome, Crashed) and outcome.reason.startswith("rank 1: "), outcome
 
 
 def test_the_parents_outlive_all_that(pair: GroupRunner) -> None:
     pair.start()
     before = [runner._process.pid for runner in pair._runners if runner._process]
-    outcome, _ = pair.run(fated("tiny"))
+    outcome = pair.attempt(fated("tiny")).outcome
     assert isinstance(outcome, Fits), outcome
     assert [runner._process.pid for runner in pair._runners if runner._process] == before
     assert [own.rank for own in outcome.measurement.ranks] == [0, 1]
@@ -85,7 +85,7 @@ def test_the_parents_outlive_all_that(pair: GroupRunner) -> None:
 
 
 def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("uneven_clocks", timing_seconds=0.2))
+    outcome = pair.attempt(fated("uneven_clocks", timing_seconds=0.2)).outcome
     assert isinstance(outcome, Fits), outcome
     found = outcome.measurement
     fast, slow = found.ranks
@@ -94,30 +94,30 @@ def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
 
 def test_the_first_rank_ends_a_trial_that_is_not_worth_its_seconds(pair: GroupRunner) -> None:
     fast, slow = (Rival(device_bytes=10**15, tokens_per_second=speed) for speed in (1e12, 1e-3))
-    outcome, _ = pair.run(fated("crawling", rivals=(fast,)))
+    outcome = pair.attempt(fated("crawling", rivals=(fast,))).outcome
     assert isinstance(outcome, TimedOut) and outcome.reason.startswith("rank 0: "), outcome
     assert outcome.least_step_seconds is not None and outcome.least_step_seconds > 0.0
-    outcome, seconds = pair.run(fated("crawling", allowance_seconds=1.0))
-    assert isinstance(outcome, TimedOut) and seconds < NEVER, outcome
-    outcome, _ = pair.run(fated("crawling", allowance_seconds=900.0, rivals=(slow,), timing_seconds=0.0))
+    cut = pair.attempt(fated("crawling", allowance_seconds=1.0))
+    assert isinstance(cut.outcome, TimedOut) and cut.seconds < NEVER, cut
+    outcome = pair.attempt(fated("crawling", allowance_seconds=900.0, rivals=(slow,), timing_seconds=0.0)).outcome
     assert isinstance(outcome, Fits), outcome
 
 
 def test_ranks_of_which_one_leaks_take_more_steps_alike(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("leaking_on_rank_1", timing_seconds=0.0))
+    outcome = pair.attempt(fated("leaking_on_rank_1", timing_seconds=0.0)).outcome
     assert isinstance(outcome, Fits), outcome
     assert outcome.measurement.leak_bytes_per_step == 16 * 1024**2
     assert outcome.measurement.steps == LEAK_STEPS
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("nan_on_rank_1"))
+    outcome = pair.attempt(fated("nan_on_rank_1")).outcome
     assert isinstance(outcome, Diverged), outcome
     assert "the loss of step 1 is not finite" in outcome.reason
 
 
 def test_ranks_on_one_machine_divide_its_cores(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("says_threads"))
+    outcome = pair.attempt(fated("says_threads")).outcome
     assert isinstance(outcome, Crashed), outcome
     share = max(1, cores() // 2)
     assert f"{share} threads, OpenMP {share}" in outcome.reason, outcome
@@ -126,13 +126,13 @@ def test_ranks_on_one_machine_divide_its_cores(pair: GroupRunner) -> None:
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
 def test_ranks_that_never_exchange_gradients_have_diverged(pair: GroupRunner, precision: str) -> None:
     request = fated("never_synchronises")
-    outcome, _ = pair.run(replace(request, config=request.config.replace(precision=precision)))
+    outcome = pair.attempt(replace(request, config=request.config.replace(precision=precision))).outcome
     assert isinstance(outcome, Diverged), outcome
     assert "the ranks' gradients were not synchronised" in outcome.reason
 
 
 def test_a_rank_that_runs_out_of_memory_is_the_cause(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("greedy_on_rank_1"))
+    outcome = pair.attempt(fated("greedy_on_rank_1")).outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert outcome.reason.startswith("rank 1: ") and outcome.phase == "backward"
     assert outcome.requested_bytes is not None and outcome.requested_bytes > 2 * 1024**3
@@ -145,7 +145,7 @@ def test_segments_that_a_killed_rank_leaves_are_removed(pair: GroupRunner) -> No
     runner.start()
     try:
         others.write_bytes(b"0" * 4096)  # before the trial, hence none of its own
-        outcome, _ = runner.run(fated("leaves_segment", profile=name))
+        outcome = runner.attempt(fated("leaves_segment", profile=name)).outcome
         assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL", outcome
         assert not Path(f"/dev/shm/nccl-{name}").exists()
         assert others.exists()
@@ -163,7 +163,7 @@ def test_files_that_a_killed_rank_has_swapped_to_are_removed(
     (tmp_path / "the user's").mkdir()
     config = complete({"sharding": "zero3", "offload": "nvme"})
     with TrialRunner(entry="rank_entries:by_name") as runner:
-        outcome, _ = runner.run(replace(fated("leaves_swap", profile=killed), config=config))
+        outcome = runner.attempt(replace(fated("leaves_swap", profile=killed), config=config)).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert (outcome.signal, outcome.exit_code) == (("SIGKILL", None) if killed == "itself" else (None, -9))
     assert [path.name for path in tmp_path.iterdir()] == ["the user's"]
@@ -172,7 +172,7 @@ def test_files_that_a_killed_rank_has_swapped_to_are_removed(
 def test_a_port_in_use_is_no_fault_of_the_config(pair: GroupRunner) -> None:
     with listening(LOOPBACK) as taken:
         place = Rendezvous(rank=0, ranks=2, ranks_here=2, host=LOOPBACK, port=taken.getsockname()[1])
-        outcome, _ = pair._runners[0].run(tiny_request(rendezvous=place))
+        outcome = pair._runners[0].attempt(tiny_request(rendezvous=place)).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "the ranks cannot meet" in outcome.reason and "in use" in outcome.reason
 

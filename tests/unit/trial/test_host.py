@@ -190,7 +190,7 @@ def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) 
         imports = "import tempfile; from autofit.trial.process.fork_server import main"
         code = f"{imports}; tempfile.tempdir = '/nowhere'; main()"
         started._command = [sys.executable, "-c", code, "--entry", "builtins:print"]
-        outcome, _ = started.run(tiny_request())
+        outcome = started.attempt(tiny_request()).outcome
         assert isinstance(outcome, Crashed) and outcome.transient
         assert "/nowhere" in outcome.reason
 
@@ -198,7 +198,7 @@ def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) 
 def test_a_parent_that_cannot_start_is_no_fault_of_the_config() -> None:
     with TrialRunner() as started:
         started._command = [sys.executable, "-c", "raise SystemExit(7)"]
-        outcome, _ = started.run(tiny_request())
+        outcome = started.attempt(tiny_request()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient and outcome.exit_code == 7
 
 
@@ -219,7 +219,7 @@ def test_asking_is_the_first_writing_down(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
     clock, now = tiny_request().to_json()["asked"]
-    late, _ = warm.run(tiny_request(timing_seconds=0.1, asked=(clock, now - 10_000.0)))
+    late = warm.attempt(tiny_request(timing_seconds=0.1, asked=(clock, now - 10_000.0))).outcome
     assert isinstance(late, Fits)
     assert late.measurement.overhead_seconds > 10_000.0
 

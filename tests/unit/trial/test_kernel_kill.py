@@ -70,11 +70,11 @@ def test_the_kernels_kill_is_out_of_memory_and_costs_one_trial(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setenv("AUTOFIT_TEST_GROUP", str(small_group))
     with TrialRunner(entry="entries:greedy_in_a_group") as runner:
-        outcome, _ = runner.run(tiny_request())
+        outcome = runner.attempt(tiny_request()).outcome
         assert isinstance(outcome, OutOfMemory), outcome
         assert (outcome.signal, outcome.phase, outcome.host) == ("SIGKILL", "backward", False)
         assert outcome.reason.startswith("the kernel killed the trial")
         available = host_available()
         assert available is not None
-        outcome, _ = runner.run(tiny_request(memory_limit_bytes=available + 4096 * MIB))
+        outcome = runner.attempt(tiny_request(memory_limit_bytes=available + 4096 * MIB)).outcome
         assert isinstance(outcome, Crashed) and outcome.transient, "others held the memory: not the config's fault"

@@ -42,7 +42,7 @@ def test_a_profile_shows_a_step_and_is_an_ordinary_trial(
 
 
 def test_a_dump_that_fails_loses_nothing(tmp_path: Path, warm: TrialRunner) -> None:
-    outcome, _ = warm.run(tiny_request(timing_seconds=0.1, profile=str(tmp_path / "no" / "trace.json")))
+    outcome = warm.attempt(tiny_request(timing_seconds=0.1, profile=str(tmp_path / "no" / "trace.json"))).outcome
     assert isinstance(outcome, Fits)
 
 

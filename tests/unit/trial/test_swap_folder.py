@@ -13,7 +13,7 @@ import pytest
 
 from autofit.core.outcome import Crashed, Diverged
 from autofit.techniques.axes.sharding import NVME_VARIABLE
-from autofit.trial.limits.swap_folder import FULL_BYTES, explained, swap_folder
+from autofit.trial.limits.swap_folder import explained, swap_folder
 from autofit.trial.process.classify import stopped
 
 REQUEST = {"config": {"offload": "nvme"}}
@@ -58,7 +58,7 @@ def test_a_full_disk_is_told_where_a_trial_has_crashed_for_it(tmp_path: Path, mo
     crashed = Crashed(reason="the trial's process died of SIGABRT", signal="SIGABRT")
     others = (Diverged(reason="the loss is not finite"), stopped("build"))
     usage = namedtuple("usage", ("total", "used", "free"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - FULL_BYTES, FULL_BYTES))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - 64 * 1024**2, 64 * 1024**2))
     assert explained(crashed, swaps) == crashed
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - 2**20, 2**20))
     said = f"the disk of {tmp_path} was full, with 1 MiB left: the trial's process died of SIGABRT"

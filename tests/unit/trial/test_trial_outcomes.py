@@ -23,8 +23,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.measure.leak import LEAK_STEPS
-from autofit.trial.measure.measurement import HOPELESS_REPEATS
-from autofit.trial.measure.pace import ONCE_SECONDS, REPEATS
+from autofit.trial.measure.pace import ONCE_SECONDS
 from autofit.trial.process import child_process, runner
 from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.runner import TrialRunner
@@ -39,7 +38,7 @@ def goes_on(warm: TrialRunner) -> Iterator[None]:
     warm.start()
     before = warm._process
     yield
-    outcome, _ = warm.run(misbehaving("raises"))
+    outcome = warm.attempt(misbehaving("raises")).outcome
     assert isinstance(outcome, Crashed) and "kaboom" in outcome.stderr_tail
     assert warm._process is before, "no new parent was needed"
 
@@ -54,20 +53,20 @@ def misbehaving(name: str, config: Config | None = None, **request: Any) -> Tria
 def test_limit_is_enforced_and_the_next_trial_runs(warm: TrialRunner) -> None:
     job = tiny_job(tiny_model(vocabulary=32768), seq_len=256)
     big = complete({"micro_batch": 4, "precision": "fp32"})
-    outcome, _ = warm.run(tiny_request(big, job=job, memory_limit_bytes=200 * MIB))
+    outcome = warm.attempt(tiny_request(big, job=job, memory_limit_bytes=200 * MIB)).outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert outcome.phase in ("forward", "backward", "optimizer")
     assert outcome.requested_bytes is not None and outcome.requested_bytes > MIB
     assert not outcome.host
-    assert isinstance(warm.run(tiny_request())[0], Fits)
-    larger, _ = warm.run(tiny_request(big, job=job))
+    assert isinstance(warm.attempt(tiny_request()).outcome, Fits)
+    larger = warm.attempt(tiny_request(big, job=job)).outcome
     assert isinstance(larger, Fits)
     assert larger.measurement.device_bytes > 200 * MIB
 
 
 @pytest.mark.usefixtures("goes_on")
 def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("killed"))
+    outcome = warm.attempt(misbehaving("killed")).outcome
     assert (outcome.kind, getattr(outcome, "signal", None)) == ("crashed", "SIGKILL")
     assert isinstance(outcome, Crashed) and outcome.transient
     assert outcome.phase == "backward"
@@ -75,7 +74,7 @@ def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(warm: T
 
 @pytest.mark.usefixtures("goes_on")
 def test_hang_ends_at_the_deadline_and_tells_what_it_has_shown(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("half_way", deadline_seconds=10.0))
+    outcome = warm.attempt(misbehaving("half_way", deadline_seconds=10.0)).outcome
     assert isinstance(outcome, TimedOut)
     assert (outcome.deadline_seconds, outcome.phase) == (10.0, "backward")
     assert (outcome.peak_bytes, outcome.timed_seconds) == (5000, (2.0, 4.0))
@@ -85,17 +84,17 @@ def test_hang_ends_at_the_deadline_and_tells_what_it_has_shown(warm: TrialRunner
 def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(warm.run, misbehaving("half_way", profile=str(shown)))
+        running = thread.submit(warm.attempt, misbehaving("half_way", profile=str(shown)))
         while not shown.exists() and not running.done():
             time.sleep(0.05)
         warm.stop(INTERRUPTED)
-        stopped, _ = running.result()
+        stopped = running.result().outcome
     assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
     assert "interrupted" in stopped.reason
 
 
 def test_no_grandchild_survives(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("stubborn_grandchild"))
+    outcome = warm.attempt(misbehaving("stubborn_grandchild")).outcome
     assert isinstance(outcome, Crashed)
     assert outcome.exit_code == 3
     found = re.search(r"grandchild (\d+)", outcome.stderr_tail)
@@ -105,20 +104,20 @@ def test_no_grandchild_survives(warm: TrialRunner) -> None:
 
 @pytest.mark.usefixtures("goes_on")
 def test_segfault_is_a_crash_with_signal_and_output(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("segfault"))
+    outcome = warm.attempt(misbehaving("segfault")).outcome
     assert isinstance(outcome, Crashed)
     assert outcome.signal == "SIGSEGV"
     assert "about to fall" in outcome.stderr_tail
 
 
 def test_garbage_on_stdout_and_pipe_is_no_answer(warm: TrialRunner) -> None:
-    assert isinstance(warm.run(misbehaving("garbage"))[0], Fits)
+    assert isinstance(warm.attempt(misbehaving("garbage")).outcome, Fits)
 
 
 @pytest.mark.usefixtures("goes_on")
 def test_a_wrong_gradient_is_found_where_it_is_compared(warm: TrialRunner) -> None:
-    assert isinstance(warm.run(misbehaving("wrong_gradient"))[0], Fits), "its losses are right"
-    outcome = warm.run(misbehaving("wrong_gradient", compares_gradient=True))[0]
+    assert isinstance(warm.attempt(misbehaving("wrong_gradient")).outcome, Fits), "its losses are right"
+    outcome = warm.attempt(misbehaving("wrong_gradient", compares_gradient=True)).outcome
     assert isinstance(outcome, Diverged) and "that of plain training" in outcome.reason
 
 
@@ -126,28 +125,28 @@ def test_a_gradient_is_compared_with_plain_training_only_as_the_memory_limit_all
     # All logits of a sequence at once take 64 MiB, and their gradient as much again; the limit leaves 48.
     job = tiny_job(tiny_model(vocabulary=32768, hidden=64), seq_len=512, global_batch=1)
     light = complete({"micro_batch": 1, "precision": "fp32", "loss": "chunked", "checkpointing": "full"})
-    free, _ = warm.run(tiny_request(light, job=job, compares_gradient=True))
+    free = warm.attempt(tiny_request(light, job=job, compares_gradient=True)).outcome
     assert isinstance(free, Fits) and free.measurement.plain_gradient_norm is not None
     limit = free.measurement.device_bytes + 48 * MIB
-    tight, _ = warm.run(tiny_request(light, job=job, compares_gradient=True, memory_limit_bytes=limit))
+    tight = warm.attempt(tiny_request(light, job=job, compares_gradient=True, memory_limit_bytes=limit)).outcome
     assert isinstance(tight, Fits) and tight.measurement.plain_gradient_norm is None
 
 
 def test_nan_loss_is_diverged(warm: TrialRunner) -> None:
-    outcome = warm.run(misbehaving("nan_loss"))[0]
+    outcome = warm.attempt(misbehaving("nan_loss")).outcome
     assert isinstance(outcome, Diverged)
     assert set(outcome.losses) == {None}
 
 
 def test_wrong_loss_is_diverged_against_the_plain_forward(warm: TrialRunner) -> None:
-    outcome = warm.run(misbehaving("wrong_loss"))[0]
+    outcome = warm.attempt(misbehaving("wrong_loss")).outcome
     assert isinstance(outcome, Diverged)
     assert outcome.reference_loss is not None and outcome.losses[0] is not None
     assert outcome.losses[0] == pytest.approx(1.1 * outcome.reference_loss, rel=1e-3)
 
 
 def test_a_loss_scale_that_overflows_at_first_costs_nothing(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("overflowing", complete({"precision": "fp16-mixed"})))
+    outcome = warm.attempt(misbehaving("overflowing", complete({"precision": "fp16-mixed"}))).outcome
     assert isinstance(outcome, Fits), outcome
     norms = outcome.measurement.gradient_norms
     assert norms[0] is None
@@ -163,7 +162,7 @@ def dropout_model(**fields: float) -> Model:
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_dropout_of_the_architecture_is_no_divergence(warm: TrialRunner, method: str) -> None:
     wild = dropout_model(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    outcome, _ = warm.run(tiny_request(complete({"method": method, "precision": "fp32"}), job=tiny_job(wild)))
+    outcome = warm.attempt(tiny_request(complete({"method": method, "precision": "fp32"}), job=tiny_job(wild))).outcome
     assert isinstance(outcome, Fits), outcome
     assert outcome.measurement.reference_loss is None
 
@@ -171,58 +170,58 @@ def test_dropout_of_the_architecture_is_no_divergence(warm: TrialRunner, method:
 def test_an_answer_is_kept_whatever_its_recording_does(warm: TrialRunner, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     began = time.monotonic()
-    outcome, seconds = warm.run(misbehaving("records_slowly", profile=str(file), deadline_seconds=12.0))
+    attempt = warm.attempt(misbehaving("records_slowly", profile=str(file), deadline_seconds=12.0))
     in_all = time.monotonic() - began
-    assert outcome == Crashed(reason="made")
+    assert attempt.outcome == Crashed(reason="made")
     assert file.read_text() == "recorded"
-    assert seconds <= in_all - RECORDING_SECONDS, "the recording is no part of the trial"
-    assert warm.run(misbehaving("dies_recording", profile=str(file)))[0] == Crashed(reason="made")
+    assert attempt.seconds <= in_all - RECORDING_SECONDS, "the recording is no part of the trial"
+    assert warm.attempt(misbehaving("dies_recording", profile=str(file))).outcome == Crashed(reason="made")
 
 
 def test_a_recording_is_not_held_to_the_trials_memory_limit(warm: TrialRunner, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    outcome, _ = warm.run(misbehaving("greedy_recording", profile=str(file), memory_limit_bytes=300 * MIB))
+    outcome = warm.attempt(misbehaving("greedy_recording", profile=str(file), memory_limit_bytes=300 * MIB)).outcome
     assert isinstance(outcome, Fits)
     assert file.read_text() == str(300 * MIB + 1)
 
 
 def test_leak_is_reported_though_the_time_for_steps_is_spent(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("leaking", timing_seconds=0.0))
+    outcome = warm.attempt(misbehaving("leaking", timing_seconds=0.0)).outcome
     assert isinstance(outcome, Fits)
     assert outcome.measurement.leak_bytes_per_step == pytest.approx(16 * MIB, rel=0.3)
     assert outcome.measurement.steps == LEAK_STEPS
 
 
 def test_no_step_is_spent_on_memory_that_does_not_grow(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(tiny_request(timing_seconds=0.0))
+    outcome = warm.attempt(tiny_request(timing_seconds=0.0)).outcome
     assert isinstance(outcome, Fits)
-    assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (REPEATS, 0)
+    assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (3, 0)
 
 
 def test_a_trial_stops_once_a_rival_has_surely_won_and_only_then(warm: TrialRunner) -> None:
     beaten, slower = (Rival(device_bytes=1, tokens_per_second=speed) for speed in (1e12, 1e-3))
     heavier = replace(beaten, device_bytes=10**15)
     for rivals, stops in (((slower, beaten), True), ((slower, heavier), False)):
-        outcome, _ = warm.run(tiny_request(timing_seconds=0.0, rivals=rivals))
+        outcome = warm.attempt(tiny_request(timing_seconds=0.0, rivals=rivals)).outcome
         assert isinstance(outcome, Fits)
         assert outcome.measurement.stopped_early is stops
-        assert outcome.measurement.steps == (HOPELESS_REPEATS if stops else REPEATS)
+        assert outcome.measurement.steps == (2 if stops else 3)
 
 
 def test_one_slow_step_is_no_defeat(warm: TrialRunner) -> None:
     """A rival that the second step holds its own against has not surely won."""
-    plain, _ = warm.run(tiny_request(timing_seconds=0.0))
+    plain = warm.attempt(tiny_request(timing_seconds=0.0)).outcome
     assert isinstance(plain, Fits)
     rival = Rival(device_bytes=1, tokens_per_second=plain.measurement.tokens_per_second / 20)
-    outcome, _ = warm.run(misbehaving("slow_once", timing_seconds=0.0, rivals=(rival,)))
+    outcome = warm.attempt(misbehaving("slow_once", timing_seconds=0.0, rivals=(rival,))).outcome
     assert isinstance(outcome, Fits)
-    assert not outcome.measurement.stopped_early and outcome.measurement.steps == REPEATS
+    assert not outcome.measurement.stopped_early and outcome.measurement.steps == 3
 
 
 def test_a_trial_ends_at_the_micro_step_that_shows_it_is_not_worth_its_seconds(warm: TrialRunner) -> None:
     fast = Rival(device_bytes=10**15, tokens_per_second=1e12)
     for asked, said in (({"rivals": (fast,)}, "times as fast"), ({"allowance_seconds": 900.0}, "that it is worth")):
-        outcome, _ = warm.run(misbehaving("crawling", complete({"micro_batch": 1}), **asked))
+        outcome = warm.attempt(misbehaving("crawling", complete({"micro_batch": 1}), **asked)).outcome
         assert isinstance(outcome, TimedOut) and said in outcome.reason
         accumulation = tiny_job().workload.global_batch
         assert outcome.least_step_seconds == accumulation * (CRAWLING_SECONDS - ONCE_SECONDS)
@@ -231,16 +230,14 @@ def test_a_trial_ends_at_the_micro_step_that_shows_it_is_not_worth_its_seconds(w
 
 def test_a_trial_that_may_beat_its_rivals_takes_what_it_needs(warm: TrialRunner) -> None:
     slow = Rival(device_bytes=10**15, tokens_per_second=1e-3)
-    outcome, _ = warm.run(
-        misbehaving("crawling", complete({"micro_batch": 1}), allowance_seconds=900.0, rivals=(slow,))
-    )
-    assert isinstance(outcome, Fits)
-    assert warm.run(misbehaving("earns", allowance_seconds=LATE_SECONDS - 2.0))[0] == Crashed(reason="late")
+    asked = misbehaving("crawling", complete({"micro_batch": 1}), allowance_seconds=900.0, rivals=(slow,))
+    assert isinstance(warm.attempt(asked).outcome, Fits)
+    assert warm.attempt(misbehaving("earns", allowance_seconds=LATE_SECONDS - 2.0)).outcome == Crashed(reason="late")
 
 
 def test_a_killed_trial_bounds_its_step_by_the_work_that_it_had_begun(warm: TrialRunner) -> None:
     allowance = ONCE_SECONDS + 15.0
-    outcome, _ = warm.run(misbehaving("stuck", allowance_seconds=allowance))
+    outcome = warm.attempt(misbehaving("stuck", allowance_seconds=allowance)).outcome
     assert isinstance(outcome, TimedOut) and outcome.deadline_seconds == allowance
     assert outcome.least_step_seconds is not None
     assert outcome.least_step_seconds > 0.0 and not outcome.is_proven
@@ -266,7 +263,7 @@ def test_what_has_ended_proves_a_bound_and_what_has_not_may_be_a_stall(monkeypat
 def test_a_trial_that_is_of_no_use_is_killed_within_its_first_micro_step(
     warm: TrialRunner, asked: dict[str, Any]
 ) -> None:
-    outcome, _ = warm.run(misbehaving("stuck", deadline_seconds=3600.0, **asked))
+    outcome = warm.attempt(misbehaving("stuck", deadline_seconds=3600.0, **asked)).outcome
     assert isinstance(outcome, TimedOut) and outcome.phase == "forward"
     assert outcome.least_step_seconds is not None
     assert outcome.least_step_seconds > 0.0
@@ -274,14 +271,14 @@ def test_a_trial_that_is_of_no_use_is_killed_within_its_first_micro_step(
 
 def test_what_is_stored_of_the_allocator_is_what_it_says(warm: TrialRunner) -> None:
     for name, there in (("tiny", False), ("expanding", True)):
-        outcome, _ = warm.run(misbehaving(name))
+        outcome = warm.attempt(misbehaving(name)).outcome
         assert isinstance(outcome, Fits)
         assert outcome.measurement.expandable_segments is there
 
 
 @pytest.mark.usefixtures("goes_on")
 def test_python_error_is_a_crash_and_costs_one_trial(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("raises"))
+    outcome = warm.attempt(misbehaving("raises")).outcome
     assert isinstance(outcome, Crashed)
     assert outcome.exit_code == 1
     assert "kaboom" in outcome.stderr_tail
@@ -294,7 +291,7 @@ def test_a_parent_that_dies_is_started_again() -> None:
         assert process is not None
         process.kill()
         process.wait()
-        assert isinstance(runner.run(tiny_request())[0], Fits)
+        assert isinstance(runner.attempt(tiny_request()).outcome, Fits)
 
 
 def test_a_parent_that_hangs_costs_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,10 +301,10 @@ def test_a_parent_that_hangs_costs_one_trial(monkeypatch: pytest.MonkeyPatch) ->
         process = found._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)  # as if it were stuck in the driver
-        outcome, _ = found.run(tiny_request(deadline_seconds=0.5, wait_seconds=0.5))
+        outcome = found.attempt(tiny_request(deadline_seconds=0.5, wait_seconds=0.5)).outcome
         assert isinstance(outcome, Crashed) and outcome.transient and "does not answer" in outcome.reason
         assert process.poll() is not None
-        assert isinstance(found.run(tiny_request())[0], Fits)
+        assert isinstance(found.attempt(tiny_request()).outcome, Fits)
 
 
 def wait_for_child(runner: TrialRunner) -> str:
@@ -324,7 +321,7 @@ def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     runner = TrialRunner(entry="entries:hang")
     # Whoever waits for its deadline waits for longer than a test may take.
-    thread = threading.Thread(target=runner.run, args=(tiny_request(deadline_seconds=3600.0),), daemon=True)
+    thread = threading.Thread(target=runner.attempt, args=(tiny_request(deadline_seconds=3600.0),), daemon=True)
     thread.start()
     child = wait_for_child(runner)
     runner.close()
@@ -334,13 +331,13 @@ def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
     with TrialRunner(spawn=True) as spawned:
-        a, _ = spawned.run(tiny_request())
-    b, _ = warm.run(tiny_request())
+        a = spawned.attempt(tiny_request()).outcome
+    b = warm.attempt(tiny_request()).outcome
     assert isinstance(a, Fits) and isinstance(b, Fits)
     assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
 
 
 def test_a_long_micro_steps_gradient_is_compared_on_the_beginning_of_its_sequences(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("takes_long", compares_gradient=True))
+    outcome = warm.attempt(misbehaving("takes_long", compares_gradient=True)).outcome
     assert isinstance(outcome, Fits), outcome
     assert outcome.measurement.plain_gradient_norm is not None and outcome.measurement.plain_gradient_norm > 0

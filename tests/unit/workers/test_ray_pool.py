@@ -55,7 +55,7 @@ def pool(compiled_there: Path) -> Iterator[RayPool]:
 def completed(pool: RayPool):  # type: ignore[no-untyped-def]
     while not (done := pool.wait(1.0)):
         pass
-    return done
+    return [attempt for _, attempt in done]
 
 
 def ray_processes() -> list[psutil.Process]:
@@ -171,7 +171,7 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
 
             os.environ["PYTHONPATH"] = os.pathsep.join([entries, os.environ.get("PYTHONPATH", "")])
             with TrialRunner(entry="rank_entries:by_name") as runner:
-                outcome, _ = runner.run(TrialRequest.from_json(request))
+                outcome = runner.attempt(TrialRequest.from_json(request)).outcome
             return os.environ.get("OMP_NUM_THREADS"), outcome.reason
 
     request = tiny_request(job=tiny_job(replace(tiny_model(), name="says_threads"))).to_json()
@@ -208,7 +208,7 @@ def test_a_worker_that_is_lost_twice_is_a_crash_of_the_trial(pool: RayPool) -> N
         victim.send_signal(signal.SIGKILL)
         done = []
         while not done:
-            done = pool.wait(0.2)
+            done = [attempt for _, attempt in pool.wait(0.2)]
             if any(actor.pid != victim.pid for actor in actor_processes()):
                 break
     done = done or completed(pool)
