@@ -249,8 +249,8 @@ class Zero(Library):
 
     def _stay(self, edit: Edit, stage: str) -> set[int]:
         """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
-        summed in fp32 beside them: its own, of those that are larger than the bucket (`copy_grads_in_partition`), at
-        the rank where that is most."""
+        summed in fp32 beside them, or on the host with more to come: its own, of those that are larger than the bucket
+        (`copy_grads_in_partition`), at the rank where that is most."""
         trained = [p for p in edit.in_order() if p.trained]
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
         large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
@@ -280,7 +280,8 @@ class Zero(Library):
         for number in (1, 2):
             stage = f"backward-{number}"
             made = {index for found in edit.gradients(stage).values() for index in found}
-            stay = self._stay(edit, stage) if self.mixed and self.updaters else set()
+            stays = self.mixed if self.updaters else stage != last
+            stay = self._stay(edit, stage) if stays else set()
             bucket = self._bucket(edit, stage)
             own: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
@@ -344,7 +345,9 @@ class Zero(Library):
             beside.append(self._in_fp64(widest))
         passing = [
             *edit.allocate([widest.bytes], place, events=end),
-            *edit.allocate(beside, place, shares=self.ranks if parted else 1, events=end),
+            *edit.allocate(
+                beside, place, shares=self.ranks if parted else 1, stream=0 if parted else self._stream, events=end
+            ),
         ]
         if self.stage == 2 and self.mixed and self.updaters:  # widened to be added (`_add_to_grad_partition_buffer`)
             passing += edit.allocate([widest.bytes * self.masters], place, stream=self._stream, events=end)
