@@ -205,8 +205,8 @@ class Zero(Library):
 
     @property
     def _stream(self) -> int:
-        """On which stages 1 and 2 reduce, and allocate for that."""
-        return int(self.buckets.overlaps)
+        """On which gradients are reduced, and what that takes is allocated: stage 3 gathers on the first."""
+        return (2 if self.stage == 3 else 1) * self.buckets.overlaps
 
     @property
     def width(self) -> int:
@@ -345,9 +345,7 @@ class Zero(Library):
             beside.append(self._in_fp64(widest))
         passing = [
             *edit.allocate([widest.bytes], place, events=end),
-            *edit.allocate(
-                beside, place, shares=self.ranks if parted else 1, stream=0 if parted else self._stream, events=end
-            ),
+            *edit.allocate(beside, place, shares=self.ranks if parted else 1, stream=self._stream, events=end),
         ]
         if self.stage == 2 and self.mixed and self.updaters:  # widened to be added (`_add_to_grad_partition_buffer`)
             passing += edit.allocate([widest.bytes * self.masters], place, stream=self._stream, events=end)

@@ -38,10 +38,10 @@ class ZeroThree(Zero):
         trained = self.trained(edit)
         for number in (1, 2):
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
-            if self._gathers:
-                self._gather(edit, number)
+            outside = self._gather(edit, number) if self._gathers else ()
             into_buckets(edit, f"backward-{number}", made)
             self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
+            edit.free(edit.after_stage(f"backward-{number}"), outside)
         self.norm(edit, last)
         away = self.offload in ("params", "nvme")
         parameters = [s for s in edit.trace.storages if s.trained is not None]
@@ -75,17 +75,17 @@ class ZeroThree(Zero):
         most = SUB_GROUP * (4 if self.mixed or self.wide else 2)
         return beside(found, min(holdings.trained_bytes * self.masters // self.ranks, most))
 
-    def _gather(self, edit: Edit, number: int) -> None:
+    def _gather(self, edit: Edit, number: int) -> Sequence[int]:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
         parameters too, until as many parameters as may be live are whole (`fetch_sub_module`).
 
         The backward recomputes a layer and then needs it again, so that all of it is whole. The root itself reads the
         head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start of the
-        forward to the end of the backward.
+        forward to the end of the backward. Returns what is whole there still, while the last gradients are handed on.
         """
         forward, backward = f"forward-{number}", f"backward-{number}"
         first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
-        start, end = edit.before_stage(forward), edit.after_stage(backward)
+        start = edit.before_stage(forward)
         lead, rest = self._around(edit)
         head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
         edit.free(first, embedded)
@@ -106,8 +106,7 @@ class ZeroThree(Zero):
             whole = self._fetch(edit, self._behind(edit, layer, room), start_of)
             edit.free(end_of, packed[layer])
         edit.free(end_of, whole)
-        embedded = self._fetch(edit, lead, last)
-        edit.free(end, (*embedded, *head))
+        return (*self._fetch(edit, lead, last), *head)
 
     def _gathered(self, edit: Edit, unit: Unit) -> list[Storage]:
         return [p for p in edit.parameters(unit) if not self._persists(p)]
