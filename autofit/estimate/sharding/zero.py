@@ -229,7 +229,7 @@ class Zero(Library):
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         place = Place(stage, AFTER)
         if not self.mixed:
-            reached = self._reached([self.bytes(p) for p in edit.in_order() if p.trained])
+            reached = self._reached([self.bytes(p) for p in _trained(edit)])
             return edit.allocate([sum(reached)], place, holds=Category.GRADIENTS, stream=self._stream)
         wide = (self.masters * b for b in trained)
         return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
@@ -251,7 +251,7 @@ class Zero(Library):
         """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
         summed in fp32 beside them, or on the host with more to come: its own, of those that are larger than the bucket
         (`copy_grads_in_partition`), at the rank where that is most."""
-        trained = [p for p in edit.in_order() if p.trained]
+        trained = _trained(edit)
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
         large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
         parts = self._parts([self.bytes(p) for p in trained])
@@ -277,6 +277,7 @@ class Zero(Library):
         """Gradients go through the bucket into the rank's own partition."""
         edit = Edit(alike(trace))
         trained = self.trained(edit)
+        sums: Sequence[int] = ()
         for number in (1, 2):
             stage = f"backward-{number}"
             made = {index for found in edit.gradients(stage).values() for index in found}
@@ -306,7 +307,7 @@ class Zero(Library):
     def _first_reduction(self, edit: Edit, stage: str) -> list[Event]:
         """A list for events at the first reduction of a backward: when a gradient no longer fits in the bucket."""
         held = 0
-        for parameter in reversed([p for p in edit.in_order() if p.trained]):
+        for parameter in reversed(_trained(edit)):
             if held and held + self.bytes(parameter) > self.buckets.reduce * self.width:
                 return edit.at_start(Place(stage, edit.layers[-1] if parameter.layer is None else parameter.layer))
             held += self.bytes(parameter)
@@ -328,7 +329,7 @@ class Zero(Library):
             edit.free(end, edit.allocate([copy], Place(stage, AFTER), shares=shares, events=end))
 
     def _widest(self, edit: Edit) -> Storage:
-        return max((p for p in edit.in_order() if p.trained), key=self.bytes)
+        return max(_trained(edit), key=self.bytes)
 
     def last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
         """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
@@ -375,7 +376,7 @@ class Zero(Library):
         edit = Edit(trace)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
-        in_order = [p for p in edit.in_order() if p.trained]
+        in_order = _trained(edit)
         part = [in_order[i] for i in self._parts([self.bytes(p) for p in in_order])[-1]]
         copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
@@ -388,9 +389,8 @@ class Zero(Library):
             own = self._partition(edit, trained, last)
             begin = self._first_reduction(edit, last)
             begin += [Event(index, True) for index in own]
-            if (
-                self.mixed
-            ):  # reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`)
+            if self.mixed:
+                # Reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`).
                 passing = [max(map(self.bytes, part)) * (1 + self.masters)]
                 edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
             for index, unit in copied.items():
@@ -401,6 +401,11 @@ class Zero(Library):
         self.norm(edit, last)
         self._flattened(edit, last, trained, own)
         return edit, trained
+
+
+def _trained(edit: Edit) -> list[Storage]:
+    """The trained parameters, in the order of the model."""
+    return [p for p in edit.in_order() if p.trained]
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:

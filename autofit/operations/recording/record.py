@@ -74,8 +74,7 @@ def record(
     spent, and none may take longer than all of it; a further call goes on. With `trial_seconds`, a trial that would
     take longer, or that is beaten many times over, is cut as in a search, and recorded with the lower bound of its
     step, unless it may be the fastest so far. `report` is called with the number of trials recorded, their total, and
-    the last one (None at the start). Raises `UsageError` for a file that holds anything
-    else.
+    the last one (None at the start). Raises `UsageError` for a file that holds anything else.
     """
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
