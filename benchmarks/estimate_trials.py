@@ -34,6 +34,7 @@ from typing import Any
 from autofit.catalog.models import load
 from autofit.core.device.probe import Probe
 from autofit.core.outcome import Fits, Measurement, OutOfMemory, Trial
+from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
@@ -139,8 +140,9 @@ def compared(trials: Sequence[Trial], probe: Probe | None = None) -> list[Row]:
     """The trials of one workload, each with its prediction."""
     first, rates = trials[0], prior(trials[0].hardware)
     job = Job(model=load(first.workload.model), workload=first.workload, hardware=first.hardware, stack=first.stack)
-    # The context is part of what is compared.
+    # The context is part of what is compared, so trials do not show it.
     job = replace(job, expandable_segments=shown(job, reversed(trials)).expandable_segments)
+    job = as_probed(job, probe)
     if probe is not None and rates is not None:
         rates = rates_of(probe, rates)
     estimator = Estimator(job, rates)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
-from autofit.core.units import format_bytes
+from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
@@ -14,7 +18,8 @@ _PACKAGES = (("loss", "fused", "liger_kernel"), ("attention", "flash", "flash_at
 """(axis, value, field of the stack): the kernel that a value runs is the package's."""
 CONTEXT_BYTES = 400 * 1024**2
 """What a CUDA context and its loaded kernels are taken to need outside the allocator where neither a trial nor a probe
-has shown it: reports speak of 300 MB and more, growing with the kernels in use."""
+has shown it: reports speak of 300 MB and more, growing with the kernels in use. An H200 with CUDA 13 had 812 to 828 MiB
+(benchmarks/recorded/h200)."""
 COMPILED_LAYER_BYTES = 10 * 1024**2
 """What the compiler keeps per decoder layer on a CPU, where its graphs and kernels are made in the memory that counts.
 With compilation the four configs of compiled-cpu-zen5-2c-pythia-160m.jsonl (benchmarks/recorded/memory) that trained
@@ -84,6 +89,18 @@ def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
         f"use, and nothing has shown it on {job.hardware.name}"
     )
     return *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
+
+
+def as_probed(job: Job, probe: Probe | None) -> Job:
+    """The job with the context that a probe found, where no trial has shown it."""
+    found = None if probe is None else probe.figures.get(CONTEXT)
+    return job if found is None or job.context_bytes is not None else replace(job, context_bytes=rounded_context(found))
+
+
+def rounded_context(size: float) -> int:
+    """A context's bytes as estimates take them: up to the next 16 MiB, so that those made before serve again though
+    kernels were loaded or not."""
+    return round_up(math.ceil(size), 16 * MIB)
 
 
 def context_bytes(job: Job) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Fits, Trial
-from autofit.core.units import MIB, round_up
+from autofit.estimate.assumptions import rounded_context
 from autofit.prediction.calibration import hardware_keys
 from autofit.store import Store
 from autofit.techniques import Job
@@ -25,15 +24,9 @@ def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
             found = trial.outcome.measurement
             is_paged = str(trial.config.get("optimizer")).startswith("paged")
             beside = 0 if is_paged else found.device_bytes - found.peak_reserved_bytes
-            context = rounded(beside) if beside > 0 else None
+            context = rounded_context(beside) if beside > 0 else None
             return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)
     return job
-
-
-def rounded(context_bytes: float) -> int:
-    """A context's size as estimates take it: up to the next 16 MiB, so that those made before serve again though
-    kernels were loaded or not."""
-    return round_up(math.ceil(context_bytes), 16 * MIB)
 
 
 def as_trials_show(job: Job, store: Store | None) -> Job:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autofit.core.device.probe import CONTEXT
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
+from autofit.estimate.assumptions import as_probed
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.allocator_shown import as_trials_show, rounded
+from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.emulated_formats import Emulated, emulated
 from autofit.prediction.memory_deviations import COMPARED, learned
@@ -138,9 +138,7 @@ class LatticePredictor:
                 ranks=self.job.workload.devices,
                 budget_seconds=self.seconds,
             )
-            found = stored_probe(self.job.hardware, self.job.stack, self.store, None)
-            if self.job.context_bytes is None and found is not None and CONTEXT in found.figures:
-                self.job = replace(self.job, context_bytes=rounded(found.figures[CONTEXT]))
+            self.job = as_probed(self.job, stored_probe(self.job.hardware, self.job.stack, self.store, None))
         self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Predictions:

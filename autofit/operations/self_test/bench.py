@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.models import Model
+from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Trial, Unsupported, now
 from autofit.core.workload import Workload
+from autofit.estimate.assumptions import as_probed
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
@@ -180,6 +182,9 @@ class Bench:
         if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
             reason = f"estimates are for NVIDIA cards and processors; {self.hardware.name} is neither"
             return {"error": reason, "defect": False}
+        probed = self.findings.get("probe")
+        if probed is not None and "probe" in probed.measured:
+            job = as_probed(job, Probe.from_json(probed.measured["probe"]))
         request = self._request(job, config, self.limit, seconds)
         try:
             return self._predictor.estimate(request, seconds=min(seconds, PREDICTION_SECONDS))
