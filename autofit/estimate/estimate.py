@@ -125,16 +125,18 @@ class Estimate(Document):
         """The part of it that a trial stores."""
         return Prediction(**self._named(*(field.name for field in fields(Prediction))))
 
-    def under(self, memory_limit_bytes: int) -> Estimate | None:
-        """The same under another limit; None where that limit decides how much CUDA's allocator keeps, or a borrowed
-        figure would decide what fits."""
-        if memory_limit_bytes == self.memory_limit_bytes:
+    def under(self, memory_limit_bytes: int, context_bytes: int | None = None) -> Estimate | None:
+        """The same under another limit and, where it is given, with another CUDA context; None where these decide how
+        much CUDA's allocator keeps, or a borrowed figure would decide what fits."""
+        more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
+        if memory_limit_bytes == self.memory_limit_bytes and not more:
             return self
         cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
-        at_most = self.device_bytes * (1.0 + self.borrowed_error)
-        if self.gives_back_cache or self.device_bytes - cache <= memory_limit_bytes < at_most:
+        device = self.device_bytes + more
+        if self.gives_back_cache or device - cache <= memory_limit_bytes < device * (1.0 + self.borrowed_error):
             return None
-        return replace(self, memory_limit_bytes=memory_limit_bytes)
+        parts = {**self.breakdown, "context": self.breakdown["context"] + more}
+        return replace(self, memory_limit_bytes=memory_limit_bytes, device_bytes=device, breakdown=parts)
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""

@@ -16,8 +16,9 @@ class EstimateKeys:
     """Keys of one job's estimates: equal exactly where every figure of the estimates is, except for the fragmentation
     of those that are not replayed, which is that of whichever config alike came first.
 
-    The memory limit is not part of them, because it is the caller's (`Estimate.under`); nor are the model's name, the
-    seed, the amount of memory present, and the rates, because a stored estimate is timed when it is read.
+    The memory limit and the context are not part of them, because they are the caller's (`Estimate.under`); nor are the
+    model's name, the seed, the amount of memory present, and the rates, because a stored estimate is timed when it is
+    read.
     """
 
     def __init__(self, job: Job, *, replayed: bool = False) -> None:
@@ -40,7 +41,6 @@ class EstimateKeys:
                     "ranks_per_host": ranks_per_host(job),
                     "stack": job.stack.key,
                     "expandable_segments": job.expandable_segments is not False,
-                    "context_bytes": job.context_bytes,
                     "replayed": replayed,
                 }
             )

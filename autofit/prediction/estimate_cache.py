@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
+from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
 from autofit.store import Store
@@ -41,10 +42,11 @@ class EstimateCache:
         """Without a store, nothing is looked up or kept."""
         self._store = store
 
-    def known(self, keys: Iterable[str], *, memory_limit_bytes: int) -> dict[str, Estimate]:
-        """The kept estimates, by key, under this limit; `seconds_to_estimate` is what each took when it was made.
+    def known(self, keys: Iterable[str], job: Job, *, memory_limit_bytes: int) -> dict[str, Estimate]:
+        """The kept estimates, by key, under this limit and with the job's context; `seconds_to_estimate` is what each
+        took when it was made.
 
-        Those that cannot be read count as absent, as do those for which this limit changes more than whether they fit.
+        Those that cannot be read count as absent, as do those for which these change more than whether they fit.
         """
         if self._store is None:
             return {}
@@ -53,10 +55,11 @@ class EstimateCache:
         except StoreError as error:
             self._give_up(error)
             return {}
+        context = context_bytes(job) if job.hardware.kind == "cuda" else None
         found = {}
         for key, body in bodies.items():
             try:
-                estimate = Estimate.from_json(body).under(memory_limit_bytes)
+                estimate = Estimate.from_json(body).under(memory_limit_bytes, context)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 _log.debug("the stored estimate %s cannot be read: %s", key, error)
                 continue
@@ -96,7 +99,7 @@ class CachedEstimator:
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
         """As `Estimator.estimate`."""
         key = self._keys.of(config)
-        known = self._cache.known([key], memory_limit_bytes=memory_limit_bytes)
+        known = self._cache.known([key], self.job, memory_limit_bytes=memory_limit_bytes)
         if key in known:
             return known[key].timed(self.job, self._rates)
         made = self._made[key] = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)

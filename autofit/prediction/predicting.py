@@ -37,7 +37,7 @@ def look_up(job: Job, configs: Sequence[Config], *, memory_limit_bytes: int, sto
     keys = EstimateKeys(job)
     by_key = {keys.of(config): config for config in possible}
     cache = EstimateCache(store)
-    known = cache.known(by_key, memory_limit_bytes=memory_limit_bytes)
+    known = cache.known(by_key, job, memory_limit_bytes=memory_limit_bytes)
     found = {by_key[key]: estimate for key, estimate in known.items()}
     missing = {config: key for key, config in by_key.items() if config not in found}
     return LookedUp(cache=cache, found=found, missing=missing)

@@ -25,6 +25,9 @@ to 64 bytes on a processor and to 512 on an accelerator."""
 SLOW_SECONDS = 1.0
 """A first call that takes as long is not repeated on a processor where the measurement should take less: kernels that
 are chosen or generated once take a fraction of that there. An accelerator's may take minutes."""
+CYCLES_PER_SECOND = 2e9
+"""Of a CUDA device that is kept busy; where it has fewer, it is kept busy for longer."""
+MOST_BUSY_SECONDS = 0.05
 clock = time.perf_counter
 
 
@@ -79,16 +82,20 @@ class Bench:
             return again
         if self.accelerator:
             count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
-            return min(self._timed(call, count) / count for _ in range(3))
+            return min(self._timed(call, count, busy=count * again) / count for _ in range(3))
         repeats = int(min(most / max(again, 1e-6), 12)) - 1
         return min([again, *(self._timed(call, 1) for _ in range(repeats))])
 
     def once(self, call: Callable[[], Any]) -> float:
-        """Seconds of this very call."""
+        """Seconds of this very call, with the host's part where that is the slower one."""
         return self._timed(call, 1)
 
-    def _timed(self, call: Callable[[], Any], count: int) -> float:
+    def _timed(self, call: Callable[[], Any], count: int, *, busy: float = 0.0) -> float:
+        """Seconds of some calls. A CUDA device is first kept `busy` for the seconds that the host takes to launch them,
+        so that they follow each other without a gap and only the device's own time counts."""
         self.wait()
+        if busy and self.device.type == "cuda":
+            torch.cuda._sleep(int(min(busy, MOST_BUSY_SECONDS) * CYCLES_PER_SECOND))
         started = self._mark()
         for _ in range(count):
             call()

@@ -96,7 +96,7 @@ def _parts(
         from autofit.probe import real_step
 
         job = _job(request["model"], hardware, request["stack"])
-        return real_step.measure(bench, job, real_step.config_for(rates))
+        return real_step.measure(bench, job, real_step.config_for(rates, accelerator=bench.accelerator))
 
     def beside() -> Found:
         from autofit.trial.measure.meter import beside_allocator
@@ -123,8 +123,5 @@ def _recover(bench: Bench, failure: str) -> None:
 
 
 def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
-    from autofit.probe.real_step import TOKENS
-
-    tokens = TOKENS[hardware.kind != "cpu"]
-    workload = Workload(model=model.name, model_digest=model.digest, seq_len=tokens, global_batch=1)
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=2, global_batch=1)
     return Job(model=model, workload=workload, hardware=hardware, stack=stack)

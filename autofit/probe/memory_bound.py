@@ -12,7 +12,7 @@ from torch.nn import functional
 from autofit.core.device.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
 from autofit.core.units import MIB
 from autofit.probe.bench import FORMATS, Bench
-from autofit.probe.products import Sample, fitted
+from autofit.probe.products import Sample, fitted, roofline
 from autofit.probe.shapes import Shapes
 
 MOVED = {"near": MIB, "far": 24 * MIB}, {"near": 24 * MIB, "far": 192 * MIB}
@@ -133,5 +133,5 @@ def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Itera
         if taken > MOST_SECONDS:
             break
     for direction, shown in samples.items():
-        per_flop, per_byte = fitted(shown)
+        per_flop, per_byte = (roofline if bench.accelerator else fitted)(shown)
         yield {attention(number_format, direction): per_flop, attended(number_format, direction): per_byte}

@@ -34,8 +34,11 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
     call = _sample(bench, dtype, "nt", TRIED_ROWS, TRIED_ROWS, TRIED_ROWS, LAYOUT_SECONDS / 50)[2]
     yield {called(number_format): call}
     for layout in LAYOUTS:
-        samples = [(f, b, max(s - call, s / 2.0)) for f, b, s in _samples(bench, shapes, dtype, layout)]
-        per_flop, per_byte = fitted(samples)
+        samples = list(_samples(bench, shapes, dtype, layout))
+        if bench.accelerator:  # it has done one product when the host has launched the next
+            per_flop, per_byte = roofline(samples)
+        else:
+            per_flop, per_byte = fitted([(f, b, max(s - call, s / 2.0)) for f, b, s in samples])
         yield {product(number_format, layout): per_flop, operands(number_format, layout): per_byte}
         yield {wide_product(number_format, layout): _wide(bench, shapes, dtype, layout, per_flop, per_byte)}
     yield {batched(number_format): _batched(bench, shapes, dtype)}
@@ -65,6 +68,8 @@ def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flo
     made = {"nt": (rows, vocabulary), "nn": (rows, hidden), "tn": (vocabulary, hidden)}[layout]
     result = torch.empty(made, dtype=dtype, device=bench.device)
     flops, moved, taken = _sample(bench, dtype, layout, rows, hidden, vocabulary, 0.02, result)
+    if bench.accelerator:
+        return taken / flops
     return max(taken - moved * per_byte, taken / 2.0) / flops
 
 
@@ -107,6 +112,14 @@ def _call(
 def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Tensors like this one; always this one where it is too large for the caches: none is made meanwhile."""
     return lambda: one if one.nbytes > bench.size / 4 else bench.take(one.dtype, *one.shape)
+
+
+def roofline(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Seconds per FLOP and per byte of what takes as long as the slower of its arithmetic and its bytes: those of the
+    sample with most of the one to a unit of the other (Williams et al. 2009, "Roofline")."""
+    by_intensity = sorted(samples, key=lambda sample: sample[0] / sample[1])
+    (_, moved, slowest), (flops, _, fastest) = by_intensity[0], by_intensity[-1]
+    return fastest / flops, slowest / moved
 
 
 def fitted(samples: Sequence[Sample]) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,19 +22,20 @@ from autofit.training.weights import unwrap
 
 DEPTHS = ((8, 2), (4, 1), (2, 1))
 """Decoder layers, the deepest that has room."""
-TOKENS = 128, 1024
-"""On a processor and on an accelerator: too few would show nothing but launches."""
+TOKENS = (128,), (4096, 1024)
+"""On a processor and on an accelerator, the most that have room: too few would show nothing but launches."""
 MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
 """Of the repeats, all depths together; a round is one of each."""
 
 
-def config_for(seconds_per: Mapping[str, float]) -> Config:
-    """What is run: adapters, of which the most fits, in the format whose products are the fastest."""
+def config_for(seconds_per: Mapping[str, float], *, accelerator: bool) -> Config:
+    """What is run, in the format whose products are the fastest: on a processor adapters, of which the most fits; on an
+    accelerator the full model, whose arithmetic hides its launches, as adapters' seldom does."""
     speeds = {name: seconds_per.get(product(name, "nt")) for name in ("fp32", "bf16")}
     wide, narrow = speeds["fp32"], speeds["bf16"]
     precision = "bf16" if wide is None or (narrow is not None and narrow < wide) else "fp32"
-    values = {"method": "lora", "precision": precision, "micro_batch": 1, "checkpointing": "none"}
-    return complete(values)
+    method = "full" if accelerator else "lora"
+    return complete({"method": method, "precision": precision, "micro_batch": 1, "checkpointing": "none"})
 
 
 def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | dict[str, float]]:
@@ -44,13 +46,14 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
     then as a sign of life: a slow device may take many seconds.
     """
     bench.empty()  # of the buffers of the other parts
-    depths = depths_for(shape(job.model), job.workload.seq_len, config, bench.room())
+    tokens_at_once, depths = sizes_for(shape(job.model), TOKENS[bench.accelerator], config, bench.room())
+    job = replace(job, workload=replace(job.workload, seq_len=tokens_at_once))
     works = _works(config, job, depths)
     yield {}
     step = build(config, job, bench.device, layers=range(depths[0]))
-    tokens = torch.randint(step.vocabulary, (1, job.workload.seq_len), device=bench.device)
+    tokens = torch.randint(step.vocabulary, (1, tokens_at_once), device=bench.device)
     ((inputs, labels),) = step.split(tokens)
-    targets = job.workload.seq_len - 1
+    targets = tokens_at_once - 1
     model = step.module.model
     every = decoder_layers(model)
 
@@ -90,19 +93,23 @@ def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:
         return {}
 
 
-def depths_for(model: ModelShape, tokens: int, config: Config, room_bytes: float) -> list[int]:
-    """The depths of a model that can be run in so many bytes, the deepest first. Raises `MemoryError` if none can."""
-    for depths in DEPTHS:
-        possible = sorted({min(layers, model.layers) for layers in depths}, reverse=True)
-        needed = bytes_of(model, tokens, config, possible[0])
-        if needed <= room_bytes:
-            return possible
+def sizes_for(model: ModelShape, at_once: Sequence[int], config: Config, room_bytes: float) -> tuple[int, list[int]]:
+    """How many of the numbers of tokens `at_once`, and which depths of a model, can be run in so many bytes: the most
+    tokens, then the deepest, which comes first. Raises `MemoryError` if none can."""
+    for tokens in at_once:
+        for depths in DEPTHS:
+            possible = sorted({min(layers, model.layers) for layers in depths}, reverse=True)
+            needed = bytes_of(model, tokens, config, possible[0])
+            if needed <= room_bytes:
+                return tokens, possible
     raise MemoryError(f"out of memory: it takes {format_bytes(needed)}, and {format_bytes(int(room_bytes))} are left")
 
 
 def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int:
-    """What a step of the model cut to so many layers takes at least: its weights, and logits with their gradients."""
+    """What a step of the model cut to so many layers takes at least: its weights with the gradients of those that are
+    trained, and logits with their gradients."""
     beside = model.embedding_parameters * (1 if model.tied_embeddings else 2)
     weights = beside + (model.parameters - beside) * layers // model.layers
     # A logit takes 12 bytes: of it in fp32, of what the loss makes of it, and of its gradient.
-    return FORMATS[config.text("precision")].itemsize * weights + 12 * tokens * model.vocabulary_size
+    held = FORMATS[config.text("precision")].itemsize * (2 if config["method"] == "full" else 1)
+    return held * weights + 12 * tokens * model.vocabulary_size

@@ -13,7 +13,7 @@ from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import StepWork
 from autofit.core.workload import digest
 
-PROBE_VERSION = 5
+PROBE_VERSION = 6
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 OUT_OF_TIME = "no time was left for it"

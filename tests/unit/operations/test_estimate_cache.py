@@ -14,10 +14,13 @@ from unit.store.test_store_failures import locked, sql
 from autofit.core.outcome import StepWork
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.identity import EstimateKeys
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.store import Store
 from autofit.techniques import complete
 
+JOB = replace(make_job(), context_bytes=GIB)
+ON_CPU = replace(JOB, hardware=replace(JOB.hardware, kind="cpu"), context_bytes=None)
 ESTIMATE = Estimate(
     config=complete({"method": "qlora", "rank": 64, "compile": True}),
     hardware="h100-80g",
@@ -66,10 +69,10 @@ def test_a_prediction_says_what_the_estimate_says() -> None:
 
 def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
     cache = EstimateCache(store)
-    assert cache.known(["a"], memory_limit_bytes=80 * GIB) == {}
+    assert cache.known(["a"], JOB, memory_limit_bytes=80 * GIB) == {}
     cache.keep({"a": ESTIMATE})
-    assert cache.known(["a", "b"], memory_limit_bytes=80 * GIB) == {"a": ESTIMATE}
-    tight = EstimateCache(store).known(["a"], memory_limit_bytes=19 * GIB)["a"]
+    assert cache.known(["a", "b"], JOB, memory_limit_bytes=80 * GIB) == {"a": ESTIMATE}
+    tight = EstimateCache(store).known(["a"], JOB, memory_limit_bytes=19 * GIB)["a"]
     assert tight == replace(ESTIMATE, memory_limit_bytes=19 * GIB)
     assert not tight.fits
 
@@ -81,21 +84,34 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
     cache = EstimateCache(store)
     squeezed = replace(ESTIMATE, memory_limit_bytes=20 * GIB, device_bytes=20 * GIB, gives_back_cache=True)
     cache.keep({"a": ESTIMATE, "b": squeezed})
-    assert cache.known(["a", "b"], memory_limit_bytes=20 * GIB) == {"b": squeezed}
-    assert set(cache.known(["a", "b"], memory_limit_bytes=21 * GIB)) == {"a"}
+    assert cache.known(["a", "b"], JOB, memory_limit_bytes=20 * GIB) == {"b": squeezed}
+    assert set(cache.known(["a", "b"], JOB, memory_limit_bytes=21 * GIB)) == {"a"}
     on_cpu = replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})
     cache.keep({"c": on_cpu})
-    assert set(cache.known(["c"], memory_limit_bytes=20 * GIB)) == {"c"}, "a heap gives nothing back"
+    assert set(cache.known(["c"], ON_CPU, memory_limit_bytes=20 * GIB)) == {"c"}, "a heap gives nothing back"
     cache.keep({"a": squeezed})
-    assert cache.known(["a"], memory_limit_bytes=20 * GIB) == {"a": squeezed}, "made once for each change of the limit"
+    again = cache.known(["a"], JOB, memory_limit_bytes=20 * GIB)
+    assert again == {"a": squeezed}, "made once for each change of the limit"
+
+
+def test_what_was_made_with_another_context_is_known_with_this_one(store: Store) -> None:
+    cache = EstimateCache(store)
+    cache.keep({"a": ESTIMATE})
+    larger = replace(JOB, context_bytes=3 * GIB)
+    found = cache.known(["a"], larger, memory_limit_bytes=80 * GIB)["a"]
+    assert found.device_bytes == ESTIMATE.device_bytes + 2 * GIB and found.breakdown["context"] == 3 * GIB
+    assert found.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
+    assert sum(found.breakdown.values()) == found.device_bytes
+    assert cache.known(["a"], larger, memory_limit_bytes=22 * GIB) == {}, "the allocator may have to give back"
+    assert EstimateKeys(JOB).of(ESTIMATE.config) == EstimateKeys(larger).of(ESTIMATE.config)
 
 
 def test_borrowed_fragmentation_decides_under_no_limit_what_fits(store: Store) -> None:
     cache = EstimateCache(store)
     cache.keep({"a": replace(ESTIMATE, borrowed_error=0.1)})
-    assert cache.known(["a"], memory_limit_bytes=23 * GIB) == {}, "it may need 23.1 GiB"
-    assert cache.known(["a"], memory_limit_bytes=24 * GIB)["a"].fits
-    assert not cache.known(["a"], memory_limit_bytes=19 * GIB)["a"].fits, "more is allocated"
+    assert cache.known(["a"], JOB, memory_limit_bytes=23 * GIB) == {}, "it may need 23.1 GiB"
+    assert cache.known(["a"], JOB, memory_limit_bytes=24 * GIB)["a"].fits
+    assert not cache.known(["a"], JOB, memory_limit_bytes=19 * GIB)["a"].fits, "more is allocated"
 
 
 def test_what_is_borrowed_says_so() -> None:
@@ -108,7 +124,7 @@ def test_what_is_borrowed_says_so() -> None:
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:
     cache = EstimateCache(store)
     cache.keep({"a": replace(ESTIMATE, memory_error=0.5), "b": ESTIMATE})
-    assert cache.known(["a", "b"], memory_limit_bytes=80 * GIB) == {"b": ESTIMATE}
+    assert cache.known(["a", "b"], JOB, memory_limit_bytes=80 * GIB) == {"b": ESTIMATE}
 
 
 def test_a_predictions_fit_allows_for_its_error() -> None:
@@ -119,7 +135,7 @@ def test_a_predictions_fit_allows_for_its_error() -> None:
 def test_without_a_store_nothing_is_known() -> None:
     cache = EstimateCache(None)
     cache.keep({"a": ESTIMATE})
-    assert cache.known(["a"], memory_limit_bytes=1) == {}
+    assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
 
 
 def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +145,7 @@ def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.Lo
         cache.keep({"a": ESTIMATE})
     assert "locked by another process" in caplog.text
     assert len(caplog.records) == 1, "what fails once is not waited for again"
-    assert cache.known(["a"], memory_limit_bytes=1) == {}
+    assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
     assert store.known_estimates(["a"]) == {}
 
 
@@ -137,14 +153,14 @@ def test_a_damaged_store_fails_nobody(store: Store, path: Path, caplog: pytest.L
     cache = EstimateCache(store)
     sql(f"sqlite:///{path}", "DROP TABLE estimates")
     with caplog.at_level(logging.WARNING):
-        assert cache.known(["a"], memory_limit_bytes=1) == {}
+        assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
     assert "estimates" in caplog.text
 
 
 def test_an_estimate_that_makes_no_sense_is_made_anew(store: Store) -> None:
     cache = EstimateCache(store)
     store.keep_estimates({"a": {"device_bytes": 1}, "b": ESTIMATE.to_json()})
-    assert set(cache.known(["a", "b"], memory_limit_bytes=1)) == {"b"}
+    assert set(cache.known(["a", "b"], JOB, memory_limit_bytes=1)) == {"b"}
 
 
 def test_what_json_has_not_is_not_kept(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from autofit.probe import bench as bench_module
 from autofit.probe import kernels, ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
-from autofit.probe.products import _another, fitted
+from autofit.probe.products import _another, fitted, roofline
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
@@ -130,17 +130,22 @@ def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
         run(tiny_model(), HERE, STACK, child=children.absent)
 
 
-def test_a_real_step_has_as_many_layers_as_there_is_room_for() -> None:
+def test_a_real_step_has_as_many_tokens_and_layers_as_there_is_room_for() -> None:
     model = shape(load("llama-3.1-8b"))
-    config = real_step.config_for({})
+    config = real_step.config_for({}, accelerator=False)
     whole, fewer, least = (real_step.bytes_of(model, 1024, config, layers) for layers in (8, 4, 2))
     # 0.218 billion weights in a layer and 1.05 billion beside them, in 16 bits, and 1.5 GiB of logits.
     assert whole == pytest.approx(2 * (8 * 0.218e9 + 1.05e9) + 12 * 1024 * 128256, rel=0.01)
     for room, depths in ((1e12, [8, 2]), (whole - 1, [4, 1]), (fewer - 1, [2, 1])):
-        assert real_step.depths_for(model, 1024, config, room) == depths
+        assert real_step.sizes_for(model, (1024,), config, room) == (1024, depths)
     with pytest.raises(MemoryError, match="out of memory: it takes"):
-        real_step.depths_for(model, 1024, config, least - 1)
-    assert real_step.depths_for(replace(model, layers=1), 1024, config, 1e12) == [1]
+        real_step.sizes_for(model, (1024,), config, least - 1)
+    assert real_step.sizes_for(replace(model, layers=1), (1024,), config, 1e12) == (1024, [1])
+    full = real_step.config_for({}, accelerator=True)
+    assert real_step.bytes_of(model, 0, full, 8) == 2 * real_step.bytes_of(model, 0, config, 8), "gradients"
+    many = real_step.bytes_of(model, 4096, full, 2)
+    assert real_step.sizes_for(model, (4096, 1024), full, many) == (4096, [2, 1])
+    assert real_step.sizes_for(model, (4096, 1024), full, many - 1) == (1024, [4, 1]), "fewer tokens"
 
 
 def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> None:
@@ -153,6 +158,7 @@ def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> Non
 def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() -> None:
     samples = [(flops, moved, 1e-11 * flops + 1e-10 * moved) for flops, moved in ((1e9, 1e6), (1e8, 1e6), (1e7, 3e6))]
     assert fitted(samples) == pytest.approx((1e-11, 1e-10))
+    assert roofline([(1e12, 1e8, 2e-3), (1e11, 1e8, 3e-4), (1e8, 1e8, 4e-5)]) == pytest.approx((2e-15, 4e-13))
     for noise in ((1.0, 2.0, 3.0), (3.0, 1.0, 0.1), (1.0, 1.0, 1.0)):
         rates = fitted([(f, b, by * 1e-3) for (f, b, _), by in zip(samples, noise, strict=True)])
         assert min(rates) > 0
