@@ -95,7 +95,8 @@ class Bench:
         so that they follow each other without a gap and only the device's own time counts."""
         self.wait()
         if busy and self.device.type == "cuda":
-            torch.cuda._sleep(int(min(busy, MOST_BUSY_SECONDS) * CYCLES_PER_SECOND))
+            cycles = int(min(busy, MOST_BUSY_SECONDS) * CYCLES_PER_SECOND)
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         started = self._mark()
         for _ in range(count):
             call()

@@ -72,7 +72,7 @@ class Budget:
         """What a trial that should take `expected_seconds` may take unless it shows that it may be the best."""
         total = USUAL_SECONDS if self.limits.seconds is None else self.limits.seconds
         share = ALLOWANCE_SHARE * total
-        return share if expected_seconds <= share else ALLOWANCE_FACTOR * expected_seconds
+        return max(share, ALLOWANCE_FACTOR * expected_seconds)
 
     def patience_seconds(self, expected_seconds: float) -> float:
         """After how long a trial that should take `expected_seconds` is taken to hang: five times as long or, with a

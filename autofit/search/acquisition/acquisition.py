@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
+from autofit.training.flops import least_token_seconds
 
 Array = NDArray[np.float64]
 
@@ -102,11 +103,13 @@ class Acquisition:
         *,
         batch: int | None = None,
         budget_seconds: float | None = None,
+        least_seconds: Callable[[str], float | None] = lambda method: None,
         thorough: bool = False,
     ) -> None:
         """`lower_bounds`: bytes that each config takes at least. `methods`: the most faithful first; the first that
         fits will be recommended. If empty, all count alike. `batch`: sequences of a device's optimizer step; the
         largest micro-batch if not given. `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given.
+        `least_seconds`: of a step of each method, by what the device's arithmetic takes; None where that is unknown.
         `thorough`: all methods count alike for a whole frontier, and any gain is worth its trial."""
         self._state = state
         self._faithful = () if thorough else tuple(methods)
@@ -116,6 +119,9 @@ class Acquisition:
         configs = state.lattice.configs
         self._row_of = state.lattice.row_of
         self._methods = np.array([c.text("method") for c in configs])
+        least = {method: least_seconds(method) for method in set(self._methods.tolist())}
+        self._floor = np.array([math.log(s) if (s := least[method]) else -math.inf for method in self._methods])
+        """Logarithms of the seconds that a step takes at least."""
         self._time = StepTimes(state.lattice, TIME)
         self._is_foretold = False
         """Whether times are predicted, and not only steered."""
@@ -129,12 +135,19 @@ class Acquisition:
     @classmethod
     def of(cls, plan: Plan, state: LatticeState) -> Acquisition:
         """That of a search for `plan`."""
+        job = plan.job
+
+        def least_seconds(method: str) -> float | None:
+            of_token = least_token_seconds(job, full=method == "full")
+            return None if of_token is None else of_token * job.workload.tokens_per_step
+
         return cls(
             state,
             plan.lower_bounds,
             plan.goal.methods,
-            batch=plan.job.workload.batch_per_device,
+            batch=job.workload.batch_per_device,
             budget_seconds=plan.limits.seconds,
+            least_seconds=least_seconds,
             thorough=plan.thorough,
         )
 
@@ -433,12 +446,14 @@ class Acquisition:
 
     def _claims(self, rows: Rows, *, unlucky: float = 0.0) -> list[tuple[float, Array]]:
         """What is claimed of the seconds that a step of each config takes at least, each with its chance: their
-        logarithms, minus infinity where there is no claim. A trial of the config has proven it without getting further;
-        or, if the time order holds here, a measured config does part of its work and nothing else. By so many
-        deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
-        proven = np.full(len(self._state.lattice.configs), -math.inf)
+        logarithms, minus infinity where there is no claim. The device's arithmetic takes as long, or a trial of the
+        config has proven it without getting further; or, if the time order holds here, a measured config does part of
+        its work and nothing else. By so many deviations of its timing the measured one may have been `unlucky`, and
+        seemed slower than it is."""
+        proven = self._floor.copy()
         for config, bound in self._state.proven_step_seconds.items():
-            proven[self._row_of[config]] = math.log(bound)
+            row = self._row_of[config]
+            proven[row] = max(proven[row], math.log(bound))
         ordered = proven.copy()
         for point in self._bounding():
             slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
