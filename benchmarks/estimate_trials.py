@@ -174,17 +174,21 @@ def speeds_judged(rows: Sequence[Row], learnt_from: Sequence[Row] = ()) -> tuple
 
 
 def speeds(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures of tokens/s; none for too few rows."""
+    """The figures of tokens/s; those that rows are too few for are left out."""
     timed, eager = [row for row in rows if row.is_timed], [row for row in rows if row.is_eager]
-    if len(eager) < CALIBRATE_ON + 2:
+    if len(eager) < 2:
         return {}
+    before = speeds_judged(eager)
+    uncalibrated = {"uncalibrated": {"tokens_per_second": before[0], "kendall_tau": before[1]}}
+    if len(eager) < CALIBRATE_ON + 2:
+        return uncalibrated
     draws = [random.Random(seed).sample(eager, CALIBRATE_ON) for seed in range(SEEDS)]
     found = [speeds_judged([row for row in timed if row not in drawn], drawn) for drawn in draws]
-    (errors, taus), before = zip(*found, strict=True), speeds_judged(eager)
+    errors, taus = zip(*found, strict=True)
     return {
         "calibrated tokens_per_second": {"median": statistics.median(errors), "worst": max(errors)},
         "calibrated kendall_tau": {"median": statistics.median(taus), "worst": min(taus)},
-        "uncalibrated": {"tokens_per_second": before[0], "kendall_tau": before[1]},
+        **uncalibrated,
     }
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
+from unit.operations.test_probing import made_probe
 from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.cli.text.self_test import report_text
-from autofit.core.device.probe import Probe
+from autofit.core.device.probe import CONTEXT, Probe, ProbePart
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import MIB
@@ -212,6 +213,16 @@ def test_an_estimate_that_hangs_costs_only_itself() -> None:
         assert predictor.estimate(request, seconds=PATIENCE_SECONDS)["device_bytes"] > 0
     finally:
         predictor.close()
+
+
+def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, asked = Bench(device="cpu"), []
+    monkeypatch.setattr(Predictor, "estimate", lambda self, request, *, seconds: asked.append(request.job) or {})
+    bench.predicted(bench.job(), complete({}), seconds=1.0)
+    probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
+    bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})
+    bench.predicted(bench.job(), complete({}), seconds=1.0)
+    assert [job.context_bytes for job in asked] == [None, 768 * MIB]
 
 
 def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,21 @@ def test_what_was_cut_off_is_open_again() -> None:
     assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
+def test_nothing_is_faster_than_the_devices_arithmetic() -> None:
+    """The bound grants an untried config no more than its FLOPs at the device's peak."""
+    bounds, step = {}, fits(4, 250).measurement.step_seconds.median
+    for share in (0.0, 0.5, 0.8):
+        state = LatticeState(LATTICE, LIMIT)
+        acquisition = Acquisition(state, FLOORS, least_seconds=lambda method, share=share: share * step or None)
+        adviser = Adviser(state, acquisition)
+        run(adviser, fits(4, 250))
+        (winner,) = state.points()
+        bounds[share] = acquisition.regret_bound(winner)
+    assert bounds[0.0] > 0.5, "one trial tells little of the others"
+    assert bounds[0.5] == pytest.approx(0.5, abs=1e-6)
+    assert bounds[0.8] == pytest.approx(0.2, abs=1e-6)
+
+
 def test_a_second_figure_of_a_config_is_one_more_trial() -> None:
     adviser, state = make_adviser()
     config = run(adviser, fits(4, 250))

@@ -10,7 +10,9 @@ from unit.operations.made_trials import fits, make_job, make_trial
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, Prediction, TimedOut
+from autofit.planning.plan import Limits
 from autofit.search.acquisition.trial_costs import TrialCosts
+from autofit.search.budget import Budget
 from autofit.techniques import AXES, complete
 from autofit.trial.measure.pace import running_seconds
 
@@ -88,3 +90,10 @@ def test_set_ups_are_learnt_from_trials_without_their_warm_up() -> None:
     assert set_up(quick) < before < set_up(slow)
     assert set_up(TimedOut(reason="cut", deadline_seconds=99.0, least_step_seconds=9.0), second) == before
     assert set_up(TimedOut(reason="no step", deadline_seconds=99.0), second) > before
+
+
+@pytest.mark.parametrize(("expected", "allowed"), [(5.0, 21.0), (13.0, 21.0), (20.0, 30.0), (60.0, 90.0)])
+def test_a_trial_may_take_a_tenth_of_the_budget_or_half_more_than_was_expected(expected: float, allowed: float) -> None:
+    """On an H200, trials that were expected to take nearly a tenth of 210 s were cut after it, with one step to go."""
+    budget = Budget(limits=Limits(memory_bytes=1, seconds=210.0))
+    assert budget.allowance_seconds(expected) == pytest.approx(allowed)
