@@ -33,7 +33,7 @@ class LatticePredictor:
 
     job: Job
     configs: Sequence[Config]
-    """Those that may fit."""
+    """Those that may fit, and those that were tried before, under whatever limit: they show how far predictions err."""
     memory_limit_bytes: int
     seconds: float | None
     """The search's time budget, None if it has none."""
@@ -52,10 +52,12 @@ class LatticePredictor:
     @classmethod
     def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
         """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
-        one_host = request.ray_address is None
+        one_host, job, possible = request.ray_address is None, plan.job, plan.possible
+        keys = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
+        tried = store.known(**keys).keys() - set(possible)
         return cls(
-            job=as_trials_show(plan.job, store),
-            configs=plan.possible,
+            job=as_trials_show(job, store),
+            configs=[*possible, *(config for config in plan.lattice.configs if config in tried)],
             memory_limit_bytes=plan.limits.memory_bytes,
             seconds=plan.limits.seconds,
             store=store,

@@ -21,17 +21,18 @@ from autofit.catalog.models import load
 from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.device.work_kinds import LAYOUTS, product
 from autofit.core.hardware import Hardware
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Lattice
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
-from autofit.planning.requests import WorkloadOptions
+from autofit.planning.plan import Limits, Plan
+from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimating import site
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
-from autofit.techniques import Job, complete, parse
+from autofit.techniques import AXES, Job, complete, parse
 
 CONFIGS = [complete(parse(text)) for text in ("method=lora,micro_batch=2", "method=lora,micro_batch=1")]
 
@@ -108,6 +109,27 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
 
 def predictor_of(job: Job, store: Store) -> LatticePredictor:
     return LatticePredictor(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
+
+
+def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: Job, store: Store) -> None:
+    """Full training that cannot fit was not predicted, its size was guessed from adapters', and a trial of it said that
+    adapters take twice as much as predicted: on an H200 under 24 GiB, LoRA of 17 GiB was left alone for that."""
+    full = complete(parse("method=full,micro_batch=2"))
+    request = SearchRequest(workload=OPTIONS)
+    plan = Plan(
+        job=job,
+        lattice=Lattice(axes=AXES, configs=(full, *CONFIGS)),
+        lower_bounds={full: 2 * GIB, **dict.fromkeys(CONFIGS, 1)},
+        goal=request.goal,
+        limits=Limits(memory_bytes=GIB),
+        space="made",
+    )
+    assert LatticePredictor.of(plan, request, store, probes=False).configs == CONFIGS
+    store.add(make_trial(full, fits(0.5, 100), job=job, limit=4 * GIB))
+    predictor = LatticePredictor.of(plan, request, store, probes=False)
+    assert predictor.configs == [*CONFIGS, full]
+    predictions = predictor.predict(lambda done, total: None)
+    assert set(predictions.by_config) == {full, *CONFIGS}
 
 
 def test_without_predictions_the_host_is_a_limit_by_formula(
