@@ -127,8 +127,10 @@ class Estimate(Document):
 
     def under(self, memory_limit_bytes: int, context_bytes: int | None = None) -> Estimate | None:
         """The same under another limit and, where it is given, with another CUDA context; None where these decide how
-        much CUDA's allocator keeps, or a borrowed figure would decide what fits."""
+        much CUDA's allocator keeps or how much is paged out, or a borrowed figure would decide what fits."""
         more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
+        if more and self.config.text("optimizer").startswith("paged"):
+            return None
         if memory_limit_bytes == self.memory_limit_bytes and not more:
             return self
         cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0

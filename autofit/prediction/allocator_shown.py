@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Fits, Trial
-from autofit.estimate.assumptions import rounded_context
+from autofit.estimate.assumptions import as_probed, rounded_context
 from autofit.prediction.calibration import hardware_keys
+from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -30,10 +31,10 @@ def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
 
 
 def as_trials_show(job: Job, store: Store | None) -> Job:
-    """The job with what the store's trials on its hardware show, of any model, workload and stack.
+    """The job with what the store's trials on its hardware show, of any model, workload and stack; or a probe of it.
 
-    Of a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial, or
-    with a store that fails or is None, both stay unknown.
+    Of a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial or
+    a probe, or with a store that fails or is None, both stay unknown.
     """
     if store is None or job.hardware.kind != "cuda":
         return job
@@ -43,7 +44,8 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
             for key in hardware_keys(job.hardware, store)
             for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=1, newest_first=True)
         ]
+        probe = stored_probe(job.hardware, job.stack, store, None)
     except StoreError as error:
         _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)
         return job
-    return shown(job, sorted(latest, key=lambda trial: trial.recorded_at, reverse=True))
+    return as_probed(shown(job, sorted(latest, key=lambda trial: trial.recorded_at, reverse=True)), probe)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autofit.core.errors import in_one_line
+from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
 from autofit.estimate.assumptions import as_probed
 from autofit.planning.plan import Plan
@@ -33,7 +33,7 @@ class LatticePredictor:
 
     job: Job
     configs: Sequence[Config]
-    """Those that may fit, and those that were tried before, under whatever limit: they show how far predictions err."""
+    """Those that may fit."""
     memory_limit_bytes: int
     seconds: float | None
     """The search's time budget, None if it has none."""
@@ -41,6 +41,8 @@ class LatticePredictor:
     one_host: bool
     """All trials run on this machine and share its host memory. On a cluster Ray chooses each trial's machine, so each
     trial is judged as if alone there."""
+    tried: Sequence[Config] = ()
+    """Others of which the store has trials: they show how far predictions err, where they were predicted before."""
     predicts: bool = True
     """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     probes: bool = False
@@ -52,12 +54,11 @@ class LatticePredictor:
     @classmethod
     def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
         """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
-        one_host, job, possible = request.ray_address is None, plan.job, plan.possible
-        keys = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
-        tried = store.known(**keys).keys() - set(possible)
+        one_host = request.ray_address is None
         return cls(
-            job=as_trials_show(job, store),
-            configs=[*possible, *(config for config in plan.lattice.configs if config in tried)],
+            job=as_trials_show(plan.job, store),
+            configs=plan.possible,
+            tried=_tried_beside(plan, store),
             memory_limit_bytes=plan.limits.memory_bytes,
             seconds=plan.limits.seconds,
             store=store,
@@ -99,7 +100,7 @@ class LatticePredictor:
                 known = replace(known, missing={})
             found = predict_all(
                 job,
-                self.configs,
+                [*self.configs, *self.tried],
                 memory_limit_bytes=self.memory_limit_bytes,
                 store=store,
                 looked_up=known,
@@ -162,8 +163,10 @@ class LatticePredictor:
         if self._looked_up is None:
             job = self.job
             self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, job.model.digest))
-            found = look_up(job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
-            missing = {config: key for config, key in found.missing.items() if config not in self._emulated}
+            asked = [*self.configs, *self.tried]
+            found = look_up(job, asked, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
+            left_out = {*self._emulated, *self.tried}
+            missing = {config: key for config, key in found.missing.items() if config not in left_out}
             self._looked_up = replace(found, missing=missing)
         return self._looked_up
 
@@ -180,3 +183,14 @@ class LatticePredictor:
             return True
         work = 3.0 * len(groups_of(missing)) + 0.02 * len(missing)
         return 6.0 + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds
+
+
+def _tried_beside(plan: Plan, store: Store) -> list[Config]:
+    """The configs of the lattice that cannot fit, of which the store has trials under a higher limit."""
+    job, possible = plan.job, set(plan.possible)
+    try:
+        known = store.known(hardware_key=job.hardware.key, stack_key=job.stack.key, workload_key=job.workload.key)
+    except StoreError as error:
+        _log.warning("autofit: what was tried before cannot be looked up: %s", error)
+        return []
+    return [config for config in plan.lattice.configs if config in known and config not in possible]

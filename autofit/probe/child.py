@@ -96,7 +96,7 @@ def _parts(
         from autofit.probe import real_step
 
         job = _job(request["model"], hardware, request["stack"])
-        return real_step.measure(bench, job, real_step.config_for(rates, accelerator=bench.accelerator))
+        return real_step.measure(bench, job, real_step.configs_for(rates, accelerator=bench.accelerator))
 
     def beside() -> Found:
         from autofit.trial.measure.meter import beside_allocator
@@ -123,5 +123,6 @@ def _recover(bench: Bench, failure: str) -> None:
 
 
 def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
+    # The real step chooses its own length.
     workload = Workload(model=model.name, model_digest=model.digest, seq_len=2, global_batch=1)
     return Job(model=model, workload=workload, hardware=hardware, stack=stack)

@@ -23,9 +23,9 @@ AMONG = {"near": 16 * MIB, "far": None}, {"near": 32 * MIB, "far": None}
 what a layer's activations take, which the last level of cache holds; and more than any cache holds."""
 MOST_SECONDS = 0.03
 """Of one measurement."""
-ATTENDED = (1, 64, 512), (4, 1024, 2048)
-"""Sequences whose attention is measured, their tokens at least, and at most, on a processor and on an accelerator:
-fewer would take that no longer than a launch does."""
+ATTENDED = (1, 64, 512), (4, 256, 2048)
+"""Sequences whose attention is measured, their tokens at least, and at most, on a processor and on an accelerator: so
+few that the bytes take longer than the arithmetic, and so many that they do not."""
 
 Take = Callable[[int], torch.Tensor]
 """Makes another operand [rows, width] of the width that it is given."""

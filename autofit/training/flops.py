@@ -22,13 +22,19 @@ def flops_per_token(model: ModelShape, *, seq_len: int, full: bool) -> float:
 
 def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
     """Model FLOP utilisation (0 to 1) relative to the devices' dense peak; None if the peak is unknown."""
-    least = least_token_seconds(job, full=config["method"] == "full")
-    return None if least is None else tokens_per_second * least
-
-
-def least_token_seconds(job: Job, *, full: bool) -> float | None:
-    """Seconds that a token's FLOPs take at the devices' dense peak, which no step can beat; None if it is unknown."""
     peak = job.hardware.peak_flops
     if peak is None:
         return None
-    return flops_per_token(shape(job.model), seq_len=job.workload.seq_len, full=full) / (peak * job.workload.devices)
+    needed = flops_per_token(shape(job.model), seq_len=job.workload.seq_len, full=config["method"] == "full")
+    return tokens_per_second * needed / (peak * job.workload.devices)
+
+
+def least_token_seconds(job: Job, *, full: bool) -> float | None:
+    """Seconds that a token's matrix products take at the devices' dense peak, which no step can beat; None if it is
+    unknown. Without attention, of which a sliding window needs less."""
+    peak = job.hardware.peak_flops
+    return (
+        None
+        if peak is None
+        else flops_per_token(shape(job.model), seq_len=0, full=full) / (peak * job.workload.devices)
+    )

@@ -158,7 +158,7 @@ class Acquisition:
         """
         lattice = self._state.lattice
         known = {c: predictions.by_config[c] for c in lattice.configs if c in predictions.by_config}
-        if not known or 2 * len(known) < self._memory.possible:
+        if not known or 2 * len(self._memory.possible(known)) < len(self._memory.possible(lattice.configs)):
             return
         self._memory.use(known, predictions.memory_deviation)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}

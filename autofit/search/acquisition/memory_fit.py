@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class MemoryFit:
         error, rough = memory_errors(predictions, expected)
         self._above_floors = LogLinear(lattice, error, self.sizes, rough)
 
-    @property
-    def possible(self) -> int:
-        """How many configs the floor leaves."""
-        return int(np.count_nonzero(self._floors <= self._state.memory_limit_bytes))
+    def possible(self, configs: Iterable[Config]) -> list[Config]:
+        """Those that the floor leaves."""
+        limit, row_of = self._state.memory_limit_bytes, self._state.lattice.row_of
+        return [config for config in configs if self._floors[row_of[config]] <= limit]
 
     def fit(self, rows: Rows) -> tuple[Array, Array]:
         """Expected bytes, and the probability of fitting: 1 for what a trial of something heavier has shown to fit."""

@@ -103,6 +103,8 @@ def test_what_was_made_with_another_context_is_known_with_this_one(store: Store)
     assert found.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
     assert sum(found.breakdown.values()) == found.device_bytes
     assert cache.known(["a"], larger, memory_limit_bytes=22 * GIB) == {}, "the allocator may have to give back"
+    paged = replace(ESTIMATE, config=ESTIMATE.config.replace(optimizer="paged-adamw-8bit"))
+    assert paged.under(80 * GIB, 3 * GIB) is None, "more may be paged out"
     assert EstimateKeys(JOB).of(ESTIMATE.config) == EstimateKeys(larger).of(ESTIMATE.config)
 
 

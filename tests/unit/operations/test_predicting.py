@@ -124,10 +124,13 @@ def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: 
         limits=Limits(memory_bytes=GIB),
         space="made",
     )
-    assert LatticePredictor.of(plan, request, store, probes=False).configs == CONFIGS
-    store.add(make_trial(full, fits(0.5, 100), job=job, limit=4 * GIB))
+    assert LatticePredictor.of(plan, request, store, probes=False).tried == []
+    predict_all(job, [full], memory_limit_bytes=4 * GIB, store=store)  # as the search under the higher limit did
+    fitted = fits(0.5, 100)
+    fitted = replace(fitted, measurement=replace(fitted.measurement, expandable_segments=True))
+    store.add(make_trial(full, fitted, job=job, limit=4 * GIB))
     predictor = LatticePredictor.of(plan, request, store, probes=False)
-    assert predictor.configs == [*CONFIGS, full]
+    assert (predictor.configs, predictor.tried) == (CONFIGS, [full])
     predictions = predictor.predict(lambda done, total: None)
     assert set(predictions.by_config) == {full, *CONFIGS}
 

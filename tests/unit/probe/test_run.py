@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from jobs import tiny_model
+from jobs import tiny_job, tiny_model
 from tiny import STACK
 from unit.probe import children
 
@@ -17,6 +18,7 @@ from autofit.catalog.models import load, shape
 from autofit.core.device.probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, ProbePart, collective
 from autofit.core.device.work_kinds import KINDS
 from autofit.core.errors import EnvironmentLacks
+from autofit.core.lattice import Config
 from autofit.estimate.time.roofline import prior, seconds
 from autofit.prediction.probing import rates_of
 from autofit.probe import bench as bench_module
@@ -24,9 +26,10 @@ from autofit.probe import kernels, ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
 from autofit.probe.products import _another, fitted, roofline
-from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, _enough
+from autofit.probe.real_step import LEAST_ROUNDS, MOST_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
+from autofit.techniques import Job
 from autofit.trial.machine.detection import cpu
 
 HERE = cpu()
@@ -132,27 +135,52 @@ def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
 
 def test_a_real_step_has_as_many_tokens_and_layers_as_there_is_room_for() -> None:
     model = shape(load("llama-3.1-8b"))
-    config = real_step.config_for({}, accelerator=False)
+    (config,) = real_step.configs_for({}, accelerator=False)
     whole, fewer, least = (real_step.bytes_of(model, 1024, config, layers) for layers in (8, 4, 2))
-    # 0.218 billion weights in a layer and 1.05 billion beside them, in 16 bits, and 1.5 GiB of logits.
-    assert whole == pytest.approx(2 * (8 * 0.218e9 + 1.05e9) + 12 * 1024 * 128256, rel=0.01)
+    # 0.218 billion weights in a layer and 1.05 billion beside them, 1.5 GiB of logits, and what the layers keep.
+    assert whole == pytest.approx(2 * (8 * 0.218e9 + 1.05e9) + 12 * 1024 * 128256 + 8 * 0.218e9, rel=0.01)
     for room, depths in ((1e12, [8, 2]), (whole - 1, [4, 1]), (fewer - 1, [2, 1])):
-        assert real_step.sizes_for(model, (1024,), config, room) == (1024, depths)
+        assert real_step.sizes_for(model, (1024,), [config], room)[0] == (config, 1024, depths)
     with pytest.raises(MemoryError, match="out of memory: it takes"):
-        real_step.sizes_for(model, (1024,), config, least - 1)
-    assert real_step.sizes_for(replace(model, layers=1), (1024,), config, 1e12) == (1024, [1])
-    full = real_step.config_for({}, accelerator=True)
-    assert real_step.bytes_of(model, 0, full, 8) == 2 * real_step.bytes_of(model, 0, config, 8), "gradients"
+        real_step.sizes_for(model, (1024,), [config], least - 1)
+    assert real_step.sizes_for(replace(model, layers=1), (1024,), [config], 1e12) == [(config, 1024, [1])]
+    full, adapters = both = real_step.configs_for({}, accelerator=True)
+    assert adapters == config
+    # Gradients, and the head's once more.
+    assert real_step.bytes_of(model, 0, full, 8) == pytest.approx(2 * (2 * (8 * 0.218e9 + 1.05e9) + 0.525e9), rel=0.01)
     many = real_step.bytes_of(model, 4096, full, 2)
-    assert real_step.sizes_for(model, (4096, 1024), full, many) == (4096, [2, 1])
-    assert real_step.sizes_for(model, (4096, 1024), full, many - 1) == (1024, [4, 1]), "fewer tokens"
+    assert real_step.sizes_for(model, (4096, 1024), both, many)[0] == (full, 4096, [2, 1])
+    assert real_step.sizes_for(model, (4096, 1024), both, many - 1)[0] == (full, 1024, [4, 1]), "fewer tokens"
+    least = real_step.bytes_of(model, 1024, full, 2)
+    assert real_step.sizes_for(model, (4096, 1024), both, least - 1)[0][0] == adapters, "as on a T4"
+
+
+def test_a_real_step_that_runs_out_of_memory_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[list[int]] = []
+
+    def measured(bench: Bench, job: Job, config: Config, depths: list[int]) -> Iterator[dict[str, float]]:
+        tried.append(depths)
+        yield {}
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(real_step, "_measure", measured)
+    monkeypatch.setattr(real_step, "TOKENS", ((128, 64), ()))
+    bench, job = Bench(torch.device("cpu")), tiny_job(tiny_model(layers=8))
+    (config,) = configs = real_step.configs_for({}, accelerator=False)
+    assert list(real_step.measure(bench, job, configs)) == [{}, {}, {}]
+    assert tried == [[8, 2], [4, 1], [2, 1]]
+    tried.clear()
+    monkeypatch.setattr(real_step, "sizes_for", lambda *arguments: [(config, 128, [8, 2]), (config, 64, [2, 1])])
+    with pytest.raises(torch.OutOfMemoryError):
+        list(real_step.measure(bench, job, configs))
 
 
 def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> None:
     slow, usual, fast = [10.0, 3.0], [MOST_SECONDS / 2, 0.2], [0.01, 0.005]
-    rounds = {name: next(n for n in range(20) if _enough([each] * n)) for name, each in
+    rounds = {name: next(n for n in range(20) if _enough([each] * n, 8)) for name, each in
               {"slow": slow, "usual": usual, "fast": fast}.items()}  # fmt: skip
-    assert rounds == {"slow": 1, "usual": 1 + LEAST_ROUNDS, "fast": 1 + MOST_ROUNDS}
+    assert rounds == {"slow": 1, "usual": 1 + LEAST_ROUNDS, "fast": 9}
 
 
 def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() -> None:

@@ -18,11 +18,14 @@ from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Truth, cpu_lattice
 
+from autofit.catalog.models import shape
 from autofit.core.lattice import Config, Lattice
 from autofit.core.normal import mean_above
 from autofit.core.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.core.units import GIB
+from autofit.core.workload import Goal
+from autofit.planning.plan import Limits, Plan
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition import acquisition as module
 from autofit.search.acquisition.acquisition import (
@@ -200,6 +203,18 @@ def test_nothing_is_faster_than_the_devices_arithmetic() -> None:
     assert bounds[0.0] > 0.5, "one trial tells little of the others"
     assert bounds[0.5] == pytest.approx(0.5, abs=1e-6)
     assert bounds[0.8] == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize("peak", [None, 1e12])
+def test_the_devices_arithmetic_is_that_of_its_data_sheet(peak: float | None) -> None:
+    """6 FLOPs for each weight and token of full training and 4 of adapters; attention is left out."""
+    job = replace(make_job(), hardware=replace(make_job().hardware, peak_flops=peak))
+    plan = Plan(job=job, lattice=LATTICE, lower_bounds=FLOORS, goal=Goal(), limits=Limits(memory_bytes=LIMIT))
+    floor = dict(zip(LATTICE.configs, np.exp(Acquisition.of(plan, LatticeState.of(plan))._floor), strict=True))
+    for config, seconds in floor.items():
+        of_weight = 6.0 if config["method"] == "full" else 4.0
+        flops = of_weight * shape(job.model).active_matmul_parameters * job.workload.tokens_per_step
+        assert seconds == pytest.approx(0.0 if peak is None else flops / peak)
 
 
 def test_a_second_figure_of_a_config_is_one_more_trial() -> None:
