@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import zip_longest
 from multiprocessing import forkserver
 
 from autofit.core.lattice import Config
@@ -72,11 +73,14 @@ def get_ready(configs: Sequence[Config]) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share traces, the largest group first; within a group those of one decoder are adjacent."""
-    groups: dict[tuple[object, ...], list[Config]] = defaultdict(list)
+    """Configs that share traces; within a group those of one decoder are adjacent. The largest group of each method comes
+    first, then the second of each: if time runs out, something of every method is known."""
+    groups: dict[str, dict[tuple[object, ...], list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):
-        groups[tuple(config.get(axis) for axis in ("method", "precision", "targets"))].append(config)
-    return sorted(groups.values(), key=len, reverse=True)
+        alike = groups[config.text("method")][config.get("precision"), config.get("targets")]
+        alike.append(config)
+    largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]
+    return [group for round in zip_longest(*largest_first) for group in round if group]
 
 
 def _predict(job: Job, configs: list[Config], limit: int, ends: float) -> Iterator[Estimate]:

@@ -21,8 +21,11 @@ from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
 
-ESTIMATING_SHARE = 0.2
-"""Share of a time budget: if estimating might take more, the budget is better spent on trials."""
+ESTIMATING_SHARE = 0.3
+"""Share of a time budget that estimating may take: configs that it does not come to are left unpredicted."""
+FIRST_ESTIMATES_SECONDS = 9.0
+"""What loading the libraries, 6 s, and one trace take on two cores of 2021 (`benchmarks/timings.py estimator`): with less
+time none is begun."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +79,7 @@ class LatticePredictor:
             return
         self._probe()  # before anything else that would disturb it is begun
         try:
-            missing = list(self._known().missing)
-            if self._is_time(missing):
-                sweep.get_ready(missing)
+            sweep.get_ready(list(self._known().missing))
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -94,10 +95,6 @@ class LatticePredictor:
         try:
             self._probe()
             known = self._known()
-            if not self._is_time(list(known.missing)):  # those made before cost nothing
-                if not known.found:
-                    return self._by_formula(self.configs)
-                known = replace(known, missing={})
             found = predict_all(
                 job,
                 [*self.configs, *self.tried],
@@ -105,8 +102,7 @@ class LatticePredictor:
                 store=store,
                 looked_up=known,
                 report=report,
-                # On a machine that is slower than foreseen, or busy, what is begun late is left unpredicted.
-                seconds=None if self.seconds is None else 2 * ESTIMATING_SHARE * self.seconds,
+                seconds=None if self.seconds is None else ESTIMATING_SHARE * self.seconds,
             )
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own = (job.workload.key, job.stack.key)
@@ -167,22 +163,10 @@ class LatticePredictor:
             found = look_up(job, asked, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
             left_out = {*self._emulated, *self.tried}
             missing = {config: key for config, key in found.missing.items() if config not in left_out}
+            if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
+                missing = {}  # those made before cost nothing
             self._looked_up = replace(found, missing=missing)
         return self._looked_up
-
-    def _is_time(self, missing: Sequence[Config]) -> bool:
-        """Whether estimating these would take no more than its share of the budget.
-
-        The libraries take 6 s to load. Each group of configs (of one method, precision and targets) takes 3 s of a core
-        for its traces, each config 0.02 s more; those of single-gpu took half of that, traces included
-        (`benchmarks/timings.py estimator`). Together they are what the space `cpu` takes on two cores, some 20 s.
-        """
-        from autofit.estimate.sweep import groups_of, workers_for
-
-        if self.seconds is None or not missing:
-            return True
-        work = 3.0 * len(groups_of(missing)) + 0.02 * len(missing)
-        return 6.0 + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds
 
 
 def _tried_beside(plan: Plan, store: Store) -> list[Config]:

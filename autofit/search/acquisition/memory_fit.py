@@ -38,9 +38,11 @@ class MemoryFit:
         self.predicted = np.array([c in predictions for c in lattice.configs])
         self._floors = np.zeros(len(lattice.configs))
         sizes = {c: math.log(max(p.device_bytes, 1)) for c, p in predictions.items()}
-        self.sizes = completed(lattice, sizes, ACTIVATIONS)
         error, rough = memory_errors(predictions, expected)
-        self._above_floors = LogLinear(lattice, error, self.sizes, rough)
+        guessed = guesses(lattice, sizes, ACTIVATIONS)
+        self.sizes = sizes | {c: mean for c, (mean, _) in guessed.items()}
+        own = {**rough, **{c: deviation for c, (_, deviation) in guessed.items()}}
+        self._above_floors = LogLinear(lattice, error, self.sizes, own)
 
     def possible(self, configs: Iterable[Config]) -> list[Config]:
         """Those that the floor leaves."""
@@ -107,12 +109,18 @@ def memory_errors(
 
 
 def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:
-    """`logarithms`, with those of the missing configs filled in from the axes' effects."""
+    """`logarithms`, with guesses for the configs that have none."""
+    return logarithms | {config: mean for config, (mean, _) in guesses(lattice, logarithms, prior).items()}
+
+
+def guesses(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, tuple[float, float]]:
+    """Means and standard deviations for the configs that `logarithms` lacks, from the axes' effects."""
     missing = [c for c in lattice.configs if c not in logarithms]
     if not missing:
-        return logarithms
+        return {}
     model = LogLinear(lattice, prior)
     every = list(logarithms.items())
     # As many determine the axes' effects as well as thousands would, in a regression of cubic cost.
     known = every if len(every) <= 500 else random.Random(0).sample(every, 500)
-    return logarithms | dict(zip(missing, model.predict(known, missing).mean.tolist(), strict=True))
+    found = model.predict(known, missing)
+    return dict(zip(missing, zip(found.mean.tolist(), found.deviation.tolist(), strict=True), strict=True))

@@ -136,3 +136,16 @@ def test_no_process_begins_a_config_too_late(job: Job) -> None:
     ]
     assert sweeping.workers_for(many, 2) == 2
     assert sweeping.sweep(job, many, memory_limit_bytes=LIMIT, processes=2, seconds=0.0) == {}
+
+
+def test_if_time_runs_out_something_of_every_method_is_known() -> None:
+    formats = {"full": ("bf16", "bf16-mixed", "fp32"), "lora": ("bf16", "fp32"), "qlora": ("bf16",)}
+    many = [
+        complete(parse(f"method={method},precision={precision},micro_batch={size}"))
+        for method, precisions in formats.items()
+        for precision in precisions
+        for size in (1, 2)
+    ]
+    groups = sweeping.groups_of(many)
+    assert [group[0]["method"] for group in groups] == ["full", "lora", "qlora", "full", "lora", "full"]
+    assert {config for group in groups for config in group} == set(many)

@@ -160,6 +160,27 @@ def test_predictions_of_some_configs_stand_in_for_the_others(lattice: Lattice, s
     assert not any(c not in some for c in run.search._adviser.acquisition.predicted_out())
 
 
+@pytest.mark.parametrize("checkpointing", ["full", "none"])
+def test_a_trial_of_what_was_only_guessed_leaves_what_was_predicted(truth: Truth, checkpointing: str) -> None:
+    """As where there was no time to predict all: a wrong guess of one size is no error of the predicted ones."""
+    every, limit = foreseen(truth, deviation=0.02), limit_for(truth, 0.5)
+    some = {c: p for c, p in every.by_config.items() if c["checkpointing"] != checkpointing}
+    guessed = [c for c in truth.lattice.configs if c not in some]
+
+    def likely(tried: Config | None = None) -> set[Config]:
+        state = LatticeState(truth.lattice, limit)
+        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition.use(replace(every, by_config=some))
+        if tried is not None:
+            state.take(tried)
+            state.learn(make_trial(tried, fits(truth.memory(tried) / GIB, 100.0)))
+        return {c.config for c in acquisition.candidates() if c.fit_probability > 0.5 and c.config in some}
+
+    before = likely()
+    for one in (min(guessed, key=truth.memory), max(guessed, key=truth.memory)):
+        assert len(before ^ likely(one)) <= 0.05 * len(before)
+
+
 @pytest.mark.parametrize("count", [0, 1, 60])
 def test_too_few_predictions_change_nothing(lattice: Lattice, count: int) -> None:
     truth = Truth(make_job(), lattice, seed=0)
