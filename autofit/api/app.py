@@ -1,223 +1,65 @@
-"""The application: answers from the store, and who may ask."""
+"""The application: its routes, who may ask, and what it holds while it lives."""
 
 from __future__ import annotations
 
-import hmac
-from dataclasses import asdict
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
-from starlette.middleware.base import RequestResponseEndpoint
-from starlette.responses import Response
+from fastapi import Depends, FastAPI
 
-from autofit import __version__, operations
-from autofit.api import problems, searches
-from autofit.api.common import PROBLEM, STRICT, OpenedStore
-from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
-from autofit.core.errors import EnvironmentLacks, UsageError, unknown
-from autofit.core.outcome import OUTCOME_KINDS
-from autofit.core.units import parse_bytes
-from autofit.core.workload import Effect, Goal, Workload
-from autofit.operations import WorkloadOptions
-from autofit.operations.recommendation import find_hardware
+from autofit import __version__
+from autofit.api import access, answers, catalog, estimates, health, limits, metrics, problems, searches
+from autofit.api.common import PROBLEM
+from autofit.operations.service.estimating import EstimatingProcess
 from autofit.store import Store
 
 
-def workload_options(
-    store: OpenedStore,
-    model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
-    seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
-    global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
-    lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
-    devices: Annotated[int, Query(ge=1)] = 1,
-    seed: int = 0,
-) -> WorkloadOptions | Workload:
-    """The workload that the query describes.
+class Lives(Protocol):
+    """Something that runs beside the application."""
 
-    Accepts only models that the catalog or the store knows by name: a path would let a client read the server's files.
+    def is_alive(self) -> bool: ...
+
+
+def create_app(
+    store: Store,
+    *,
+    token: str | None = None,
+    loopback: bool = False,
+    closed: bool | None = None,
+    runner: Lives | None = None,
+) -> FastAPI:
+    """The application over an open store.
+
+    `token` is the operator's own, which may do everything; the store may have others. If `closed`, as by default with a
+    token, every request needs one, except those that ask whether the server lives. Otherwise who has none may read: any
+    web page could have the user's browser start a search. A server on `loopback` answers whoever has none only if the
+    Host header names this machine. `runner` is the server's own, if it has one.
     """
-    from autofit.catalog.models import names
+    estimating, predicting = EstimatingProcess(), EstimatingProcess()
 
-    asked = WorkloadOptions(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
-    if model.lower() in names():
-        return asked
-    measured = store.workloads(model=model)
-    if not measured:
-        raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
-    return Workload(**asdict(asked), model_digest=measured[0].model_digest)
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        estimating.close()
+        predicting.close()
 
-
-def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
-    """The memory limit in bytes; raises `UsageError`."""
-    return parse_bytes(memory_limit) if memory_limit is not None else None
-
-
-def goal_options(
-    method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
-    min_rank: Annotated[int, Query(ge=1)] = 8,
-    allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
-) -> Goal:
-    """How far the answer may depart from the plain recipe."""
-    effects = {effect.label: effect for effect in Effect}
-    if allow not in effects:
-        raise unknown("value of allow", allow, effects)
-    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
-
-
-def trial_filter(
-    store: OpenedStore,
-    model: str | None = None,
-    seq_len: Annotated[int | None, Query(ge=2, le=LARGEST_INTEGER, description="Tokens per sequence")] = None,
-    global_batch: Annotated[
-        int | None, Query(ge=1, le=LARGEST_INTEGER, description="Sequences per optimizer step")
-    ] = None,
-    lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
-    devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
-    seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
-    hardware: Annotated[str | None, Query(description="Name of hardware with trials, or auto")] = None,
-    outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
-) -> dict[str, Any]:
-    """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
-    if outcome is not None and outcome not in OUTCOME_KINDS:
-        raise unknown("outcome", outcome, OUTCOME_KINDS)
-    name = only_hardware(store) if hardware == "auto" else hardware or ""
-    workload = {
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "lora_dropout": lora_dropout,
-        "devices": devices,
-        "seed": seed,
-    }
-    return {
-        "model": model,
-        "outcome": outcome,
-        "hardware_key": None if hardware is None else find_hardware(name, store).key,
-        "workload": {name: value for name, value in workload.items() if value is not None},
-    }
-
-
-LARGEST_INTEGER = 2**63 - 1
-"""Largest integer that the databases hold (64-bit, signed)."""
-
-WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
-GoalQuery = Annotated[Goal, Depends(goal_options)]
-MemoryLimitQuery = Annotated[int | None, Depends(memory_limit_option)]
-TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
-
-
-def question(
-    store: OpenedStore,
-    workload: WorkloadQuery,
-    goal: GoalQuery,
-    memory_limit_bytes: MemoryLimitQuery,
-    hardware: Annotated[str, Query(description="Name of hardware with trials; auto: the only one")] = "auto",
-) -> dict[str, Any]:
-    """What the operations that answer are asked."""
-    name = only_hardware(store) if hardware == "auto" else hardware
-    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": name}
-
-
-def only_hardware(store: Store) -> str:
-    """The name of the only hardware that trials ran on: what the server itself has is not what its clients mean."""
-    names = sorted({hardware.name for hardware in store.hardware()})
-    if len(names) > 1:
-        raise UsageError(f"name the hardware: {', '.join(names)}")
-    if not names:
-        raise EnvironmentLacks("nothing has been measured yet", remedy="start a search")
-    return names[0]
-
-
-Question = Annotated[dict[str, Any], Depends(question)]
-ROUTES = APIRouter()
-READING = ("GET", "HEAD")
-"""Methods of requests that change nothing."""
-
-
-@ROUTES.head("/healthz", include_in_schema=False)  # by which some load balancers probe
-@ROUTES.get("/healthz", summary="Whether the server is running")
-def healthz() -> dict[str, str]:
-    """Answers without a token."""
-    return {"status": "ok", "version": __version__}
-
-
-@ROUTES.get("/v1/recommendation", dependencies=STRICT, summary="The fastest measured config that fits")
-def recommendation(asked: Question, store: OpenedStore) -> dict[str, Any]:
-    return operations.recommend(**asked, store=store).to_json()
-
-
-@ROUTES.get("/v1/frontier", dependencies=STRICT, summary="The Pareto frontier of memory against throughput")
-def frontier(asked: Question, store: OpenedStore) -> dict[str, Any]:
-    return operations.frontier(**asked, store=store).to_json()
-
-
-@ROUTES.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first")
-def trials(
-    conditions: TrialQuery,
-    store: OpenedStore,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
-) -> dict[str, Any]:
-    found = store.trials(**conditions, limit=limit, offset=offset, newest_first=True)
-    return {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
-
-
-def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
-    """The application over an open store. If a token is given, every request except /healthz must carry it.
-
-    Without a token, nothing can be started or cancelled: any web page could have the user's browser ask for that. And a
-    server on `loopback` answers only requests whose Host header names this machine.
-    """
     app = FastAPI(
         title="autofit",
         version=__version__,
         description="Measured answers: which training configuration fits a GPU, and which of them is fastest.",
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
+        dependencies=[Depends(access.BEARER)],
+        lifespan=lifespan,
     )
     app.state.store = store
-    app.include_router(ROUTES)
-    app.include_router(searches.ROUTES)
+    app.state.runner = runner
+    app.state.estimating, app.state.predicting = estimating, predicting
+    app.state.metrics = metrics.Metrics(store)
+    for group in (answers, estimates, searches, catalog, health):
+        app.include_router(group.ROUTES)
     problems.install(app)
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        refusal = None
-        if token is not None:
-            refusal = _without_token(request, token)
-        elif request.method not in READING:
-            refusal = _unauthorised(f"what runs or writes needs a bearer token: start the server with {TOKEN_VARIABLE}")
-        elif loopback:
-            refusal = _to_another_name(request)
-        return refusal or await call_next(request)
-
+    limits.install(app)
+    access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)
+    metrics.install(app, app.state.metrics)  # the last one added is the first that sees a request
     return app
-
-
-def _to_another_name(request: Request) -> Response | None:
-    """The refusal of a request for another host name: by DNS rebinding, a web page could make a browser read the API
-    for it."""
-    if names_loopback(request.headers.get("host", "")):
-        return None
-    return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
-
-
-def _without_token(request: Request, token: str) -> Response | None:
-    """The refusal of a request that does not carry the bearer token."""
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    # The scheme name is case-insensitive (RFC 9110, section 11.1).
-    right = hmac.compare_digest(credentials.encode(), token.encode()) and scheme.lower() == "bearer"
-    if right or request.url.path == "/healthz":
-        return None
-    return _unauthorised("a bearer token is required")
-
-
-def _unauthorised(detail: str) -> Response:
-    refusal = problems.problem(401, "Unauthorised", detail)
-    refusal.headers["WWW-Authenticate"] = "Bearer"
-    return refusal

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from autofit.api.documents import ProblemAnswer
+from autofit.catalog.models import names
 from autofit.core.errors import unknown
 from autofit.store import Store
 
@@ -25,9 +27,15 @@ def refuse_other_parameters(request: Request) -> None:
             raise unknown("parameter", name, names)
 
 
+def check_model(name: str) -> None:
+    """Refuse a model that is not of the catalog: a path would have the server, or a runner, read its own files."""
+    if name.lower() not in names():
+        raise unknown("model", name, names())
+
+
 OpenedStore = Annotated[Store, Depends(opened_store)]
 STRICT = [Depends(refuse_other_parameters)]
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
-    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+    "content": {"application/problem+json": {"schema": ProblemAnswer.model_json_schema()}},
 }

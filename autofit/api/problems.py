@@ -6,18 +6,22 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from autofit.api.versions import NotModified, headers
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.operations.service.estimating import Overloaded
 from autofit.planning.nothing_fits import Shortfall
-from autofit.store import KeyReused
+from autofit.store import KeyReused, QueueFull
 
 STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (KeyReused, 422, "Key used before"),
+    (QueueFull, 429, "Too many searches"),
     (UsageError, 400, "Wrong request"),
     (NothingFits, 404, "Nothing fits"),
     (StoreError, 503, "Store unavailable"),
+    (Overloaded, 503, "Overloaded"),
     (EnvironmentLacks, 404, "Not measured"),
     (AutofitError, 500, "Internal error"),
 )
@@ -37,7 +41,14 @@ def install(app: FastAPI) -> None:
     async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
         status, title = next((s, t) for kind, s, t in STATUSES if isinstance(error, kind))
         more = error.facts() if isinstance(error, Shortfall) else {}
-        return problem(status, title, str(error), **more)
+        response = problem(status, title, str(error), **more)
+        if isinstance(error, Overloaded):
+            response.headers["Retry-After"] = "60"
+        return response
+
+    @app.exception_handler(NotModified)
+    async def not_modified(request: Request, error: NotModified) -> Response:
+        return Response(status_code=304, headers=headers(error.tag))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

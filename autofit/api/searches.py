@@ -11,9 +11,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.common import STRICT, OpenedStore
+from autofit.api import problems
+from autofit.api.access import RUN, MayRun, Refused
+from autofit.api.common import STRICT, OpenedStore, check_model
 from autofit.catalog import space
-from autofit.catalog.models import names
 from autofit.core.errors import unknown
 from autofit.core.units import parse_bytes, parse_duration
 from autofit.operations.service.asked import from_json, submit
@@ -90,23 +91,25 @@ StoredSearch = Annotated[Search, Depends(stored_search)]
 ROUTES = APIRouter()
 
 
-@ROUTES.post("/v1/searches", status_code=202, dependencies=STRICT, summary="Start a search, or join the same one")
+@ROUTES.post(
+    "/v1/searches", status_code=202, dependencies=[RUN, *STRICT], summary="Start a search, or join the same one"
+)
 def start(
     asked: AskedSearch,
     store: OpenedStore,
     response: Response,
+    token: MayRun,
     idempotency_key: Annotated[
         str | None, Header(max_length=200, description="The same key never starts a second search")
     ] = None,
 ) -> SearchState:
-    # Names only: a path would have the runner read its machine's files.
-    for kind, name, valid in (("model", asked.model.lower(), names()), ("space", asked.space, space.names())):
-        if name is not None and name not in valid:
-            raise unknown(kind, name, valid)
+    check_model(asked.model)
+    if asked.space is not None and asked.space not in space.names():
+        raise unknown("space", asked.space, space.names())
     given = asked.model_dump(exclude={"memory_limit", "time_budget"})
     given["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
     given["time_budget_seconds"] = parse_duration(asked.time_budget)
-    search_id = submit(from_json(given), store, key=idempotency_key)
+    search_id = submit(from_json(given), store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"
     return SearchState.of(stored_search(search_id, store))
 
@@ -116,9 +119,15 @@ def state(found: StoredSearch) -> SearchState:
     return SearchState.of(found)
 
 
-@ROUTES.delete("/v1/searches/{search_id}", dependencies=STRICT, summary="Cancel a search; its trials stay stored")
-def cancel(found: StoredSearch, store: OpenedStore) -> SearchState:
-    store.queue.cancel(found.search_id)
+@ROUTES.delete(
+    "/v1/searches/{search_id}", dependencies=[RUN, *STRICT], summary="Cancel a search; its trials stay stored"
+)
+def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
+    if not token.allows("admin") and token.name not in store.access.asked_for(found.search_id):
+        raise Refused(
+            problems.problem(403, "Forbidden", f"search {found.search_id} is not one that {token.name!r} asked for")
+        )
+    store.queue.cancel(found.search_id, by=token.name)
     return SearchState.of(stored_search(found.search_id, store))
 
 

@@ -2,72 +2,108 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from autofit.api.loopback import TOKEN_VARIABLE, is_loopback
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.store import Store
 
+if TYPE_CHECKING:
+    from autofit.operations.service.runner import Runner
+
 GRACE_SECONDS = 3
 """How long requests may take to end once the server is told to: streams of events have no end of their own."""
 
 
-def serve(*, host: str, port: int, store: str | None, with_runner: bool = True) -> None:
+def serve(*, host: str, port: int, store: str | None, with_runner: bool = True, log_requests: bool = False) -> None:
     """Serve until interrupted, and print the address on standard error; port 0 picks a free port. A runner drives the
-    searches that are asked for, unless there is to be none.
+    searches that are asked for, unless there is to be none. With `log_requests`, each request is a line of JSON on
+    standard error.
 
-    Raises `EnvironmentLacks` if `host` is not a loopback address and the environment sets no token, and `UsageError` if
-    nothing can listen there.
+    Raises `EnvironmentLacks` if `host` is not a loopback address and there is no token, neither in the environment nor
+    in the store, and `UsageError` if nothing can listen there.
     """
     import uvicorn
 
     from autofit.api.app import create_app
 
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if token is None and not is_loopback(host):
-        raise EnvironmentLacks(
-            f"a server on {host} can be reached from other machines and would not ask for a token",
-            remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
-        )
-    with Store.open(store, create=with_runner) as opened, ExitStack() as stack:
+    token, loopback = os.environ.get(TOKEN_VARIABLE) or None, is_loopback(host)
+    refusal = EnvironmentLacks(
+        f"a server on {host} can be reached from other machines and would not ask for a token",
+        remedy=f"autofit token create NAME, set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
+    )
+    with ExitStack() as stack:
+        opened = stack.enter_context(Store.open(store, create=with_runner))
+        if token is None and not loopback and not opened.access.any_valid():
+            raise refusal
         port = _free(host, port)
-        app = create_app(opened, token=token, loopback=is_loopback(host))
+        runner = stack.enter_context(_runner(store)) if with_runner else None
+        app = create_app(
+            opened, token=token, loopback=loopback, closed=token is not None or not loopback, runner=runner
+        )
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(
             f"autofit: serving on {where}, API described at {where}/openapi.json; Ctrl-C stops it",
             file=sys.stderr,
             flush=True,
         )
-        if with_runner:
-            stack.enter_context(_runner(store))
+        if log_requests:
+            _log_to_standard_error()
         uvicorn.run(
             app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
         )
 
 
-@contextmanager
-def _runner(store: str | None) -> Iterator[None]:
+class _Runner:
     """A runner in a thread, which drives in processes of their own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._thread = threading.Thread(target=runner.run, name="autofit-runner")
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it still looks for searches."""
+        return self._thread.is_alive() and self._runner.looked_lately()
+
+    def end(self) -> None:
+        """Have the search under way go back to the queue, and wait for that."""
+        self._runner.stop()
+        self._thread.join()
+
+
+@contextmanager
+def _runner(store: str | None) -> Iterator[_Runner | None]:
+    """The server's own runner; None on a machine without a device that trials can use."""
     from autofit.operations.service.runner import Runner
 
     try:
-        runner = Runner(store)
+        runner = _Runner(Runner(store))
     except EnvironmentLacks as error:
         print(f"autofit: searches wait for another runner: {error}", file=sys.stderr, flush=True)
-        yield
+        yield None
         return
-    thread = threading.Thread(target=runner.run, name="autofit-runner")
-    thread.start()
     try:
-        yield
+        yield runner
     finally:
-        runner.stop()
-        thread.join()
+        runner.end()
+
+
+def _log_to_standard_error() -> None:
+    from autofit.api.metrics import LOG
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
 
 
 def _free(host: str, port: int) -> int:

@@ -66,6 +66,16 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
 
 
+NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
+"""What the figures of a model cannot express, by its name."""
+
+
+def listing() -> list[dict[str, Any]]:
+    """The models of the catalog with what a user chooses by, as JSON values."""
+    found = [load(name) for name in names()]
+    return [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in found]
+
+
 def load(name: str) -> Model:
     """The model for a catalog name (case-insensitive), a config.json or its folder, or a hub id; tried in that order.
 

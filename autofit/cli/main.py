@@ -13,7 +13,7 @@ import typer
 
 from autofit import __version__
 from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer, bench, db, estimate, probe, run, runner, serve
+from autofit.cli.commands import answer, bench, db, estimate, probe, run, runner, serve, token
 from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -34,7 +34,8 @@ for command in (
     *(serve.serve, runner.runner),
 ):
     app.command()(command)
-for name, group in {"spaces": spaces_commands.group, "db": db.group, "bench": bench.group}.items():
+groups = {"spaces": spaces_commands.group, "token": token.group, "db": db.group, "bench": bench.group}
+for name, group in groups.items():
     app.add_typer(group, name=name)
 
 

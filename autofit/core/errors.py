@@ -50,6 +50,10 @@ class StoreError(EnvironmentLacks):
     """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
 
 
+class NotMeasured(EnvironmentLacks):
+    """No trial in the store answers the question; the remedy is a search."""
+
+
 class Interrupted(AutofitError):
     """The user stopped the command; everything measured so far is stored."""
 

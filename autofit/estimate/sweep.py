@@ -73,8 +73,10 @@ def get_ready(configs: Sequence[Config]) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share traces; within a group those of one decoder are adjacent. The largest group of each method comes
-    first, then the second of each: if time runs out, something of every method is known."""
+    """Configs that share traces; within a group those of one decoder are adjacent.
+
+    The largest group of each method comes first, then the second of each: if time runs out, something of every method
+    is known."""
     groups: dict[str, dict[tuple[object, ...], list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):
         alike = groups[config.text("method")][config.get("precision"), config.get("targets")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shlex import quote
 
 from autofit.catalog.hardware import called, card
-from autofit.core.errors import EnvironmentLacks, unknown
+from autofit.core.errors import NotMeasured, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import Trial
@@ -35,7 +35,7 @@ def frontier(
     """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
-    `EnvironmentLacks`, naming the search to run, if nothing within the goal has been measured yet.
+    `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal, device = goal or Goal(), find_hardware(hardware, store)
     found = _frontier(asked, device, goal, memory_limit_bytes, store)
@@ -56,7 +56,7 @@ def recommend(
 
     The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other programs
     hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
-    `EnvironmentLacks`, naming the search to run, if nothing within the goal was tried.
+    `NotMeasured`, naming the search to run, if nothing within the goal was tried.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store)
@@ -109,7 +109,7 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
         )
         if found is not None:
             return found.only(within(goal, (p.config for p in found.considered)))
-    raise EnvironmentLacks(
+    raise NotMeasured(
         f"{workload.model} with {' and '.join(_options_of(workload))} "
         f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
         remedy=f"run: {search_command(asked)}",
@@ -117,13 +117,13 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
 
 
 def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> list[Trial]:
-    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `EnvironmentLacks` if
+    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
     there are none."""
     every = store.trials(hardware_key=found.hardware.key, stack_key=found.stack.key, workload_key=found.workload.key)
     allowed = within(goal, (t.config for t in every))
     tried = [t for t in every if allowed(t.config)]
     if not tried:
-        raise EnvironmentLacks(
+        raise NotMeasured(
             f"none of the {found.trials} trials of {found.workload.model} on {found.hardware.name} is within --method "
             f"{goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
             remedy=f"run: {search_command(asked, goal)}",
@@ -155,7 +155,7 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
 def find_hardware(name: str, store: Store) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
-    Raises `UsageError` for an unknown name, or one that may be several cards', and `EnvironmentLacks` for a card that
+    Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
     no trial has run on.
     """
     stored = store.hardware()
@@ -172,7 +172,7 @@ def find_hardware(name: str, store: Store) -> Hardware:
         return measured[0]
     if meant:
         found = card(name).name  # raises if the name may be several cards'
-        raise EnvironmentLacks(f"nothing has been measured on {found} yet", remedy="run the search there")
+        raise NotMeasured(f"nothing has been measured on {found} yet", remedy="run the search there")
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 

@@ -24,8 +24,8 @@ from autofit.techniques import Job
 ESTIMATING_SHARE = 0.3
 """Share of a time budget that estimating may take: configs that it does not come to are left unpredicted."""
 FIRST_ESTIMATES_SECONDS = 9.0
-"""What loading the libraries, 6 s, and one trace take on two cores of 2021 (`benchmarks/timings.py estimator`): with less
-time none is begun."""
+"""What loading the libraries, 6 s, and one trace take on two cores of 2021 (`benchmarks/timings.py estimator`): with
+less time none is begun."""
 
 _log = logging.getLogger(__name__)
 

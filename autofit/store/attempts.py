@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, insert, select, text
 
 from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
+from autofit.store.contexts import Context, newest_trial, renew
 from autofit.store.rows import Values, keep, readable, storable, trial_values
 from autofit.store.searches.lease import Lease, own_number, tell
 from autofit.store.tables import SearchRow, TrialRow
@@ -47,6 +48,7 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
     values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
     seq = 0 if lease is None else own_number(connection, lease, spent_trials=SearchRow.spent_trials + 1)
     number = int(connection.execute(insert(TrialRow).values(values).returning(TrialRow.id)).scalar_one())
+    renew(connection, [_context(values)], number)
     if lease is not None:
         shown = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
         body = {"trial_id": number, **{name: values[name] for name in shown}}
@@ -63,7 +65,8 @@ def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
     if connection.dialect.name == "postgresql":
         # An iterator can be read only once, so a conflict halfway through could not be retried.
         # The tables are locked in the order in which every writer takes them.
-        connection.execute(text("LOCK TABLE hardware, stacks, workloads, trials IN SHARE ROW EXCLUSIVE MODE"))
+        tables = "hardware, stacks, workloads, trials, contexts"
+        connection.execute(text(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"))
     added = repeated = 0
     kept: dict[tuple[object, ...], dict[str, str]] = {}
     for chunk in _chunks(map(storable, trials), _CHUNK):
@@ -80,6 +83,7 @@ def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
             new.append({**row, "attempt": attempts[identity], "search_id": None})
         if new:
             connection.execute(insert(TrialRow), new)
+            renew(connection, {_context(row) for row in new}, newest_trial(connection))
         added += len(new)
     return added, repeated
 
@@ -100,6 +104,10 @@ def _identity(row: Values) -> Identity:
         row["config_key"],
         row["memory_limit_bytes"],
     )
+
+
+def _context(row: Values) -> Context:
+    return row["hardware_key"], row["stack_key"], row["workload_key"]
 
 
 def _mark(recorded_at: str, evidence: dict[str, Any]) -> tuple[str, str]:

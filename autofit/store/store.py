@@ -18,7 +18,8 @@ from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
-from autofit.store import attempts, estimates, probes, ranking, repeats
+from autofit.store import attempts, contexts, estimates, probes, ranking, repeats
+from autofit.store.access import Access
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import Database
@@ -61,6 +62,8 @@ class Store:
         self._reader = Reader()
         self.queue = SearchQueue(database)
         """What changes searches."""
+        self.access = Access(database)
+        """Who may ask over HTTP."""
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
@@ -94,6 +97,11 @@ class Store:
     def __str__(self) -> str:
         """Where the store is, without any password."""
         return str(self._database.address)
+
+    @property
+    def url(self) -> str:
+        """What opens it in another process; with the password, if there is one."""
+        return self._database.address.url.render_as_string(hide_password=False)
 
     @property
     def folder(self) -> Path | None:
@@ -133,12 +141,13 @@ class Store:
         *,
         limit: int | None = None,
         offset: int = 0,
+        before: int | None = None,
         newest_first: bool = False,
         **asked: Unpack[Conditions],
     ) -> list[Trial]:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; `limit`
-        and `offset` count trials."""
-        conditions = _where(asked)
+        and `offset` count trials. With `before`, only those with lower numbers."""
+        conditions = _where(asked) + ([] if before is None else [TrialRow.id < before])
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
         if limit is not None or offset:
@@ -151,6 +160,11 @@ class Store:
         """How many trials meet every given condition, all attempts."""
         counted = select(func.count(TrialRow.id)).where(*_where(asked))
         return self._database.fetch(lambda c: c.scalar(counted)) or 0
+
+    def outcomes(self) -> dict[str, int]:
+        """How many trials there are of each outcome."""
+        counted = select(TrialRow.outcome, func.count(TrialRow.id)).group_by(TrialRow.outcome)
+        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(counted)})
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -235,13 +249,13 @@ class Store:
 
     def stacks(self, hardware_key: str, workload_key: str) -> list[Stack]:
         """The stacks that trials of this workload ran under on this hardware, most recently used first."""
-        query = (
-            select(TrialRow.stack_key)
-            .where(TrialRow.workload_key == workload_key, TrialRow.hardware_key == hardware_key)
-            .group_by(TrialRow.stack_key)
-            .order_by(func.max(TrialRow.id).desc())
+        return self._database.fetch(
+            lambda c: [self._reader.stack(c, key) for key in contexts.stacks(c, hardware_key, workload_key)]
         )
-        return self._database.fetch(lambda c: [self._reader.stack(c, key) for key in c.scalars(query).all()])
+
+    def version(self, *, hardware_key: str | None = None, workload_key: str | None = None) -> str:
+        """A text that differs once trials of this hardware and workload were added; of any, if one is not given."""
+        return self._database.fetch(lambda c: contexts.version(c, hardware_key, workload_key))
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:
         """The workloads that were tried, of one model or on one hardware if given, most recently used first."""

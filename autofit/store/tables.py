@@ -190,6 +190,50 @@ class TrialRow(Base):
     """The epoch of the lease under which it was stored; None also without a search."""
 
 
+class ContextRow(Base):
+    """A hardware, stack and workload with trials: what shares a frontier."""
+
+    __tablename__ = "contexts"
+
+    hardware_key: Mapped[str] = mapped_column(primary_key=True)
+    stack_key: Mapped[str] = mapped_column(primary_key=True)
+    workload_key: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(BigInteger)
+    """Raised in each transaction that stores a trial of it: equal versions have equal frontiers."""
+    last_trial_id: Mapped[int] = mapped_column(BigInteger)
+    """Its newest trial."""
+
+
+class TokenRow(Base):
+    """Who may ask over HTTP. The token itself is not kept."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index("uq_tokens_digest", "digest", unique=True),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    """Never given to another, so that what was done under it stays its own."""
+    scope: Mapped[str]
+    """One of `access.SCOPES`."""
+    digest: Mapped[str]
+    """SHA-256 of the token, which is random and long: nothing slower is needed against guessing."""
+    created_at: Mapped[str]
+    revoked_at: Mapped[str | None]
+
+
+class AuditRow(Base):
+    """What someone has started or ended over HTTP."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    at: Mapped[str]
+    token: Mapped[str]
+    """The token's name, or `access.OPERATOR`."""
+    action: Mapped[str]
+    """`search` or `cancel`."""
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.search_id"), index=True)
+
+
 class EstimateRow(Base):
     """A cached estimate; this table may be emptied at any time."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 
 
-def end_with(process_id: int) -> None:
-    """End this process, whatever it is doing, when the process `process_id` of this machine ends.
+def end_with(process_id: int, *, group: bool = False) -> None:
+    """End this process, whatever it is doing, when the process `process_id` of this machine ends; with `group`, its
+    whole process group.
 
     Where the kernel cannot tell (before Linux 5.3), nothing is watched, and Ray notices after a while.
     """
@@ -18,9 +20,11 @@ def end_with(process_id: int) -> None:
         os._exit(1)
     except OSError:
         return
-    threading.Thread(target=_wait, args=(descriptor,), name="watch", daemon=True).start()
+    threading.Thread(target=_wait, args=(descriptor, group), name="watch", daemon=True).start()
 
 
-def _wait(descriptor: int) -> None:
+def _wait(descriptor: int, group: bool) -> None:
     select.select([descriptor], [], [])
+    if group:
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -10,8 +10,6 @@ import typer
 from autofit.cli import options
 from autofit.cli.output import columns, print_json, warn
 
-NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
-"""What the table's row for a model cannot express, by model name."""
 SUPPORT = {
     ("estimate", "search"): "estimate, search",
     ("search",): "search, not estimate",
@@ -28,20 +26,19 @@ def models(as_json: options.Json = False) -> None:
       autofit models
       autofit models --json
     """
-    from autofit.catalog.models import load, names
+    from autofit.catalog.models import listing
 
-    found = [load(name) for name in names()]
+    found = listing()
     if as_json:
-        print_json(
-            [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in found]
-        )
+        print_json(found)
         return
     rows = [("model", "parameters", "source")]
-    rows += [(m.name, f"{m.parameters:,}" if m.parameters else "unknown", m.source) for m in found]
+    rows += [(m["name"], f"{m['parameters']:,}" if m["parameters"] else "unknown", m["source"]) for m in found]
     print(columns(rows, right=frozenset({1})))
     print()
-    for name, note in NOTES.items():
-        print(f"{name}: {note}")
+    for one in found:
+        if one["note"]:
+            print(f"{one['name']}: {one['note']}")
 
 
 def hardware(as_json: options.Json = False) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from typing import IO, Any
 
@@ -18,6 +19,8 @@ from autofit.trial.machine.detection import detect
 
 LOOK_SECONDS = 1.0
 """Time between two looks into the store."""
+LATE_SECONDS = 60.0
+"""After so long without a look it hangs: ending a driver and a lost store together take less."""
 ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
 MOST_EPOCHS = 5
@@ -36,16 +39,22 @@ class Runner:
         self._driven = {"ray_address": ray_address, "in_place": in_place}
         self._hardware = None if ray_address is not None else detect()[0]
         self._over = threading.Event()
+        self._looked_at = time.monotonic()
 
     def stop(self) -> None:
         """Have `run` return; a search under way goes back to the queue."""
         self._over.set()
+
+    def looked_lately(self) -> bool:
+        """Whether it has looked into the store, or after its driver, as often as it should."""
+        return time.monotonic() - self._looked_at < LATE_SECONDS
 
     def run(self) -> None:
         """Claim and drive searches until `stop` is called. A store that fails is tried again."""
         announced, said = False, ""
         with Store.open(self._store) as store:
             while not self._over.is_set():
+                self._looked_at = time.monotonic()
                 try:
                     if self._hardware is not None and not announced:
                         store.queue.announce(self._hardware)
@@ -82,6 +91,7 @@ class Runner:
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
         """Return when the driver has ended, or should be made to."""
         while not self._over.is_set():
+            self._looked_at = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(LOOK_SECONDS)
                 return

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Row, and_, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 
 from autofit.core.document import Document
-from autofit.core.errors import UsageError, unknown
+from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
+from autofit.store.access import note
 from autofit.store.database.engine import Database, to_text
 from autofit.store.rows import check_text, keep, now
 from autofit.store.searches.lease import (
@@ -32,9 +34,16 @@ from autofit.store.searches.lease import (
 from autofit.store.searches.search import ENDINGS, no_search
 from autofit.store.tables import EventRow, HardwareRow, SearchRow
 
+MOST_WAITING = 100
+"""Searches that may be queued at once: at ten minutes each, a day's work of a runner is less."""
+
 
 class KeyReused(UsageError):
     """An idempotency key was given before, with another request."""
+
+
+class QueueFull(EnvironmentLacks):
+    """Too many searches wait already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,18 @@ class Event(Document):
     body: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """How the searches of a store are doing."""
+
+    searches: Mapping[str, int]
+    """State -> number of searches."""
+    waited_seconds: float
+    """How long the first queued search has waited; 0 if none does."""
+    lease_age_seconds: float
+    """Since the least recent renewal of a running search's lease; 0 if none runs."""
+
+
 class SearchQueue:
     """The searches of a store. A driver writes only under its lease: others raise `LeaseLost`, and change nothing."""
 
@@ -57,21 +78,32 @@ class SearchQueue:
         self._database = database
 
     def submit(
-        self, *, digest: str, workload: Workload, request: Mapping[str, Any], hardware_name: str, key: str | None = None
+        self,
+        *,
+        digest: str,
+        workload: Workload,
+        request: Mapping[str, Any],
+        hardware_name: str,
+        key: str | None = None,
+        by: str | None = None,
     ) -> str:
         """Queues a search for a runner with this hardware, and returns its id; or that of the queued or running search
         with the same `digest`, or of the one that was asked for with the same `key`.
 
-        Raises `KeyReused` if that one's digest is another.
+        `by` names the token that asks, for the audit. Raises `KeyReused` if that one's digest is another,
+        and `QueueFull`.
         """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "idempotency_key": key}
         to_text(dict(request))
 
-        def work(connection: Connection) -> str:
+        def found_or_made(connection: Connection) -> str:
             asked = select(SearchRow.search_id, SearchRow.digest)
             known = key and connection.execute(asked.where(SearchRow.idempotency_key == key)).one_or_none()
             known = known or connection.execute(asked.where(SearchRow.digest == digest, is_active())).one_or_none()
             if not known:
+                waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
+                if (connection.scalar(waiting) or 0) >= MOST_WAITING:
+                    raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
                 refers = keep(connection, workload=workload)
                 _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **refers)
                 tell(connection, search_id, 1, "queued", {"hardware": hardware_name})
@@ -79,6 +111,11 @@ class SearchQueue:
             if known.digest != digest:
                 raise KeyReused(f"the idempotency key {key!r} was used for another request")
             return str(known.search_id)
+
+        def work(connection: Connection) -> str:
+            found = found_or_made(connection)
+            note(connection, by, "search", found)
+            return found
 
         return self._database.commit(work)
 
@@ -181,8 +218,9 @@ class SearchQueue:
 
         self._database.commit(work)
 
-    def cancel(self, search_id: str) -> None:
-        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs.
+    def cancel(self, search_id: str, *, by: str | None = None) -> None:
+        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. `by` names
+        the token that asks, for the audit.
 
         Raises `UsageError` if there is no such search; one that has ended stays as it is.
         """
@@ -193,6 +231,7 @@ class SearchQueue:
             seq = number(connection, search_id, is_active(), state="cancelled", ended_at=now())
             if seq is not None:
                 tell(connection, search_id, seq, "cancelled", {})
+                note(connection, by, "cancel", search_id)
 
         self._database.commit(work)
 
@@ -202,6 +241,23 @@ class SearchQueue:
         rows = self._database.fetch(lambda c: c.execute(later).all())
         return [Event(seq=row.seq, kind=row.kind, at=row.at, body=row.body) for row in rows]
 
+    def status(self) -> QueueStatus:
+        """How the searches are doing."""
+
+        def work(connection: Connection) -> QueueStatus:
+            counted = select(SearchRow.state, func.count()).group_by(SearchRow.state)
+            first = select(func.min(SearchRow.started_at)).where(SearchRow.state == "queued")
+            running = SearchRow.state == "running"
+            oldest = select(func.max(clock(connection) - SearchRow.lease_expires_at + LEASE_SECONDS)).where(running)
+            waits_since = connection.scalar(first)
+            return QueueStatus(
+                searches={state: count for state, count in connection.execute(counted)},
+                waited_seconds=_seconds_since(waits_since) if waits_since else 0.0,
+                lease_age_seconds=max(connection.scalar(oldest) or 0.0, 0.0),
+            )
+
+        return self._database.fetch(work)
+
     def announce(self, hardware: Hardware) -> None:
         """Makes hardware known that a runner has."""
         self._database.commit(lambda c: keep(c, hardware))
@@ -210,6 +266,10 @@ class SearchQueue:
         """Names of the hardware that trials ran on or that a runner has had, in alphabetical order."""
         names = select(HardwareRow.name).distinct().order_by(HardwareRow.name)
         return list(self._database.fetch(lambda c: c.scalars(names).all()))
+
+
+def _seconds_since(moment: str) -> float:
+    return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0)
 
 
 def _insert(connection: Connection, **values: Any) -> None:

@@ -170,7 +170,7 @@ def test_a_model_beside_the_catalog_is_answered_by_its_name(client: TestClient, 
 
 def test_trials_have_the_designs_keys(client: TestClient) -> None:
     answer = get(client, "/v1/trials")
-    assert set(answer) == {"trials", "total"}
+    assert set(answer) == {"trials", "total", "next"}
     by_outcome = {trial["outcome"]: trial for trial in answer["trials"]}
     fitting, failed, crash = by_outcome["fits"], by_outcome["out_of_memory"], by_outcome["crashed"]
     assert set(fitting) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {"measurement"}
@@ -192,7 +192,7 @@ def test_trials_are_paged_newest_first(client: TestClient) -> None:
     assert [len(page["trials"]) for page in pages] == [4, 4, len(MADE) - 8]
     assert [trial["trial_id"] for page in pages for trial in page["trials"]] == ids
     assert {page["total"] for page in pages} == {len(MADE)}
-    assert get(client, "/v1/trials", offset=1000) == {"trials": [], "total": len(MADE)}
+    assert get(client, "/v1/trials", offset=1000) == {"trials": [], "total": len(MADE), "next": None}
 
 
 def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> None:
@@ -216,7 +216,7 @@ def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> 
     assert get(client, "/v1/trials", hardware="T4")["total"] == 5
     assert get(client, "/v1/trials", hardware="h100-80g")["total"] == len(MADE)
     assert get(client, "/v1/trials", **same, seed=0, devices=1, lora_dropout=0)["total"] == len(MADE) + 1
-    assert get(client, "/v1/trials", global_batch=8) == {"trials": [], "total": 0}
+    assert get(client, "/v1/trials", global_batch=8) == {"trials": [], "total": 0, "next": None}
     for name, value in (("seed", 7), ("devices", 2), ("lora_dropout", 0.25), ("seq_len", 256)):
         (found,) = get(client, "/v1/trials", **{name: value})["trials"]
         assert (found["workload"][name], found["hardware"]["name"]) == (value, "t4")

@@ -33,7 +33,10 @@ PROBLEMS = {
     f"/v1/recommendation?model={MODEL}&seq_len=9000": (400, "longer than the 8192 positions"),
     f"/v1/recommendation?model={MODEL}&global_batch=5&devices=2": (400, "not a multiple of 2 devices"),
     f"/v1/recommendation?{WORKLOAD}&memory_limit=1GiB": (404, "the closest takes 2.00 GiB"),
-    f"/v1/recommendation?model={MODEL}&seq_len=256": (404, "autofit search --model smollm2-135m --seq-len 256"),
+    f"/v1/recommendation?model={MODEL}&seq_len=256&provenance=measured": (
+        404,
+        "autofit search --model smollm2-135m --seq-len 256",
+    ),
     f"/v1/frontier?model={MODEL}&seq_len=256": (404, "measured: seq-len 128 global-batch 4"),
     "/v1/frontier?model=llama-3.1-8b": (404, "autofit search --model llama-3.1-8b"),
     "/v1/trials?limit=0": (400, "limit"),
@@ -108,7 +111,7 @@ def test_a_store_that_fails_is_503(tmp_path: Path) -> None:
 
 def test_the_advice_of_a_404_asks_for_the_very_workload(client: TestClient) -> None:
     """The search that is advised must lead to the answer that was asked for, whatever the workload options were."""
-    asked = f"/v1/recommendation?{WORKLOAD}&seed=7&lora_dropout=0.25&devices=2"
+    asked = f"/v1/recommendation?{WORKLOAD}&seed=7&lora_dropout=0.25&devices=2&provenance=measured"
     detail = client.get(asked).json()["detail"]
     advice = detail.partition("autofit search")[2]
     assert "--seed 7" in advice

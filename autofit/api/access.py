@@ -1,0 +1,97 @@
+"""Who may ask: a bearer token of the server's environment or of the store, or anyone on this machine."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPBearer
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import Response
+
+from autofit.api import problems
+from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
+from autofit.core.errors import StoreError
+from autofit.store import OPERATOR, SCOPES, Store, Token
+
+OPEN = ("/healthz", "/readyz")
+"""What answers without a token: those who ask whether the server lives have none."""
+BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
+
+
+class Refused(Exception):
+    """The request may not be made."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+class Needs:
+    """What a route needs that does more than read, as a dependency: the token that is used, with this scope."""
+
+    def __init__(self, scope: str) -> None:
+        self._scope = scope
+
+    def __call__(self, request: Request) -> Token:
+        """Raises `Refused`."""
+        token: Token | None = request.state.token
+        if token is None:
+            raise Refused(
+                unauthorised(
+                    f"what runs or writes needs a bearer token: autofit token create NAME --scope {self._scope}, "
+                    f"or start the server with {TOKEN_VARIABLE}"
+                )
+            )
+        if not token.allows(self._scope):
+            said = f"the token {token.name!r} may {SCOPES[token.scope]}; this needs the scope {self._scope}"
+            raise Refused(problems.problem(403, "Forbidden", said))
+        return token
+
+
+RUN, ADMIN = Depends(Needs("run")), Depends(Needs("admin"))
+"""First of a route's dependencies: who may not ask is not told what is wrong with the request."""
+MayRun = Annotated[Token, RUN]
+
+
+def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loopback: bool) -> None:
+    """Have every request say who asks. If `closed`, those without a token are refused; otherwise they may read, on
+    `loopback` only if their Host header names this machine."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return error.response
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        request.state.token = None
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        # The scheme's name is case-insensitive (RFC 9110, section 11.1).
+        if scheme.lower() == "bearer":
+            try:
+                request.state.token = await run_in_threadpool(_known, secret, token, store)
+            except StoreError as error:
+                if request.url.path not in OPEN:
+                    return problems.problem(503, "Store unavailable", str(error))
+        if request.state.token is None:
+            if closed and request.url.path not in OPEN:
+                return unauthorised("a bearer token is required")
+            if loopback and not names_loopback(request.headers.get("host", "")):
+                # By DNS rebinding, a web page could make a browser read the API for it.
+                return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
+        return await call_next(request)
+
+
+def _known(secret: str, operators: str | None, store: Store) -> Token | None:
+    if operators is not None and hmac.compare_digest(secret.encode(), operators.encode()):
+        return Token(name=OPERATOR, scope="admin", created_at="")
+    return store.access.bearer(secret)
+
+
+def unauthorised(detail: str) -> Response:
+    """The refusal of a request that has no valid token."""
+    refusal = problems.problem(401, "Unauthorised", detail)
+    refusal.headers["WWW-Authenticate"] = "Bearer"
+    return refusal

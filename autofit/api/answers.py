@@ -1,0 +1,97 @@
+"""Routes that answer from the store: recommendation, frontier, trials."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from autofit import export, operations
+from autofit.api.common import STRICT, OpenedStore
+from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
+from autofit.api.query import LARGEST_INTEGER, Question, TrialQuery
+from autofit.api.versions import of_question, of_trials
+from autofit.core.errors import NotMeasured, UsageError
+from autofit.operations.recommendation import search_command
+from autofit.operations.service.estimating import predicted_recommendation
+
+ROUTES = APIRouter()
+NOTES_HEADER = "Autofit-Notes"
+"""Holds a JSON array of what an export cannot express."""
+
+
+@ROUTES.get(
+    "/v1/recommendation",
+    dependencies=STRICT,
+    summary="The fastest config that fits: measured, or else predicted",
+    responses=answers(RecommendationAnswer, "text/plain"),
+)
+def recommendation(
+    asked: Question,
+    store: OpenedStore,
+    request: Request,
+    format: Annotated[str, Query(description=f"One of {', '.join(export.FORMATS)}")] = "json",
+    provenance: Annotated[
+        Literal["any", "measured", "predicted"],
+        Query(description="any: predicted only where nothing was measured, which takes up to a few minutes"),
+    ] = "any",
+) -> Response:
+    export.check_format(format)
+    if provenance != "measured" and format != "json":
+        provenance = "measured"  # an export states what was measured
+    try:
+        if provenance == "predicted":
+            raise NotMeasured("a prediction was asked for", remedy="ask for provenance=measured")
+        tagged = of_question(request, asked["asked"], asked["hardware"], store)
+        answer = operations.recommend(**asked, store=store)
+    except NotMeasured:
+        workload = asked["asked"]
+        if provenance == "measured" or not isinstance(workload, operations.WorkloadOptions):
+            raise
+        told = {**asdict(workload), **{name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}}
+        found = request.app.state.predicting.call(predicted_recommendation, told, store.url)
+        if found is None:
+            raise NotMeasured(
+                f"no speed can be predicted on {asked['hardware']}", remedy=f"run: {search_command(workload)}"
+            ) from None
+        return JSONResponse(found)
+    if format == "json":
+        return tagged.of(JSONResponse(answer.to_json()))
+    model = asked["asked"].model
+    exported = export.export(answer, format=format, source=operations.hub_id(model))
+    notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
+    return tagged.of(Response(exported.text, media_type="text/plain; charset=utf-8", headers=notes))
+
+
+@ROUTES.get(
+    "/v1/frontier",
+    dependencies=STRICT,
+    summary="The measured Pareto frontier of memory against throughput",
+    responses=answers(FrontierAnswer),
+)
+def frontier(asked: Question, store: OpenedStore, request: Request) -> Response:
+    tagged = of_question(request, asked["asked"], asked["hardware"], store)
+    return tagged.of(JSONResponse(operations.frontier(**asked, store=store).to_json()))
+
+
+@ROUTES.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first", responses=answers(TrialsAnswer))
+def trials(
+    conditions: TrialQuery,
+    store: OpenedStore,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+    before: Annotated[
+        int | None, Query(ge=1, le=LARGEST_INTEGER, description="The `next` of the page before: trials older than that")
+    ] = None,
+) -> Response:
+    if before is not None and offset:
+        raise UsageError("before and offset both say where the page begins: leave one of them out")
+    tagged = of_trials(request, store)
+    found = store.trials(**conditions, limit=limit, offset=offset, before=before, newest_first=True)
+    following = found[-1].trial_id if len(found) == limit else None
+    page: dict[str, Any] = {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
+    return tagged.of(JSONResponse({**page, "next": following}))

@@ -1,0 +1,48 @@
+"""Routes that list what can be asked about: models, hardware, search spaces."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from autofit.api.common import STRICT, OpenedStore
+from autofit.api.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
+from autofit.catalog.hardware import cards
+from autofit.catalog.models import listing
+from autofit.planning.lattices import space_summaries
+
+ROUTES = APIRouter()
+
+
+@ROUTES.get(
+    "/v1/models",
+    dependencies=STRICT,
+    summary="The models of the catalog",
+    responses={200: {"model": list[ModelAnswer]}},
+)
+def models() -> list[dict[str, Any]]:
+    return listing()
+
+
+@ROUTES.get(
+    "/v1/hardware",
+    dependencies=STRICT,
+    summary="The cards of the catalog, and what trials have run on",
+    responses={200: {"model": HardwareAnswer}},
+)
+def hardware(store: OpenedStore) -> dict[str, Any]:
+    measured = [one.to_json() for one in store.hardware()]
+    return {"cards": [card.to_json() for card in cards()], "measured": measured}
+
+
+@ROUTES.get(
+    "/v1/spaces",
+    dependencies=STRICT,
+    summary="The built-in search spaces",
+    responses={200: {"model": list[SpaceAnswer]}},
+)
+def spaces(
+    global_batch: Annotated[int, Query(ge=1, le=2**20, description="Sequences per optimizer step")] = 64,
+) -> list[dict[str, Any]]:
+    return space_summaries(global_batch)

@@ -1,0 +1,60 @@
+"""The route that predicts what a config needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.api.common import STRICT, OpenedStore, check_model
+from autofit.api.documents import EstimateAnswer
+from autofit.api.query import LARGEST_INTEGER, only_hardware
+from autofit.core.units import parse_bytes
+from autofit.operations.service.estimating import estimated
+
+ROUTES = APIRouter()
+
+
+class AskedEstimate(BaseModel):
+    """The options of `autofit estimate`, by the same names and with the same defaults."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "llama-3.1-8b",
+                    "hardware": "rtx-4090",
+                    "config": {"method": "qlora", "micro_batch": 4, "checkpointing": "full"},
+                }
+            ]
+        },
+    )
+    model: str = Field(description="Name of a catalog model")
+    config: dict[str, str | int | bool] = Field(
+        default={}, description="Axis -> value; absent axes take the plain recipe's"
+    )
+    hardware: str = Field(default="auto", description="Name of a card; auto: the only hardware that trials ran on")
+    seq_len: int = Field(default=2048, ge=2, le=2**24, description="Tokens per sequence")
+    global_batch: int = Field(default=64, ge=1, le=2**20, description="Sequences per optimizer step")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    devices: int = Field(default=1, ge=1, le=2**16)
+    seed: int = Field(default=0, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
+    memory_limit: str | None = Field(default=None, description="Such as 24GiB; the card's memory if not given")
+    advice: bool = Field(default=True, description="Also look for a change that makes it fit, or makes it faster")
+
+
+@ROUTES.post(
+    "/v1/estimates",
+    dependencies=STRICT,
+    summary="What a config needs, and how fast it is, predicted",
+    responses={200: {"model": EstimateAnswer}},
+)
+def estimate(asked: AskedEstimate, store: OpenedStore, request: Request) -> dict[str, Any]:
+    check_model(asked.model)
+    told = asked.model_dump(exclude={"memory_limit", "hardware"})
+    told["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+    told["hardware"] = only_hardware(store) if asked.hardware == "auto" else asked.hardware
+    found: dict[str, Any] = request.app.state.estimating.call(estimated, told, store.url)
+    return found

@@ -1,0 +1,122 @@
+"""What Prometheus is told: requests as they come, and the store's state when it asks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import Response
+
+from autofit.core.errors import StoreError
+from autofit.operations.service.status import LATEST, status
+from autofit.store import Store
+
+LOG = logging.getLogger("autofit.api.requests")
+"""A JSON object for each request, where `autofit serve --log-requests` sends it."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, store: Store) -> None:
+        self.registry = CollectorRegistry()
+        names = ["method", "route"]
+        self._requests = Counter("autofit_requests", "Requests answered", [*names, "status"], registry=self.registry)
+        self._seconds = Histogram(
+            "autofit_request_seconds", "Time to answer", names, buckets=SECONDS, registry=self.registry
+        )
+        self.registry.register(_OfStore(store))
+
+    def note(self, request: Request, status: int, seconds: float) -> None:
+        """Count an answer, under its route's path: a client that makes paths up makes no new series."""
+        route = getattr(request.scope.get("route"), "path", "none")
+        self._requests.labels(request.method if route != "none" else "any", route, str(status)).inc()
+        self._seconds.labels(request.method if route != "none" else "any", route).observe(seconds)
+
+
+class _OfStore:
+    """Looks into the store when it is asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges; of a store that does not answer only that it does not."""
+        try:
+            found = list(self._found())
+        except StoreError:
+            found = []
+        yield _gauge("autofit_store_up", "Whether the store answers", float(bool(found)))
+        yield from found
+
+    def _found(self) -> Iterator[Metric]:
+        found = status(self._store)
+        queue = found.queue
+        yield _gauge("autofit_trials", "Stored trials", found.trials, "outcome")
+        yield _gauge("autofit_searches", "Searches", queue.searches, "state")
+        yield _gauge("autofit_queue_seconds", "How long the first queued search has waited", queue.waited_seconds)
+        yield _gauge(
+            "autofit_lease_age_seconds",
+            "Since the least recent renewal of a running search's lease",
+            queue.lease_age_seconds,
+        )
+        errors = {"memory": found.memory_error, "step_seconds": found.time_error}
+        known = {figure: error for figure, error in errors.items() if error is not None}
+        yield _gauge(
+            "autofit_prediction_error", f"Median relative error of the last {LATEST} predictions", known, "figure"
+        )
+
+
+def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str = "") -> GaugeMetricFamily:
+    if not isinstance(value, Mapping):
+        return GaugeMetricFamily(name, what, value=value)
+    gauge = GaugeMetricFamily(name, what, labels=[label])
+    for key, each in value.items():
+        gauge.add_metric([key], each)
+    return gauge
+
+
+def install(app: FastAPI, metrics: Metrics) -> None:
+    """Count, time and log every request; each has an id, given by the client or made here."""
+
+    @app.middleware("http")
+    async def observe(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        started = time.perf_counter()
+        own = request.headers.get("x-request-id", "")
+        request_id = own if own.isascii() and own.isprintable() and 0 < len(own) <= 64 else uuid4().hex
+        code = 500
+        try:
+            response = await call_next(request)
+            code = response.status_code
+            response.headers["X-Request-ID"] = request_id
+            return response
+        finally:
+            seconds = time.perf_counter() - started
+            metrics.note(request, code, seconds)
+            if LOG.isEnabledFor(logging.INFO):
+                LOG.info(_line(request, request_id, code, seconds))
+
+
+def _line(request: Request, request_id: str, status: int, seconds: float) -> str:
+    token = getattr(request.state, "token", None)
+    search_id = request.scope.get("path_params", {}).get("search_id")
+    return json.dumps(
+        {
+            "request_id": request_id,
+            "method": request.method,
+            "path": request.url.path,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "token": None if token is None else token.name,
+            "search_id": search_id,
+        }
+    )

@@ -1,0 +1,131 @@
+"""The command line's options as query parameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Depends, Query
+
+from autofit.api.common import OpenedStore
+from autofit.core.errors import NotMeasured, UsageError, unknown
+from autofit.core.outcome import OUTCOME_KINDS
+from autofit.core.units import parse_bytes
+from autofit.core.workload import Effect, Goal, Workload
+from autofit.operations import WorkloadOptions
+from autofit.operations.recommendation import find_hardware
+from autofit.store import Store
+
+
+def workload_options(
+    store: OpenedStore,
+    model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
+    seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
+    global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
+    lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
+    devices: Annotated[int, Query(ge=1)] = 1,
+    seed: int = 0,
+) -> WorkloadOptions | Workload:
+    """The workload that the query describes.
+
+    Accepts only models that the catalog or the store knows by name: a path would let a client read the server's files.
+    """
+    from autofit.catalog.models import names
+
+    asked = WorkloadOptions(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        lora_dropout=lora_dropout,
+        devices=devices,
+        seed=seed,
+    )
+    if model.lower() in names():
+        return asked
+    measured = store.workloads(model=model)
+    if not measured:
+        raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
+    return Workload(**asdict(asked), model_digest=measured[0].model_digest)
+
+
+def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
+    """The memory limit in bytes; raises `UsageError`."""
+    return parse_bytes(memory_limit) if memory_limit is not None else None
+
+
+def goal_options(
+    method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
+    min_rank: Annotated[int, Query(ge=1)] = 8,
+    allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
+) -> Goal:
+    """How far the answer may depart from the plain recipe."""
+    effects = {effect.label: effect for effect in Effect}
+    if allow not in effects:
+        raise unknown("value of allow", allow, effects)
+    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+
+
+def trial_filter(
+    store: OpenedStore,
+    model: str | None = None,
+    seq_len: Annotated[int | None, Query(ge=2, le=LARGEST_INTEGER, description="Tokens per sequence")] = None,
+    global_batch: Annotated[
+        int | None, Query(ge=1, le=LARGEST_INTEGER, description="Sequences per optimizer step")
+    ] = None,
+    lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
+    devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
+    seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
+    hardware: Annotated[str | None, Query(description="Name of hardware with trials, or auto")] = None,
+    outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
+) -> dict[str, Any]:
+    """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
+    if outcome is not None and outcome not in OUTCOME_KINDS:
+        raise unknown("outcome", outcome, OUTCOME_KINDS)
+    name = only_hardware(store) if hardware == "auto" else hardware or ""
+    workload = {
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "lora_dropout": lora_dropout,
+        "devices": devices,
+        "seed": seed,
+    }
+    return {
+        "model": model,
+        "outcome": outcome,
+        "hardware_key": None if hardware is None else find_hardware(name, store).key,
+        "workload": {name: value for name, value in workload.items() if value is not None},
+    }
+
+
+LARGEST_INTEGER = 2**63 - 1
+"""Largest integer that the databases hold (64-bit, signed)."""
+
+WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
+GoalQuery = Annotated[Goal, Depends(goal_options)]
+MemoryLimitQuery = Annotated[int | None, Depends(memory_limit_option)]
+TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
+
+
+def question(
+    store: OpenedStore,
+    workload: WorkloadQuery,
+    goal: GoalQuery,
+    memory_limit_bytes: MemoryLimitQuery,
+    hardware: Annotated[str, Query(description="Name of hardware with trials; auto: the only one")] = "auto",
+) -> dict[str, Any]:
+    """What the operations that answer are asked."""
+    name = only_hardware(store) if hardware == "auto" else hardware
+    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": name}
+
+
+def only_hardware(store: Store) -> str:
+    """The name of the only hardware that trials ran on: what the server itself has is not what its clients mean."""
+    names = sorted({hardware.name for hardware in store.hardware()})
+    if len(names) > 1:
+        raise UsageError(f"name the hardware: {', '.join(names)}")
+    if not names:
+        raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")
+    return names[0]
+
+
+Question = Annotated[dict[str, Any], Depends(question)]
