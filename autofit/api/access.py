@@ -1,12 +1,15 @@
-"""Who may ask: a bearer token of the server's environment or of the store, or anyone on this machine."""
+"""Who may ask: whoever has a token of the server's environment or of the store, or anyone on this machine."""
 
 from __future__ import annotations
 
 import hmac
+from functools import partial
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
@@ -16,17 +19,23 @@ from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
 from autofit.core.errors import StoreError
 from autofit.store import OPERATOR, SCOPES, Store, Token
 
-OPEN = ("/healthz", "/readyz")
-"""What answers without a token: those who ask whether the server lives have none."""
+OPEN = ("/healthz", "/readyz", "/login")
+"""What answers without a token: those who ask whether the server lives have none, nor those who come to give one."""
+OPEN_FOLDER = "/static/"
+"""Likewise: files of the package."""
+COOKIE = "autofit_token"
+"""Holds the token of a browser, which cannot send a header of its own when it follows a link."""
 BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
 
 
 class Refused(Exception):
     """The request may not be made."""
 
-    def __init__(self, response: Response) -> None:
-        super().__init__()
-        self.response = response
+    def __init__(self, detail: str, *, known: bool) -> None:
+        """`known`: whether a valid token was given, which does not allow it."""
+        super().__init__(detail)
+        self.status = 403 if known else 401
+        self.response = problems.problem(403, "Forbidden", detail) if known else unauthorised(detail)
 
 
 class Needs:
@@ -40,14 +49,13 @@ class Needs:
         token: Token | None = request.state.token
         if token is None:
             raise Refused(
-                unauthorised(
-                    f"what runs or writes needs a bearer token: autofit token create NAME --scope {self._scope}, "
-                    f"or start the server with {TOKEN_VARIABLE}"
-                )
+                f"what runs or writes needs a bearer token: autofit token create NAME --scope {self._scope}, "
+                f"or start the server with {TOKEN_VARIABLE}",
+                known=False,
             )
         if not token.allows(self._scope):
             said = f"the token {token.name!r} may {SCOPES[token.scope]}; this needs the scope {self._scope}"
-            raise Refused(problems.problem(403, "Forbidden", said))
+            raise Refused(said, known=True)
         return token
 
 
@@ -64,27 +72,50 @@ def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loop
     async def refused(request: Request, error: Refused) -> Response:
         return error.response
 
+    app.state.token_of = partial(_known, operators=token, store=store)
+
     @app.middleware("http")
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
         request.state.token = None
-        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        # The scheme's name is case-insensitive (RFC 9110, section 11.1).
-        if scheme.lower() == "bearer":
+        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith(OPEN_FOLDER)
+        if secret is not None:
             try:
-                request.state.token = await run_in_threadpool(_known, secret, token, store)
+                request.state.token = await run_in_threadpool(app.state.token_of, secret)
             except StoreError as error:
-                if request.url.path not in OPEN:
+                if not is_open:
                     return problems.problem(503, "Store unavailable", str(error))
         if request.state.token is None:
-            if closed and request.url.path not in OPEN:
-                return unauthorised("a bearer token is required")
+            if closed and not is_open:
+                return _to_the_entrance(request) or unauthorised("a bearer token is required")
             if loopback and not names_loopback(request.headers.get("host", "")):
                 # By DNS rebinding, a web page could make a browser read the API for it.
                 return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
         return await call_next(request)
 
 
-def _known(secret: str, operators: str | None, store: Store) -> Token | None:
+def _secret(request: Request) -> str | None:
+    """The secret that the request gives, if any."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    # The scheme's name is case-insensitive (RFC 9110, section 11.1).
+    if scheme.lower() == "bearer":
+        return secret
+    kept = request.cookies.get(COOKIE)
+    # Another site's form can neither set a header nor, as the cookie is SameSite=Strict, have the cookie sent.
+    ours = request.headers.get("hx-request") == "true" or "x-requested-with" in request.headers
+    return unquote(kept) if kept and (ours or request.method in ("GET", "HEAD")) else None
+
+
+def _to_the_entrance(request: Request) -> Response | None:
+    """Where a browser is sent that has no valid token; None for a program."""
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if request.method != "GET" or "text/html" not in request.headers.get("accept", ""):
+        return None
+    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login?next={quote(asked, safe='')}", 303)
+
+
+def _known(secret: str, *, operators: str | None, store: Store) -> Token | None:
     if operators is not None and hmac.compare_digest(secret.encode(), operators.encode()):
         return Token(name=OPERATOR, scope="admin", created_at="")
     return store.access.bearer(secret)

@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI
 from autofit import __version__
 from autofit.api import access, answers, catalog, estimates, health, limits, metrics, problems, searches
 from autofit.api.common import PROBLEM
+from autofit.api.page import ROUTES as PAGES
 from autofit.operations.service.estimating import EstimatingProcess
 from autofit.store import Store
 
@@ -51,6 +52,8 @@ def create_app(
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
         dependencies=[Depends(access.BEARER)],
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own would load scripts from elsewhere
+        redoc_url=None,
     )
     app.state.store = store
     app.state.runner = runner
@@ -58,6 +61,7 @@ def create_app(
     app.state.metrics = metrics.Metrics(store)
     for group in (answers, estimates, searches, catalog, health):
         app.include_router(group.ROUTES)
+    app.include_router(PAGES)
     problems.install(app)
     limits.install(app)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)

@@ -34,12 +34,17 @@ def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
     return JSONResponse(body, status_code=status, media_type="application/problem+json")
 
 
+def status_of(error: AutofitError) -> tuple[int, str]:
+    """The HTTP status and title of an error."""
+    return next((status, title) for kind, status, title in STATUSES if isinstance(error, kind))
+
+
 def install(app: FastAPI) -> None:
     """Turn every error of the application into a problem document."""
 
     @app.exception_handler(AutofitError)
     async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
-        status, title = next((s, t) for kind, s, t in STATUSES if isinstance(error, kind))
+        status, title = status_of(error)
         more = error.facts() if isinstance(error, Shortfall) else {}
         response = problem(status, title, str(error), **more)
         if isinstance(error, Overloaded):

@@ -11,7 +11,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api import problems
 from autofit.api.access import RUN, MayRun, Refused
 from autofit.api.common import STRICT, OpenedStore, check_model
 from autofit.catalog import space
@@ -124,9 +123,7 @@ def state(found: StoredSearch) -> SearchState:
 )
 def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
     if not token.allows("admin") and token.name not in store.access.asked_for(found.search_id):
-        raise Refused(
-            problems.problem(403, "Forbidden", f"search {found.search_id} is not one that {token.name!r} asked for")
-        )
+        raise Refused(f"search {found.search_id} is not one that {token.name!r} asked for", known=True)
     store.queue.cancel(found.search_id, by=token.name)
     return SearchState.of(stored_search(found.search_id, store))
 

@@ -7,9 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from autofit.cli.text.phrases import short
 from autofit.cli.waiting import SECONDS_BETWEEN_LINES
 from autofit.core.units import format_bytes, format_duration
+from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
     from autofit.core.lattice import Config

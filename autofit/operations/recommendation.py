@@ -7,8 +7,8 @@ from dataclasses import replace
 from shlex import quote
 
 from autofit.catalog.hardware import called, card
-from autofit.core.errors import NotMeasured, unknown
-from autofit.core.frontier import Frontier, Recommendation, alternatives, choose
+from autofit.core.errors import NotMeasured, UsageError, unknown
+from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import Trial
 from autofit.core.units import format_bytes
@@ -98,6 +98,31 @@ def recommendation(
         workload=found.workload,
         stack=found.stack,
         contradictory=found.contradictory,
+    )
+
+
+def of_trial(trial: Trial, store: Store) -> Recommendation:
+    """A trial's config as a recommendation under its own limit, without alternatives: what an export is made from.
+
+    Raises `UsageError` for a trial that has not fitted.
+    """
+    own = point(trial)
+    if own is None:
+        raise UsageError(f"trial {trial.trial_id} has not fitted: there is nothing to recommend")
+    keys = {name: getattr(trial, name).key for name in ("hardware", "stack", "workload")}
+    found = store.frontier(**{f"{name}_key": key for name, key in keys.items()})
+    considered = () if found is None else found.considered
+    # A point of the frontier knows whether other runs have verified it.
+    known = next((p for p in considered if p.trial_id == trial.trial_id), own)
+    return Recommendation(
+        point=known,
+        memory_limit_bytes=trial.memory_limit_bytes,
+        headroom_bytes=trial.memory_limit_bytes - known.device_bytes,
+        changes_training=changes(trial.config),
+        alternatives=(),
+        hardware=trial.hardware,
+        workload=trial.workload,
+        stack=trial.stack,
     )
 
 

@@ -295,14 +295,15 @@ class Store:
         found = self._read_searches(SearchRow.search_id == search_id)
         return found[0] if found else None
 
-    def searches(self) -> list[Search]:
-        """Every search, most recently begun first."""
-        return self._read_searches()
+    def searches(self, *, limit: int | None = None) -> list[Search]:
+        """Every search, most recently begun first; with `limit`, only so many."""
+        return self._read_searches(limit=limit)
 
-    def _read_searches(self, *conditions: ColumnElement[bool]) -> list[Search]:
+    def _read_searches(self, *conditions: ColumnElement[bool], limit: int | None = None) -> list[Search]:
         def work(connection: Connection) -> list[Search]:
             query = select(SearchRow, is_held(connection).label("held")).where(*conditions)
-            rows = connection.execute(query.order_by(SearchRow.started_at.desc(), SearchRow.search_id)).all()
+            ordered = query.order_by(SearchRow.started_at.desc(), SearchRow.search_id).limit(limit)
+            rows = connection.execute(ordered).all()
             return [read_search(connection, self._reader, row) for row in rows]
 
         return self._database.fetch(work)

@@ -124,7 +124,7 @@ def _how_far(found: RecordResult) -> str:
 
 
 def _recorded(done: int, total: int, last: Trial | None) -> None:
-    from autofit.cli.text.phrases import short
+    from autofit.techniques.short_text import short
 
     said = (
         ""

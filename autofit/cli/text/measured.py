@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from statistics import median
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, short, step_text, total_text
+from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, step_text, total_text
 from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS
+from autofit.techniques.short_text import short
 
 
 def spread_text(spread: float | None) -> str:

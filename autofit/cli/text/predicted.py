@@ -13,7 +13,6 @@ from autofit.cli.text.phrases import (
     devices_text,
     on_each,
     several_text,
-    short,
     step_text,
     total_text,
 )
@@ -24,6 +23,7 @@ from autofit.core.workload import METHODS, Workload
 from autofit.estimate.assumptions import of_borrowed
 from autofit.estimate.estimate import Change, Estimate
 from autofit.techniques import complete
+from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
     from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text
-from autofit.cli.text.phrases import on_each, short, total_text
+from autofit.cli.text.phrases import on_each, total_text
 from autofit.core.units import format_bytes, format_duration
+from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
     from autofit.core.frontier import Recommendation

@@ -12,7 +12,7 @@ from unit.operations.test_estimate_cache import ESTIMATE
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
-from autofit.cli.text.phrases import EMULATED, short
+from autofit.cli.text.phrases import EMULATED
 from autofit.cli.text.predicted import (
     CLOSE,
     change_text,
@@ -31,6 +31,7 @@ from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.operations.recommendation import recommendation
 from autofit.search.progress import Progress
 from autofit.techniques import complete
+from autofit.techniques.short_text import short
 
 CONFIG = complete({"method": "lora", "rank": 16, "micro_batch": 4})
 

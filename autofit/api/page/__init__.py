@@ -1,0 +1,13 @@
+"""The web page: the answers of the API for people, rendered on the server."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from autofit.api.page import calculator, chart, entrance, frontier, hardware, point, reference, searches, static
+
+ROUTES = APIRouter(include_in_schema=False)
+for group in (frontier, chart, hardware, point, calculator, searches, entrance, reference, static):
+    ROUTES.include_router(group.ROUTES)
+
+__all__ = ["ROUTES"]

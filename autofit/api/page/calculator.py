@@ -1,0 +1,82 @@
+"""The calculator: what a config needs, predicted while one types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from autofit.api.common import OpenedStore, check_model
+from autofit.api.page.forms import choices
+from autofit.api.page.rendering import PageRoute, is_partial, render
+from autofit.catalog.hardware import cards
+from autofit.catalog.models import names
+from autofit.operations.service.estimating import EstimatingProcess, estimated
+from autofit.store import Store
+from autofit.techniques import AXES
+
+ROUTES = APIRouter(route_class=PageRoute)
+SHOWN = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention")
+"""The axes that the form has; the others take the plain recipe's values."""
+FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "method": "qlora", "micro_batch": 4}
+"""What the form shows before anything is chosen."""
+
+
+def asked_estimate(
+    request: Request,
+    model: str = str(FIRST["model"]),
+    hardware: str = str(FIRST["hardware"]),
+    seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
+    global_batch: Annotated[int, Query(ge=1, le=2**20)] = 64,
+) -> dict[str, Any]:
+    """What the estimating process is told."""
+    check_model(model)
+    given = request.query_params
+    config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in SHOWN and axis.name in given}
+    if config.get("method", "full") == "full":
+        config.pop("rank", None)  # the field is there, whatever the method
+    return {
+        "model": model,
+        "hardware": hardware,
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "lora_dropout": 0.0,
+        "devices": 1,
+        "seed": 0,
+        "config": config,
+        "memory_limit_bytes": None,
+    }
+
+
+AskedEstimate = Annotated[dict[str, Any], Depends(asked_estimate)]
+
+
+@ROUTES.get("/calculator")
+def calculator(request: Request, store: OpenedStore) -> Response:
+    """The form; it asks for its answer itself."""
+    process: EstimatingProcess = request.app.state.estimating
+    process.warm()
+    given = dict(request.query_params)
+    values = {"global_batch": 64, **(given or FIRST)}
+    return render(
+        request, "calculator.html", values=values, axes=[a for a in AXES if a.name in SHOWN], **_offered(store)
+    )
+
+
+def _offered(store: Store) -> dict[str, Any]:
+    known = [card.name for card in cards() if "estimate" in card.supports]
+    return {"models": names(), "hardware": [*known, *(n for n in choices(store)["hardware"] if n not in known)]}
+
+
+@ROUTES.get("/calculator/answer")
+def answer(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
+    found = request.app.state.estimating.call(estimated, {**asked, "advice": False}, store.url)
+    template = "_estimate.html" if is_partial(request) else "estimate.html"
+    return render(request, template, estimate=found, query=dict(request.query_params))
+
+
+@ROUTES.get("/calculator/advice")
+def advice(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
+    """Looked for in the other process: it takes seconds, and the next answer must not wait for it."""
+    found = request.app.state.predicting.call(estimated, {**asked, "advice": True}, store.url)
+    return render(request, "_advice.html", estimate=found)

@@ -1,0 +1,66 @@
+"""What the chart draws: every measured config of one frontier, by method, and where trials ran out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from autofit import operations
+from autofit.api.common import OpenedStore
+from autofit.api.page.rendering import HEADERS, PageRoute
+from autofit.api.query import Question
+from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.units import GIB
+from autofit.core.workload import METHODS
+from autofit.export.charts.frontier_chart import axis_titles, title
+from autofit.planning.lattices import within
+from autofit.techniques.short_text import short
+
+ROUTES = APIRouter(route_class=PageRoute)
+
+
+@ROUTES.get("/frontier/points")
+def points(request: Request, asked: Question, store: OpenedStore) -> Response:
+    found = operations.frontier(**asked, store=store)
+    keys = {f"{name}_key": getattr(found, name).key for name in ("hardware", "stack", "workload")}
+    trials = store.trials(**keys)
+    allowed = within(asked["goal"], (t.config for t in trials))
+    on_frontier = {p.trial_id for p in found.points}
+    drawn = {
+        method: {
+            "frontier": _columns(t for t in of if t.trial_id in on_frontier),
+            "others": _columns(t for t in of if t.trial_id not in on_frontier),
+        }
+        for method in METHODS
+        if (of := [t for t in trials if t.config["method"] == method and allowed(t.config)])
+    }
+    memory, speed = axis_titles(found)
+    told = {"title": title(found), "memory": memory, "speed": speed, "methods": drawn}
+    return JSONResponse(told, headers=HEADERS)
+
+
+def _columns(trials: Iterable[Trial]) -> dict[str, Any]:
+    """Trials as the columns that Plotly takes, lightest first."""
+    rows = sorted(row for trial in trials if (row := _row(trial)) is not None)
+    names = ("gib", "speed", "out", "id", "text")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _row(trial: Trial) -> tuple[float, float, bool, int, str] | None:
+    """Memory in GiB, tokens per second, whether it ran out of memory, number and config; None for what says nothing of
+    memory. What ran out of memory stands where it was predicted to, else at its limit and without a speed."""
+    outcome, text, number = trial.outcome, short(trial.config), trial.trial_id or 0
+    if isinstance(outcome, Fits):
+        m = outcome.measurement
+        return round(m.device_bytes / GIB, 3), round(m.tokens_per_second, 1), False, number, text
+    if not isinstance(outcome, OutOfMemory):
+        return None
+    said = trial.prediction
+    if said is None:
+        return round(trial.memory_limit_bytes / GIB, 3), 0.0, True, number, text
+    seconds = said.step_seconds
+    speed = round(trial.workload.tokens_per_step / seconds, 1) if seconds else 0.0
+    return round(said.device_bytes / GIB, 3), speed, True, number, text

@@ -1,0 +1,54 @@
+"""Where a browser gives its token, and takes it back."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from autofit.api.access import COOKIE
+from autofit.api.page.forms import Fields
+from autofit.api.page.rendering import PageRoute, render
+
+ROUTES = APIRouter(route_class=PageRoute)
+KEPT_SECONDS = 30 * 86400
+"""How long a browser keeps the token; revoking it ends that sooner."""
+
+
+@ROUTES.get("/login")
+def login(request: Request, next: str = "/") -> Response:
+    return render(request, "login.html", following=_within(next), said=None)
+
+
+@ROUTES.post("/login")
+def enter(request: Request, given: Fields) -> Response:
+    following, secret = _within(given.get("next", "/")), given.get("token", "").strip()
+    if not _is_own(request):
+        return render(request, "login.html", status=403, following="/", said="the form came from another site")
+    if not secret or request.app.state.token_of(secret) is None:
+        return render(request, "login.html", status=401, following=following, said="this is not a valid token")
+    answer = RedirectResponse(following, 303)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(
+        COOKIE, quote(secret, safe=""), max_age=KEPT_SECONDS, httponly=True, samesite="strict", secure=secure
+    )
+    return answer
+
+
+@ROUTES.post("/logout")
+def leave(request: Request) -> Response:
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _is_own(request: Request) -> bool:
+    """Whether the form was ours: another site's could log a browser in with that site's token."""
+    return request.headers.get("sec-fetch-site") != "cross-site"
+
+
+def _within(address: str) -> str:
+    """An address of this server: anything else becomes the start page."""
+    inside = address.startswith("/") and not address.startswith("//") and "\\" not in address and address.isprintable()
+    return address if inside else "/"

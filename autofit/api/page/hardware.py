@@ -1,0 +1,78 @@
+"""Hardware side by side for one workload, with what tokens cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from autofit.api.common import OpenedStore
+from autofit.api.page.forms import choices, chosen, workload_query
+from autofit.api.page.rendering import PageRoute, render
+from autofit.api.query import GoalQuery, workload_options
+from autofit.core.errors import UsageError
+from autofit.operations.hardware_compared import OnHardware, compare_hardware, cost_per_million_tokens
+from autofit.store import Store
+
+ROUTES = APIRouter(route_class=PageRoute)
+PRICE = "price."
+"""What the name of a price's field begins with; the hardware's follows."""
+
+
+@ROUTES.get("/hardware")
+def hardware(
+    request: Request,
+    store: OpenedStore,
+    goal: GoalQuery,
+    model: str = "",
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    devices: int | None = None,
+) -> Response:
+    form = chosen(request.query_params.items())
+    given = {"seq_len": seq_len, "global_batch": global_batch, "devices": devices}
+    asked = _workload(store, model, {name: value for name, value in given.items() if value is not None})
+    prices = _prices(request)
+    rows: list[tuple[OnHardware, float | None]] = []
+    here: dict[str, Any] = {}
+    if asked is not None:
+        here = workload_query(asked)
+        form |= {name: str(value) for name, value in here.items()}
+        rows = [(row, _cost(row, prices)) for row in compare_hardware(asked, goal=goal, store=store)]
+    return render(
+        request, "hardware.html", rows=rows, prices=prices, workload=asked, here=here, chosen=form, **choices(store)
+    )
+
+
+def _workload(store: Store, model: str, given: dict[str, int]) -> Any:
+    """The workload that is asked about; without figures, the one of the model that was measured last."""
+    latest = store.workloads(model=model or None)
+    if latest and not given:
+        return latest[0]
+    return workload_options(store, model, **given) if model else None
+
+
+def _prices(request: Request) -> dict[str, float]:
+    """Hardware -> the price of one device for an hour."""
+    return {
+        name.removeprefix(PRICE): _price(text) for name, text in request.query_params.items() if name.startswith(PRICE)
+    }
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 < price < 1e6:
+        raise UsageError(f"price {text!r} is not understood: write a number such as 2.50, the price of one hour")
+    return price
+
+
+def _cost(row: OnHardware, prices: dict[str, float]) -> float | None:
+    found, price = row.recommendation, prices.get(row.hardware.name)
+    if found is None or price is None:
+        return None
+    speed = found.point.tokens_per_second
+    return cost_per_million_tokens(speed, price_per_hour=price, devices=found.workload.devices)

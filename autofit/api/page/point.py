@@ -1,0 +1,68 @@
+"""One trial: its config, what it measured, its bytes by kind, and its config in every format of an export."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
+
+from autofit import export, operations
+from autofit.api.common import OpenedStore, check_model
+from autofit.api.page.forms import workload_query
+from autofit.api.page.rendering import PageRoute, render
+from autofit.api.query import LARGEST_INTEGER
+from autofit.core.outcome import Fits, Trial
+from autofit.operations import WorkloadOptions
+from autofit.operations.recommendation import of_trial
+from autofit.operations.service.estimating import estimated
+from autofit.techniques import AXES, changes
+
+ROUTES = APIRouter(route_class=PageRoute)
+
+
+def stored_trial(trial_id: Annotated[int, Path(ge=1, le=LARGEST_INTEGER)], store: OpenedStore) -> Trial:
+    """The trial with the number in the path."""
+    found = store.trial(trial_id)
+    if found is None:
+        raise HTTPException(404, f"there is no trial {trial_id}")
+    return found
+
+
+StoredTrial = Annotated[Trial, Depends(stored_trial)]
+
+
+@ROUTES.get("/point/{trial_id}")
+def point(request: Request, trial: StoredTrial) -> Response:
+    plain = {axis.name: axis.recipe for axis in AXES}
+    rows = [(name, value, name != "method" and plain.get(name) == value) for name, value in trial.config.items]
+    return render(
+        request,
+        "point.html",
+        trial=trial,
+        measurement=trial.outcome.measurement if isinstance(trial.outcome, Fits) else None,
+        outcome=trial.outcome.to_json(),
+        departs=[(name, value) for name, value, usual in rows if not usual],
+        usual=[(name, value) for name, value, usual in rows if usual],
+        changes=changes(trial.config),
+        formats=list(export.FORMATS),
+        here=workload_query(trial.workload, hardware=trial.hardware.name),
+    )
+
+
+@ROUTES.get("/point/{trial_id}/bytes")
+def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore) -> Response:
+    check_model(trial.workload.model)
+    told = {field.name: getattr(trial.workload, field.name) for field in fields(WorkloadOptions)}
+    told |= {"config": trial.config.to_json(), "hardware": trial.hardware.name, "advice": False}
+    told["memory_limit_bytes"] = trial.memory_limit_bytes
+    found = request.app.state.estimating.call(estimated, told, store.url)
+    return render(request, "_bytes.html", estimate=found)
+
+
+@ROUTES.get("/point/{trial_id}/export/{format}")
+def exported(request: Request, trial: StoredTrial, store: OpenedStore, format: str) -> Response:
+    export.check_format(format)
+    source = operations.hub_id(trial.workload.model)
+    made = export.export(of_trial(trial, store), format=format, source=source)
+    return render(request, "_export.html", format=format, text=made.text, notes=made.notes)

@@ -1,0 +1,79 @@
+"""Searches: the list, the form that starts one, and one search while it runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from autofit.api import searches
+from autofit.api.access import RUN, MayRun
+from autofit.api.common import OpenedStore
+from autofit.api.page.forms import Fields, choices, chosen, workload_query
+from autofit.api.page.rendering import PageRoute, is_partial, render
+from autofit.api.searches import AskedSearch, SearchState, StoredSearch
+from autofit.catalog import space
+from autofit.catalog.hardware import cards
+from autofit.core.units import format_duration
+from autofit.store import ENDINGS, Search
+
+ROUTES = APIRouter(route_class=PageRoute)
+LATEST = 50
+"""Searches that are listed."""
+
+
+@ROUTES.get("/searches")
+def listed(request: Request, store: OpenedStore) -> Response:
+    found = [(search, age(search)) for search in store.searches(limit=LATEST)]
+    known = store.queue.hardware_names()
+    offered = {
+        **choices(store),
+        "hardware": [*known, *(c.name for c in cards() if "search" in c.supports and c.name not in known)],
+        "spaces": space.names(),
+    }
+    form = {"time_budget": "10m", "max_trials": "", "space": "", **chosen(request.query_params.items())}
+    return render(request, "searches.html", found=found, chosen=form, **offered)
+
+
+@ROUTES.post("/searches", dependencies=[RUN])
+def start(request: Request, given: Fields, store: OpenedStore, token: MayRun) -> Response:
+    begun = searches.start(AskedSearch.model_validate(given), store, Response(), token)
+    return _go_to(request, f"/searches/{begun.search_id}")
+
+
+@ROUTES.get("/searches/{search_id}")
+def one(request: Request, found: StoredSearch) -> Response:
+    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_told(found))
+
+
+@ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
+def cancel(request: Request, found: StoredSearch, store: OpenedStore, token: MayRun) -> Response:
+    searches.cancel(found, store, token)
+    return _go_to(request, f"/searches/{found.search_id}")
+
+
+def _go_to(request: Request, address: str) -> Response:
+    if is_partial(request):
+        return Response(headers={"HX-Redirect": address})
+    return RedirectResponse(address, 303)
+
+
+def _told(found: Search) -> dict[str, Any]:
+    result = dict(found.result or {})
+    return {
+        "search": found,
+        "state": SearchState.of(found),
+        "over": found.state in ENDINGS,
+        "endings": ENDINGS,
+        "recommended": result.get("recommendation"),
+        "reason": result.get("reason"),
+        "here": workload_query(found.workload, hardware=found.hardware_name or getattr(found.hardware, "name", "")),
+    }
+
+
+def age(search: Search) -> str:
+    """How long ago it was asked for."""
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(search.started_at)).total_seconds()
+    return format_duration(max(seconds, 0.0)) if seconds < 86400 else f"{seconds / 86400:.0f} days"
