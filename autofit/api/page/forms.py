@@ -45,7 +45,7 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
     return {"model": workload.model, **kept, **more}
 
 
-def chosen(values: Iterable[tuple[str, str]]) -> dict[str, str]:
+def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:
     """What a form shows as filled in; fields that were not are the usual."""
     usual = {**{name: str(value) for name, value in USUAL.items()}, "method": "any", "allow": "numerics"}
-    return {**usual, "model": "", "hardware": "", "memory_limit": "", "min_rank": "8", **dict(values)}
+    return {**usual, "model": "", "hardware": "", "memory_limit": "", "min_rank": "8", **{k: str(v) for k, v in values}}

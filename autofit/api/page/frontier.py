@@ -27,9 +27,10 @@ MOST_LISTED = 40
 
 @ROUTES.get("/")
 def start(request: Request, store: OpenedStore) -> Response:
-    return render(
-        request, "start.html", contexts=_measured(store), chosen=chosen(request.query_params.items()), **choices(store)
-    )
+    contexts = _measured(store)
+    latest = contexts[0][2] if contexts else {}
+    form = chosen([*latest.items(), *request.query_params.items()])
+    return render(request, "start.html", contexts=contexts, chosen=form, **choices(store))
 
 
 def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:

@@ -55,7 +55,7 @@ def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore) -> Respon
     check_model(trial.workload.model)
     told = {field.name: getattr(trial.workload, field.name) for field in fields(WorkloadOptions)}
     told |= {"config": trial.config.to_json(), "hardware": trial.hardware.name, "advice": False}
-    told["memory_limit_bytes"] = trial.memory_limit_bytes
+    told["memory_limit_bytes"] = None  # one that was enforced may exceed what the catalog says that the card has
     found = request.app.state.estimating.call(estimated, told, store.url)
     return render(request, "_bytes.html", estimate=found)
 

@@ -50,8 +50,8 @@ class EstimatingProcess:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Start it, and return at once: it takes seconds to load the libraries."""
-        self._started().submit(_load)
+        """Start it, and return at once: it takes seconds to load the libraries, during which `submit` waits."""
+        threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS) -> T:
         """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
@@ -80,6 +80,10 @@ class EstimatingProcess:
                     os.killpg(process.pid or 0, signal.SIGKILL)
                 process.kill()
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self) -> None:
+        with suppress(RuntimeError):  # closed meanwhile
+            self._started().submit(_load)
 
     def _started(self) -> ProcessPoolExecutor:
         with self._lock:

@@ -7,7 +7,7 @@ const range = document.getElementById("limit-range");
 let told, limit = Number(range.value), traces = [];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const faint = (column) => column.gib.map((gib, i) => (column.out[i] ? 0.35 : gib > limit ? 0.2 : 1));
+const faint = (column) => column.gib.map((gib, i) => (column.out[i] ? 0.8 : gib > limit ? 0.2 : 1));
 
 function made() {
   const found = [];
