@@ -19,8 +19,9 @@ from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
 from autofit.core.errors import StoreError
 from autofit.store import OPERATOR, SCOPES, Store, Token
 
-OPEN = ("/healthz", "/readyz", "/login")
-"""What answers without a token: those who ask whether the server lives have none, nor those who come to give one."""
+OPEN = ("/healthz", "/readyz", "/login", "/logout")
+"""What answers without a token: those who ask whether the server lives have none, nor those who come to give one; and
+a browser may always forget its own."""
 OPEN_FOLDER = "/static/"
 """Likewise: files of the package."""
 COOKIE = "autofit_token"

@@ -56,7 +56,9 @@ _templates.globals |= {"version": __version__, "static": address}
 
 def is_partial(request: Request) -> bool:
     """Whether htmx asks, which puts the answer into the page that it has."""
-    return request.headers.get("hx-request") == "true"
+    asked = request.headers
+    # With the second header it asks for the whole page that it had before.
+    return asked.get("hx-request") == "true" and "hx-history-restore-request" not in asked
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
