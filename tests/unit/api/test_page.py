@@ -62,7 +62,8 @@ ERRORS = {
 """Page, to the status and a part of what it says."""
 ESTIMATE = {
     "fits": True, "certainty": "likely", "hardware": "rtx-4090", "device_bytes": 9 * GIB,
-    "memory_limit_bytes": 24 * GIB, "headroom_bytes": 15 * GIB, "tokens_per_second": 2314.0, "relative_error": 0.5, "lightest": None,
+    "memory_limit_bytes": 24 * GIB, "headroom_bytes": 15 * GIB, "tokens_per_second": 2314.0, "relative_error": 0.5,
+    "lightest": None,
     "breakdown": {"weights": 6 * GIB, "logits_and_loss": 3 * GIB, "context": 0},
     "advice": [
         {"roles": ["fastest"], "change": {"micro_batch": 8}, "effect": "exact",

@@ -1,0 +1,174 @@
+"""The page in a real browser: what only happens there. Needs Playwright (its Python package) and Chromium."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.operations.made_trials import MODEL, fill
+
+from autofit.api.app import create_app
+from autofit.store import Lease, Store
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+
+TOKEN = "correct-horse-battery-staple"
+QUERY = f"model={MODEL}&seq_len=128&global_batch=4&hardware=h100-80g"
+EVERY = ("/", f"/frontier?{QUERY}", f"/hardware?{QUERY}", "/point/5", "/point/4", "/calculator", "/searches", "/docs")
+
+
+def estimate(function: Any, told: Any, url: str) -> dict[str, Any]:
+    """In place of the estimating process: a GiB for each sequence of the micro-batch."""
+    taken = told["config"].get("micro_batch", 1) * 2**30
+    return {
+        "fits": True, "hardware": told["hardware"], "device_bytes": taken, "memory_limit_bytes": 24 * 2**30,
+        "headroom_bytes": 24 * 2**30 - taken, "tokens_per_second": None, "relative_error": None,
+        "breakdown": {"weights": taken}, "advice": [], "lightest": None,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with ten trials."""
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def server(store: Store) -> Iterator[str]:
+    """The address of a server on this machine that anyone may read."""
+    import uvicorn
+
+    app = create_app(store, token=TOKEN, closed=False, loopback=True)
+    for process in (app.state.estimating, app.state.predicting):
+        process.call, process.warm = estimate, lambda: None
+    serving = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    while not serving.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{serving.servers[0].sockets[0].getsockname()[1]}"
+    serving.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def browser(chromium: Any, server: str) -> Iterator[Any]:
+    """A page that may complain of nothing, and ask nobody else."""
+    context = chromium.new_context(base_url=server, permissions=["clipboard-read", "clipboard-write"])
+    context.set_default_timeout(120_000)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda asked: None if is_own(asked.url, server) else complaints.append(asked.url))
+    page.on("dialog", lambda dialog: dialog.accept())
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def is_own(address: str, server: str) -> bool:
+    return address.startswith((f"{server}/", "data:", "blob:"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", EVERY)
+def test_a_narrow_screen_shows_all(browser: Any, path: str, scheme: str) -> None:
+    browser.set_viewport_size({"width": 360, "height": 640})
+    browser.emulate_media(color_scheme=scheme)
+    browser.goto(path)
+    browser.wait_for_load_state("networkidle")
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
+    browser.keyboard.press("Tab")
+    assert browser.evaluate("document.activeElement.textContent") == "Skip to the content"
+    unnamed = "[...document.querySelectorAll('input, select')].filter(e => e.type !== 'hidden' && !e.labels.length"
+    assert browser.evaluate(f"{unnamed} && !e.ariaLabel).length") == 0
+
+
+def test_the_limit_is_dragged_typed_and_moved_by_keys(browser: Any) -> None:
+    browser.goto(f"/frontier?{QUERY}")
+    verdict = browser.locator(".verdict b")
+    assert "4,000 tokens/s" in verdict.inner_text()
+    line = browser.locator("#chart .shapelayer path").first
+    line.scroll_into_view_if_needed()
+    box, plot = line.bounding_box(), browser.locator("#chart .bglayer .bg, #chart .plotbg rect").first.bounding_box()
+    share = 30 / 80 * (box["x"] - plot["x"])  # the line stands at 80 GiB
+    middle = plot["y"] + plot["height"] / 3
+    browser.mouse.move(box["x"] + box["width"] / 2, middle)
+    browser.mouse.down()
+    browser.mouse.move(plot["x"] + share, middle, steps=5)
+    browser.mouse.up()
+    playwright.expect(verdict).to_contain_text("2,000 tokens/s")
+    browser.wait_for_url("**memory_limit=*")
+    assert 25 < float(browser.locator("#limit").input_value().removesuffix("GiB")) < 35
+    browser.locator("#limit").fill("12GiB")
+    browser.keyboard.press("Enter")
+    playwright.expect(verdict).to_contain_text("1,000 tokens/s")
+    browser.locator("#limit-range").focus()
+    browser.keyboard.press("End")
+    playwright.expect(verdict).to_contain_text("4,000 tokens/s")
+
+
+def test_the_calculator_answers_while_one_types(browser: Any) -> None:
+    browser.goto("/calculator")
+    answer = browser.locator("#estimate .verdict")
+    playwright.expect(answer).to_contain_text("4.00 GiB of 24.00 GiB")
+    browser.get_by_label("Micro batch").fill("7")
+    playwright.expect(answer).to_contain_text("7.00 GiB of 24.00 GiB")
+    playwright.expect(browser.locator("#estimate")).to_contain_text("No single change is clearly faster")
+
+
+def test_an_export_is_copied(browser: Any) -> None:
+    browser.goto("/point/5")
+    browser.get_by_text("json", exact=True).click()
+    browser.get_by_role("button", name="Copy").click()
+    playwright.expect(browser.get_by_role("button", name="Copied")).to_be_visible()
+    assert '"trial_id": 5' in browser.evaluate("navigator.clipboard.readText()")
+
+
+def test_a_price_gives_a_cost(browser: Any) -> None:
+    browser.goto(f"/hardware?{QUERY}")
+    browser.get_by_label("Price of one h100-80g for an hour").fill("3.60")
+    browser.keyboard.press("Tab")
+    playwright.expect(browser.locator("#rows")).to_contain_text("0.25")
+    browser.wait_for_url("**price.h100-80g=3.60*")
+
+
+def test_a_search_is_started_watched_and_cancelled(browser: Any, store: Store) -> None:
+    browser.goto(f"/login?next=/searches%3F{QUERY.replace('&', '%26')}")
+    browser.get_by_label("Token").fill(TOKEN)
+    browser.keyboard.press("Enter")
+    browser.get_by_role("button", name="Start").click()
+    state = browser.locator("#state")
+    playwright.expect(state).to_contain_text("waits for a runner with h100-80g")
+    store.add(store.trials()[1], lease=claimed(store))
+    playwright.expect(browser.locator("#live tbody")).to_contain_text("20 GiB")
+    playwright.expect(state).to_contain_text("running")
+    playwright.expect(state).to_contain_text("1 trial,")
+    browser.get_by_role("button", name="Cancel").click()
+    playwright.expect(state).to_contain_text("cancelled")
+    assert browser.locator("#live tbody tr").count() == 1
+
+
+def claimed(store: Store) -> Lease:
+    lease = store.queue.claim("a:1:0")
+    assert lease is not None
+    return lease
