@@ -58,12 +58,29 @@ def recommend(
     hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
     `NotMeasured`, naming the search to run, if nothing within the goal was tried.
     """
+    _, answer = frontier_and_recommendation(
+        asked, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
+    )
+    return answer()
+
+
+def frontier_and_recommendation(
+    asked: Asked,
+    *,
+    hardware: str = "auto",
+    memory_limit_bytes: int | None = None,
+    goal: Goal | None = None,
+    store: Store,
+) -> tuple[Frontier, Callable[[], Recommendation]]:
+    """The frontier within the goal, which may be empty, and what recommends from the same points: it raises as
+    `recommend` does. Raises `NotMeasured`."""
     goal = goal or Goal()
     device = find_hardware(hardware, store)
     limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
     # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
-    return recommendation(
+    own = found.only(lambda config: config.text("method") in goal.methods)
+    return own, lambda: recommendation(
         found, memory_limit_bytes=limit, goal=goal, tried=lambda: _tried_within(goal, asked, found, store)
     )
 

@@ -112,7 +112,8 @@ def _next_config() -> Select[*tuple[Any, ...]]:
     )
     own = (one.device_bytes.label("bytes"), one.tokens_per_second.label("speed"), one.id.label("number"))
     query = select(*TRIAL_COLUMNS, *own).join(one, same_config(TrialRow, one))
-    return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id)
+    # Not by the column itself: SQLite would read all trials of the hardware, whose index has that order.
+    return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
 
 
 _NEXT_CONFIG = _next_config()  # built once, because that takes longer than running it

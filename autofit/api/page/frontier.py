@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from autofit import operations
 from autofit.api.common import OpenedStore
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
@@ -17,6 +16,7 @@ from autofit.core.frontier import of_method
 from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS, Workload
+from autofit.operations.recommendation import frontier_and_recommendation
 from autofit.planning.requests import memory_limit
 from autofit.store import Store
 
@@ -56,10 +56,10 @@ def frontier(request: Request, asked: Question, store: OpenedStore) -> Response:
 
 def _answer(asked: dict[str, Any], store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    found = operations.frontier(**asked, store=store)
+    found, recommend = frontier_and_recommendation(**asked, store=store)
     recommended, said = None, None
     try:
-        recommended = operations.recommend(**asked, store=store)
+        recommended = recommend()
     except NothingFits as error:
         said = str(error)
     limit = memory_limit(asked["memory_limit_bytes"], found.hardware, found.workload.devices)
