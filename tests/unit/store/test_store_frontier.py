@@ -346,6 +346,8 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
     for alias in ("fitted", "run"):
         ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
         assert ways and all("config_key=?" in way for way in ways), (alias, ways)
+    own = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
+    assert own and all("config_key=?" in way for way in own), own
 
 
 def test_what_the_user_does_not_allow_hides_nothing(store: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
