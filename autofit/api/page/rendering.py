@@ -46,12 +46,17 @@ _templates.filters |= {
     "short": short,
     "number": lambda value: f"{value:,.0f}",
     "percent": lambda share: "unknown" if share is None else f"{share:.1%}",
-    "capitalize_first": lambda text: text[:1].upper() + text[1:],
+    "capitalize_first": lambda text: _begun(text),
     "words": lambda name: str(name).replace("_", " "),
     "query": lambda values: urlencode({name: value for name, value in values.items() if value not in (None, "")}),
     "moment": lambda text: text[:16].replace("T", " "),
 }
 _templates.globals |= {"version": __version__, "static": address}
+
+
+def _begun(text: str) -> str:
+    """A sentence from its capital on; the name of a field or an option that it begins with stays."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def is_partial(request: Request) -> bool:

@@ -40,13 +40,13 @@ function watch(table) {
     const cells = [
       trial_id, outcome.replaceAll("_", " "), fits && device_bytes ? number(device_bytes / 2 ** 30, 2) + " GiB" : "–",
       fits && tokens_per_second ? number(tokens_per_second, 0) : "–", number(seconds, 1) + " s",
-      Object.entries(config).map(([axis, value]) => axis + "=" + value).join(", "),
+      Object.entries(config).filter(([, value]) => value !== "none" && value !== false).map(([axis, value]) => axis + "=" + value).join(", "),
     ];
     const row = table.tBodies[0].insertRow(0);
     row.className = fits ? "" : "over";
     cells.forEach((text, place) => {
       const cell = row.insertCell();
-      cell.className = [0, 2, 3, 4].includes(place) ? "n" : "";
+      cell.className = ["n spread", "", "n", "n", "n spread", ""][place];
       if (place !== 5) return cell.append(text);
       const link = document.createElement("a");
       link.href = "/point/" + trial_id;
