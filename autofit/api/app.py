@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from fastapi import Depends, FastAPI
+from fastapi_swagger import patch_fastapi
 
 from autofit import __version__
 from autofit.api import access, answers, catalog, estimates, health, limits, metrics, problems, searches
@@ -51,7 +52,11 @@ def create_app(
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
         dependencies=[Depends(access.BEARER)],
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
+    patch_fastapi(app, redirect_from_root_to_docs=False)  # /docs, whose script FastAPI itself loads from elsewhere
     app.state.store = store
     app.state.runner = runner
     app.state.estimating, app.state.predicting = estimating, predicting

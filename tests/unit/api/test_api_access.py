@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 from fastapi.testclient import TestClient
@@ -87,6 +88,14 @@ def test_tokens_are_declared(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     assert described["paths"]["/v1/searches"]["post"]["security"] == [{"HTTPBearer": []}]
+
+
+def test_the_documentation_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert addresses and all(address.startswith("http://testserver/") for address in addresses)
+    assert [client.get(address).status_code for address in addresses] == [200] * len(addresses)
 
 
 def test_a_large_body_is_refused_however_it_comes(store: Store) -> None:
