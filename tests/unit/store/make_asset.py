@@ -30,7 +30,8 @@ ASSETS = Path(__file__).with_name("assets")
 
 
 def fill(store: Store) -> None:
-    """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, a search of each ending, tokens."""
+    """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, searches of each
+    ending, tokens."""
     times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
     trial = a_trial()
     states = ("running", "succeeded", "cancelled", "failed")
