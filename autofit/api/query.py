@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Query
 
 from autofit.api.common import OpenedStore
+from autofit.api.models import Models
+from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
 from autofit.core.units import parse_bytes
@@ -19,6 +21,7 @@ from autofit.store import Store
 
 def workload_options(
     store: OpenedStore,
+    models: Models,
     model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
@@ -26,25 +29,21 @@ def workload_options(
     devices: Annotated[int, Query(ge=1)] = 1,
     seed: int = 0,
 ) -> WorkloadOptions | Workload:
-    """The workload that the query describes.
-
-    Accepts only models that the catalog or the store knows by name: a path would let a client read the server's files.
-    """
-    from autofit.catalog.models import names
-
+    """The workload that the query describes."""
+    found = models.find(model)
     asked = WorkloadOptions(
-        model=model,
+        model=found or model,
         seq_len=seq_len,
         global_batch=global_batch,
         lora_dropout=lora_dropout,
         devices=devices,
         seed=seed,
     )
-    if model.lower() in names():
+    if found is not None:
         return asked
     measured = store.workloads(model=model)
     if not measured:
-        raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
+        raise unknown("model", model, (*names(), *models.own(), *sorted({w.model for w in store.workloads()})))
     return Workload(**asdict(asked), model_digest=measured[0].model_digest)
 
 

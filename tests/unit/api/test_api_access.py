@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from jobs import tiny_model
 from unit.operations.made_trials import MODEL
 
 from autofit.api.app import create_app
@@ -105,6 +107,24 @@ def test_a_large_body_is_refused_however_it_comes(store: Store) -> None:
     for content in (large, pieces):
         answer = client.post("/v1/searches", content=content, headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+
+
+def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path) -> None:
+    for place in ("own/tiny", "outside"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text(json.dumps(tiny_model().config))
+    app = create_app(store, token=OPERATORS, models=tmp_path / "own")
+    client = TestClient(app, headers=bearing(OPERATORS))
+    asked = {**SEARCH, "seq_len": 32}
+    started = client.post("/v1/searches", json={**asked, "model": "tiny"}).json()
+    assert started["asked"]["model"] == "tiny", "not where it is here"
+    found = store.search(started["search_id"])
+    assert found is not None and found.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
+    query = {"model": "tiny", "seq_len": 32, "global_batch": 4, "provenance": "measured"}
+    assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
+    for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
+        refused = client.post("/v1/searches", json={**asked, "model": name})
+        assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
 
 
 def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
