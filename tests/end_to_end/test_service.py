@@ -227,7 +227,13 @@ def test_whoever_dies_the_search_goes_on_and_a_cancel_leaves_nothing(
     second.wait()
     seen += followed(stream)
     assert [number for number, _ in seen] == list(range(1, len(seen) + 1)), "an event was lost or came twice"
-    assert [kind for _, kind in seen if kind not in ("planned", "trial")] == ["queued", "running", "running", "running", "succeeded"]
+    assert [kind for _, kind in seen if kind not in ("planned", "trial")] == [
+        "queued",
+        "running",
+        "running",
+        "running",
+        "succeeded",
+    ]
     assert service.ask(f"{at_two}/v1/searches/{search_id}")["state"] == "succeeded"
     epochs = epochs_of_trials(store)
     assert all(earlier <= later for earlier, later in pairwise(epochs)), "an overtaken driver wrote"
