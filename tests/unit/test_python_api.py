@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import autofit
 from autofit import operations
 from autofit.cli.commands import answer, run
 from autofit.cli.commands import estimate as estimate_command
-from autofit.client import Client
+from autofit.client import Client, RemoteSearch
 from autofit.core.errors import NothingFits, NotMeasured, StoreError, UsageError
 from autofit.core.units import GIB, as_bytes, as_seconds
 from autofit.store import Store
@@ -165,3 +167,18 @@ def test_a_script_that_is_not_guarded_runs_once(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, ["script", "process"]), done.stderr
+
+
+def test_the_pages_examples_call_what_there_is() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/python.md").read_text()
+    owners = {"autofit": autofit, "client": Client, "search": RemoteSearch}
+    called = 0
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if owner in owners:
+                    itself = [] if owner == "autofit" else [None]
+                    given = {str(keyword.arg): None for keyword in node.keywords}
+                    inspect.signature(getattr(owners[owner], name)).bind(*itself, *node.args, **given)
+                    called += 1
+    assert called > 5
