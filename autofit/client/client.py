@@ -25,7 +25,7 @@ class Client:
         """`url` defaults to $AUTOFIT_URL, then to this machine's port 8000; `token` to $AUTOFIT_TOKEN."""
         self._connection = Connection(
             url or os.environ.get("AUTOFIT_URL") or "http://127.0.0.1:8000",
-            token or os.environ.get("AUTOFIT_TOKEN") or None,
+            (token or os.environ.get("AUTOFIT_TOKEN") or "").strip() or None,  # of a file, it ends with a line break
         )
 
     def search(
