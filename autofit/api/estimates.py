@@ -11,7 +11,7 @@ from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import EstimateAnswer
 from autofit.api.models import Models
 from autofit.api.query import LARGEST_INTEGER, only_hardware
-from autofit.core.units import parse_bytes
+from autofit.core.units import as_bytes
 from autofit.operations.service.estimating import estimated
 
 ROUTES = APIRouter()
@@ -54,7 +54,7 @@ class AskedEstimate(BaseModel):
 )
 def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> dict[str, Any]:
     told = {**asked.model_dump(exclude={"memory_limit", "hardware"}), "model": models.named(asked.model)}
-    told["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+    told["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     told["hardware"] = only_hardware(store) if asked.hardware == "auto" else asked.hardware
     found: dict[str, Any] = request.app.state.estimating.call(estimated, told, store.url)
     return found

@@ -12,8 +12,8 @@ from autofit.api.models import Models
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
-from autofit.core.units import parse_bytes
-from autofit.core.workload import Effect, Goal, Workload
+from autofit.core.units import as_bytes
+from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
@@ -31,14 +31,7 @@ def workload_options(
 ) -> WorkloadOptions | Workload:
     """The workload that the query describes."""
     found = models.find(model)
-    asked = WorkloadOptions(
-        model=found or model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
+    asked = WorkloadOptions.of(found or model, seq_len, global_batch, lora_dropout, devices, seed)
     if found is not None:
         return asked
     measured = store.workloads(model=model)
@@ -49,7 +42,7 @@ def workload_options(
 
 def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
     """The memory limit in bytes; raises `UsageError`."""
-    return parse_bytes(memory_limit) if memory_limit is not None else None
+    return as_bytes(memory_limit)
 
 
 def goal_options(
@@ -58,10 +51,7 @@ def goal_options(
     allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
 ) -> Goal:
     """How far the answer may depart from the plain recipe."""
-    effects = {effect.label: effect for effect in Effect}
-    if allow not in effects:
-        raise unknown("value of allow", allow, effects)
-    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+    return Goal.of(method, min_rank, allow)
 
 
 def trial_filter(

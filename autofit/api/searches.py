@@ -17,7 +17,7 @@ from autofit.api.common import STRICT, OpenedStore
 from autofit.api.models import Models
 from autofit.catalog import space
 from autofit.core.errors import unknown
-from autofit.core.units import parse_bytes, parse_duration
+from autofit.core.units import as_bytes, parse_duration
 from autofit.operations.service.asked import from_json, submit
 from autofit.store import ENDINGS, Search
 
@@ -109,7 +109,7 @@ def start(
     if asked.space is not None and asked.space not in space.names():
         raise unknown("space", asked.space, space.names())
     given = {**asked.model_dump(exclude={"memory_limit", "time_budget"}), "model": model}
-    given["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+    given["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     given["time_budget_seconds"] = parse_duration(asked.time_budget)
     search_id = submit(from_json(given), store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"
