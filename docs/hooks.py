@@ -148,14 +148,19 @@ def parameters(operation: dict[str, Any], bodies: dict[str, Any]) -> list[dict[s
 
 
 def python() -> str:
+    import autofit
     from autofit import operations
+    from autofit.client import Client, RemoteSearch
 
-    parts = []
-    for name in operations.__all__:
-        value = getattr(operations, name)
-        if inspect.isfunction(value):
-            parts.append(f"## {name}\n\n```python\n{name}{inspect.signature(value)}\n```\n\n{inspect.getdoc(value)}")
-    return "\n\n".join(parts)
+    named = [(f"autofit.{name}", getattr(autofit, name)) for name in autofit.__all__]
+    for kind in (Client, RemoteSearch):
+        named += [(f"{kind.__name__}.{name}", value) for name, value in vars(kind).items() if name[0] != "_"]
+    named += [(f"operations.{name}", getattr(operations, name)) for name in operations.__all__]
+    return "\n\n".join(
+        f"### {name}\n\n```python\n{name}{inspect.signature(value)}\n```\n\n{inspect.getdoc(value)}"
+        for name, value in named
+        if inspect.isfunction(value)
+    )
 
 
 def exit_codes() -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from fastapi import Depends, FastAPI
+from fastapi_swagger import patch_fastapi
 
 from autofit import __version__
 from autofit.api import access, answers, catalog, estimates, health, limits, metrics, problems, searches
 from autofit.api.common import PROBLEM
+from autofit.api.models import NamedModels
 from autofit.api.page import ROUTES as PAGES
 from autofit.operations.service.estimating import EstimatingProcess
 from autofit.store import Store
@@ -29,13 +32,15 @@ def create_app(
     loopback: bool = False,
     closed: bool | None = None,
     runner: Lives | None = None,
+    models: Path | None = None,
 ) -> FastAPI:
     """The application over an open store.
 
     `token` is the operator's own, which may do everything; the store may have others. If `closed`, as by default with a
     token, every request needs one, except those that ask whether the server lives. Otherwise who has none may read: any
     web page could have the user's browser start a search. A server on `loopback` answers whoever has none only if the
-    Host header names this machine. `runner` is the server's own, if it has one.
+    Host header names this machine. `runner` is the server's own, if it has one. Clients may name the models of the
+    folder `models`, beside the catalog's.
     """
     estimating, predicting = EstimatingProcess(), EstimatingProcess()
 
@@ -52,11 +57,14 @@ def create_app(
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
         dependencies=[Depends(access.BEARER)],
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own would load scripts from elsewhere
+        docs_url=None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
+    patch_fastapi(app, redirect_from_root_to_docs=False)  # /docs, whose script FastAPI itself loads from elsewhere
     app.state.store = store
     app.state.runner = runner
+    app.state.models = NamedModels(models)
     app.state.estimating, app.state.predicting = estimating, predicting
     app.state.metrics = metrics.Metrics(store)
     for group in (answers, estimates, searches, catalog, health):

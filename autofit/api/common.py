@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from autofit.api.documents import ProblemAnswer
-from autofit.catalog.models import names
 from autofit.core.errors import unknown
 from autofit.store import Store
 
@@ -25,12 +24,6 @@ def refuse_other_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in names:
             raise unknown("parameter", name, names)
-
-
-def check_model(name: str) -> None:
-    """Refuse a model that is not of the catalog: a path would have the server, or a runner, read its own files."""
-    if name.lower() not in names():
-        raise unknown("model", name, names())
 
 
 OpenedStore = Annotated[Store, Depends(opened_store)]

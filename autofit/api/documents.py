@@ -123,7 +123,7 @@ class EstimateAnswer(BaseModel):
     config: ConfigValues
     hardware: str
     fits: bool
-    likely_fits: bool
+    certainty: str | None = Field(examples=["sure", "likely", "unlikely"])
     headroom_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.common import STRICT, OpenedStore, check_model
+from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import EstimateAnswer
+from autofit.api.models import Models
 from autofit.api.query import LARGEST_INTEGER, only_hardware
-from autofit.core.units import parse_bytes
+from autofit.core.units import as_bytes
 from autofit.operations.service.estimating import estimated
 
 ROUTES = APIRouter()
@@ -51,10 +52,9 @@ class AskedEstimate(BaseModel):
     summary="What a config needs, and how fast it is, predicted",
     responses={200: {"model": EstimateAnswer}},
 )
-def estimate(asked: AskedEstimate, store: OpenedStore, request: Request) -> dict[str, Any]:
-    check_model(asked.model)
-    told = asked.model_dump(exclude={"memory_limit", "hardware"})
-    told["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> dict[str, Any]:
+    told = {**asked.model_dump(exclude={"memory_limit", "hardware"}), "model": models.named(asked.model)}
+    told["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     told["hardware"] = only_hardware(store) if asked.hardware == "auto" else asked.hardware
     found: dict[str, Any] = request.app.state.estimating.call(estimated, told, store.url)
     return found

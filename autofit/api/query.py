@@ -8,10 +8,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Query
 
 from autofit.api.common import OpenedStore
+from autofit.api.models import Models
+from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
-from autofit.core.units import parse_bytes
-from autofit.core.workload import Effect, Goal, Workload
+from autofit.core.units import as_bytes
+from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
@@ -19,6 +21,7 @@ from autofit.store import Store
 
 def workload_options(
     store: OpenedStore,
+    models: Models,
     model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
@@ -26,31 +29,20 @@ def workload_options(
     devices: Annotated[int, Query(ge=1)] = 1,
     seed: int = 0,
 ) -> WorkloadOptions | Workload:
-    """The workload that the query describes.
-
-    Accepts only models that the catalog or the store knows by name: a path would let a client read the server's files.
-    """
-    from autofit.catalog.models import names
-
-    asked = WorkloadOptions(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
-    if model.lower() in names():
+    """The workload that the query describes."""
+    found = models.find(model)
+    asked = WorkloadOptions.of(found or model, seq_len, global_batch, lora_dropout, devices, seed)
+    if found is not None:
         return asked
     measured = store.workloads(model=model)
     if not measured:
-        raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
+        raise unknown("model", model, (*names(), *models.own(), *sorted({w.model for w in store.workloads()})))
     return Workload(**asdict(asked), model_digest=measured[0].model_digest)
 
 
 def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
     """The memory limit in bytes; raises `UsageError`."""
-    return parse_bytes(memory_limit) if memory_limit is not None else None
+    return as_bytes(memory_limit)
 
 
 def goal_options(
@@ -59,10 +51,7 @@ def goal_options(
     allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
 ) -> Goal:
     """How far the answer may depart from the plain recipe."""
-    effects = {effect.label: effect for effect in Effect}
-    if allow not in effects:
-        raise unknown("value of allow", allow, effects)
-    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+    return Goal.of(method, min_rank, allow)
 
 
 def trial_filter(

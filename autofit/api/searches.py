@@ -12,10 +12,11 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.api.access import RUN, MayRun, Refused
-from autofit.api.common import STRICT, OpenedStore, check_model
+from autofit.api.common import STRICT, OpenedStore
+from autofit.api.models import Models
 from autofit.catalog import space
 from autofit.core.errors import unknown
-from autofit.core.units import parse_bytes, parse_duration
+from autofit.core.units import as_bytes, parse_duration
 from autofit.operations.service.asked import from_json, submit
 from autofit.store import ENDINGS, Search
 
@@ -74,7 +75,7 @@ class SearchState(BaseModel):
         if found.state == "running" and not found.held:
             waiting_for = "another driver: its own has gone"
         told = {name: value for name, value in found.to_json().items() if name in cls.model_fields}
-        asked = found.request.get("asked", found.request)
+        asked = {**found.request.get("asked", found.request), "model": found.workload.model}  # never where it is here
         return cls(**told, asked=asked, waiting_for=waiting_for, drivers=found.lease_epoch)
 
 
@@ -98,15 +99,16 @@ def start(
     store: OpenedStore,
     response: Response,
     token: MayRun,
+    models: Models,
     idempotency_key: Annotated[
         str | None, Header(max_length=200, description="The same key never starts a second search")
     ] = None,
 ) -> SearchState:
-    check_model(asked.model)
+    model = models.named(asked.model)
     if asked.space is not None and asked.space not in space.names():
         raise unknown("space", asked.space, space.names())
-    given = asked.model_dump(exclude={"memory_limit", "time_budget"})
-    given["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+    given = {**asked.model_dump(exclude={"memory_limit", "time_budget"}), "model": model}
+    given["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     given["time_budget_seconds"] = parse_duration(asked.time_budget)
     search_id = submit(from_json(given), store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"

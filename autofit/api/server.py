@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autofit.api.loopback import TOKEN_VARIABLE, is_loopback
 from autofit.core.errors import EnvironmentLacks, UsageError
-from autofit.store import Store
+from autofit.store import NoStore, Store
 
 if TYPE_CHECKING:
     from autofit.operations.service.runner import Runner
@@ -22,10 +23,18 @@ GRACE_SECONDS = 3
 """How long requests may take to end once the server is told to: streams of events have no end of their own."""
 
 
-def serve(*, host: str, port: int, store: str | None, with_runner: bool = True, log_requests: bool = False) -> None:
+def serve(
+    *,
+    host: str,
+    port: int,
+    store: str | None,
+    with_runner: bool = True,
+    log_requests: bool = False,
+    models: Path | None = None,
+) -> None:
     """Serve until interrupted, and print the address on standard error; port 0 picks a free port. A runner drives the
     searches that are asked for, unless there is to be none. With `log_requests`, each request is a line of JSON on
-    standard error.
+    standard error. Clients may name the models of the folder `models`, which runners must have at the same place.
 
     Raises `EnvironmentLacks` if `host` is not a loopback address and there is no token, neither in the environment nor
     in the store, and `UsageError` if nothing can listen there.
@@ -34,19 +43,25 @@ def serve(*, host: str, port: int, store: str | None, with_runner: bool = True, 
 
     from autofit.api.app import create_app
 
+    if models is not None and not models.is_dir():
+        raise UsageError(f"--models {models} is not a folder")
     token, loopback = os.environ.get(TOKEN_VARIABLE) or None, is_loopback(host)
-    refusal = EnvironmentLacks(
-        f"a server on {host} can be reached from other machines and would not ask for a token",
-        remedy=f"autofit token create NAME, set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
-    )
+    if token is None and not loopback and not _has_token(store):
+        raise EnvironmentLacks(
+            f"a server on {host} can be reached from other machines and would not ask for a token",
+            remedy=f"autofit token create NAME, set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
+        )
     with ExitStack() as stack:
         opened = stack.enter_context(Store.open(store, create=with_runner))
-        if token is None and not loopback and not opened.access.any_valid():
-            raise refusal
         port = _free(host, port)
         runner = stack.enter_context(_runner(store)) if with_runner else None
         app = create_app(
-            opened, token=token, loopback=loopback, closed=token is not None or not loopback, runner=runner
+            opened,
+            token=token,
+            loopback=loopback,
+            closed=token is not None or not loopback,
+            runner=runner,
+            models=models,
         )
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(
@@ -59,6 +74,14 @@ def serve(*, host: str, port: int, store: str | None, with_runner: bool = True, 
         uvicorn.run(
             app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
         )
+
+
+def _has_token(store: str | None) -> bool:
+    try:
+        with Store.open(store, create=False) as opened:
+            return opened.access.any_valid()
+    except NoStore:
+        return False
 
 
 class _Runner:

@@ -16,34 +16,6 @@ if TYPE_CHECKING:
     from autofit.catalog.hardware import Card
     from autofit.core.hardware import Hardware
     from autofit.core.lattice import Config
-    from autofit.core.workload import Goal
-    from autofit.operations import WorkloadOptions
-
-
-def workload(
-    model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int
-) -> WorkloadOptions:
-    from autofit.operations import WorkloadOptions
-
-    return WorkloadOptions(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
-
-
-def goal(method: str, min_rank: int, allow: str) -> Goal:
-    """How far a search may go, as one value; raises `UsageError` for an unknown value of --allow."""
-    from autofit.core.errors import unknown
-    from autofit.core.workload import Effect, Goal
-
-    effects = {effect.label: effect for effect in Effect}
-    if allow not in effects:
-        raise unknown("value of --allow", allow, effects)
-    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
 
 
 def given(context: typer.Context, *names: str) -> list[str]:

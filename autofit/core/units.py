@@ -46,6 +46,17 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def as_bytes(size: str | int | None) -> int | None:
+    """Bytes of a size that is text (`parse_bytes`), a number of bytes, or None for no limit. Raises `UsageError`."""
+    if size is None:
+        return None
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if size <= 0:
+        raise UsageError(f"memory size {size} is not positive: give bytes, or text such as '24GiB'")
+    return int(size)
+
+
 def is_decimal(text: str) -> bool:
     """Whether a size that `parse_bytes` accepts is in powers of ten, such as `24GB`."""
     return text.strip().lower().endswith(("kb", "mb", "gb", "tb"))
@@ -66,6 +77,15 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise UsageError(f"duration {text!r} is zero: give a positive duration such as 10m")
     return seconds
+
+
+def as_seconds(duration: str | float) -> float:
+    """Seconds of a duration that is text (`parse_duration`) or a number of seconds. Raises `UsageError`."""
+    if isinstance(duration, str):
+        return parse_duration(duration)
+    if not duration > 0:
+        raise UsageError(f"duration {duration} is not positive: give seconds, or text such as '10m'")
+    return float(duration)
 
 
 def format_bytes(size: int) -> str:

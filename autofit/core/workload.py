@@ -6,6 +6,7 @@ import enum
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Self
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
@@ -89,6 +90,14 @@ class Goal:
         if self.method not in ("any", *METHODS):
             raise unknown("method", self.method, ("any", *METHODS))
         check_count("min-rank", self.min_rank)
+
+    @classmethod
+    def of(cls, method: str, min_rank: int, allow: str) -> Self:
+        """The goal of the options that users write, `allow` by its label; raises `UsageError`."""
+        effects = {effect.label: effect for effect in Effect}
+        if allow not in effects:
+            raise unknown("value of allow", allow, effects)
+        return cls(method=method, min_rank=min_rank, allow=effects[allow])
 
     @property
     def methods(self) -> tuple[str, ...]:

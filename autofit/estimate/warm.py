@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from typing import TYPE_CHECKING
+import sys
+import threading
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext
+_STARTING = threading.Lock()
+
+
+class _Process(ForkServerProcess):
+    """A process without the program that starts it.
+
+    Python runs a script again in each process that the script starts. One that calls `autofit.search`, and does not
+    guard that by `if __name__ == "__main__"`, would begin another search there.
+    """
+
+    def start(self) -> None:
+        with _STARTING:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")  # has no file that could be run
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Context(ForkServerContext):
+    Process = _Process
 
 
 def context() -> ForkServerContext:
     """Makes processes that a server forks: this process itself may have threads."""
-    found = multiprocessing.get_context("forkserver")
+    found = _Context()
     found.set_forkserver_preload(["autofit.estimate.preloaded"])
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,11 @@ def begin(
     """
     job = plan.job
     question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
-    answered = None if request.fresh else _already_answered(store, question, request)
+    alike = store.searches(stack_key=job.stack.key, workload_key=job.workload.key)
+    answered = None if request.fresh else _already_answered(alike, question, request)
     if answered is not None and claimed is None:
         return Begun(search_id=answered, lease=None, is_answered=True)
-    begun = _begun_afresh(store, question) if request.fresh else None
+    begun = _begun_afresh(alike, question) if request.fresh else None
     lease = store.queue.begin(
         begun or uuid.uuid4().hex if claimed is None else claimed.search_id,
         new_owner() if claimed is None else claimed.owner,
@@ -79,9 +81,9 @@ def results(found: Search) -> dict[str, Any]:
     }
 
 
-def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
+def _already_answered(alike: Sequence[StoredSearch], question: dict[str, Any], request: SearchRequest) -> str | None:
     """The id of a finished search that asked the same question with at least this budget; None if there is none."""
-    for earlier in store.searches():
+    for earlier in alike:
         asked = earlier.request
         if not _is_answer(earlier) or asked.get("question") != question:
             continue
@@ -92,10 +94,10 @@ def _already_answered(store: Store, question: dict[str, Any], request: SearchReq
     return None
 
 
-def _begun_afresh(store: Store, question: dict[str, Any]) -> str | None:
+def _begun_afresh(alike: Sequence[StoredSearch], question: dict[str, Any]) -> str | None:
     """The id of a `fresh` search for the same question that was interrupted or has failed, to be resumed with its own
     trials. None if there is none, or if a later search has answered the question."""
-    for earlier in store.searches():
+    for earlier in alike:
         if earlier.request.get("question") != question:
             continue
         if _is_answer(earlier):

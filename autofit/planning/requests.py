@@ -27,6 +27,20 @@ class WorkloadOptions:
     devices: int = 1
     seed: int = 0
 
+    @classmethod
+    def of(
+        cls, model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int
+    ) -> WorkloadOptions:
+        """The options in the order in which the commands take them."""
+        return cls(
+            model=model,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            lora_dropout=lora_dropout,
+            devices=devices,
+            seed=seed,
+        )
+
     def resolve(self) -> tuple[Model, Workload]:
         """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
         self._check_numbers()

@@ -22,7 +22,7 @@ from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import CachedEstimator, readable
 from autofit.prediction.helpful_changes import advised
 from autofit.prediction.memory_deviations import memory_deviations
-from autofit.techniques import Job, unsupported
+from autofit.techniques import Job, complete, mixed_precision, unsupported
 from autofit.trial.machine.detection import asked, detect, installed_stack
 
 if TYPE_CHECKING:
@@ -148,6 +148,12 @@ class Estimation:
             return self.estimator.trace(self.config).timeline
         except NotTraced as error:
             raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
+
+
+def config_on(hardware: str, values: Mapping[str, object]) -> Config:
+    """The config with these values of axes: what they leave out takes the plain recipe's, or the nearest that a catalog
+    card or, with `auto`, this machine's device has. Raises `UsageError`, and what `asked` raises."""
+    return complete(values, {"precision": mixed_precision(asked(hardware) or detect()[0])})
 
 
 def why_not(config: Config, job: Job) -> str | None:

@@ -295,15 +295,19 @@ class Store:
         found = self._read_searches(SearchRow.search_id == search_id)
         return found[0] if found else None
 
-    def searches(self, *, limit: int | None = None) -> list[Search]:
-        """Every search, most recently begun first; with `limit`, only so many."""
-        return self._read_searches(limit=limit)
+    def searches(
+        self, *, stack_key: str | None = None, workload_key: str | None = None, limit: int | None = None
+    ) -> list[Search]:
+        """The searches under this stack and for this workload, where they are given; most recently begun first."""
+        asked = ((SearchRow.stack_key, stack_key), (SearchRow.workload_key, workload_key))
+        return self._read_searches(*(column == key for column, key in asked if key is not None), limit=limit)
 
     def _read_searches(self, *conditions: ColumnElement[bool], limit: int | None = None) -> list[Search]:
         def work(connection: Connection) -> list[Search]:
             query = select(SearchRow, is_held(connection).label("held")).where(*conditions)
-            ordered = query.order_by(SearchRow.started_at.desc(), SearchRow.search_id).limit(limit)
-            rows = connection.execute(ordered).all()
+            rows = connection.execute(
+                query.order_by(SearchRow.started_at.desc(), SearchRow.search_id).limit(limit)
+            ).all()
             return [read_search(connection, self._reader, row) for row in rows]
 
         return self._database.fetch(work)

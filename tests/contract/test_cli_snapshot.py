@@ -37,6 +37,9 @@ DESIGN: dict[str, set[str]] = {
     "spaces": {"--json"},
     "spaces show": {"NAME", "--json"},
     "doctor": {"--self-test", "--device", "--out", "--time-limit", "--json"},
+    "token create": {"--store", "--scope", "NAME"},
+    "token list": {"--store", "--json"},
+    "token revoke": {"--store", "NAME"},
     "db upgrade": {"--store"},
     "db check": {"--store"},
     "db export": {"--store", "FILE"},
@@ -139,7 +142,7 @@ def test_formats_of_a_recommendation() -> None:
     assert all(name in form.help for name in FORMATS)
 
 
-@pytest.mark.parametrize("command", [*DESIGN, "", "db", "bench"])
+@pytest.mark.parametrize("command", [*DESIGN, "", "db", "bench", "token"])
 def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
     done = subprocess.run(
         [PROGRAM, *command.split(), "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}

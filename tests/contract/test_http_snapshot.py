@@ -17,16 +17,27 @@ WORKLOAD = {"model", "seq_len", "global_batch", "lora_dropout", "devices", "seed
 GOAL = {"method", "min_rank", "allow"}
 DESIGN = {
     "/healthz": set(),
-    "/v1/recommendation": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
+    "/readyz": set(),
+    "/metrics": set(),
+    "/v1/recommendation": {*WORKLOAD, *GOAL, "hardware", "memory_limit", "format", "provenance"},
     "/v1/frontier": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
-    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset"},
+    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset", "before"},
+    "/v1/models": set(),
+    "/v1/hardware": set(),
+    "/v1/spaces": {"global_batch"},
+    "/v1/estimates": set(),
+    "/v1/audit": set(),
     "/v1/searches": {"idempotency-key"},
     "/v1/searches/{search_id}": {"search_id"},
     "/v1/searches/{search_id}/events": {"search_id", "last-event-id"},
 }
-"""Paths that exist so far, with the command line's options as query parameters."""
+"""All paths, with the command line's options as query parameters."""
 CHANGING = {("post", "/v1/searches"), ("delete", "/v1/searches/{search_id}")}
-"""All that does more than read."""
+"""All that starts or ends something, and so needs a token; an estimate is a question with a body."""
+BODIES = (
+    *("AskedSearch", "SearchState", "AskedEstimate", "EstimateAnswer", "RecommendationAnswer", "FrontierAnswer"),
+    *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "AuditEntry"),
+)
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
     "--no-predict",
@@ -61,7 +72,7 @@ def face(document: dict[str, Any]) -> dict[str, Any]:
         for verb, operation in operations.items()
     }
     bodies = document["components"]["schemas"]
-    return requests | {name: properties(bodies[name]) for name in ("AskedSearch", "SearchState")}
+    return requests | {name: properties(bodies[name]) for name in BODIES}
 
 
 def properties(schema: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +94,7 @@ def test_paths_and_parameters_are_the_designs(document: dict[str, Any]) -> None:
 
 def test_what_changes_something_is_listed(document: dict[str, Any]) -> None:
     verbs = {(verb, path) for path, operations in document["paths"].items() for verb in operations}
-    assert {(verb, path) for verb, path in verbs if verb != "get"} == CHANGING
+    assert {(verb, path) for verb, path in verbs if verb != "get"} == CHANGING | {("post", "/v1/estimates")}
 
 
 def test_a_search_has_the_command_lines_options_and_defaults(document: dict[str, Any]) -> None:
@@ -96,11 +107,24 @@ def test_a_search_has_the_command_lines_options_and_defaults(document: dict[str,
         assert body[name[2:].replace("-", "_")].get("default") == option["default"], name
 
 
+def test_an_estimate_has_the_command_lines_options_and_defaults(document: dict[str, Any]) -> None:
+    from test_cli_snapshot import face as command_line
+
+    only_here, only_there = {"advice"}, {"--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"}
+    options = command_line()["estimate"]
+    body = document["components"]["schemas"]["AskedEstimate"]["properties"]
+    assert {"--" + name.replace("_", "-") for name in set(body) - only_here} == set(options) - only_there
+    for name in set(body) - {*only_here, "config"}:
+        assert body[name].get("default") == options["--" + name.replace("_", "-")]["default"], name
+
+
 def test_parameters_have_the_command_lines_defaults(document: dict[str, Any]) -> None:
     from test_cli_snapshot import face as command_line
 
     options = command_line()["recommend"]
     for parameter in document["paths"]["/v1/recommendation"]["get"]["parameters"]:
+        if parameter["name"] in ("format", "provenance"):
+            continue  # a program reads JSON where a person reads text
         option = options["--" + parameter["name"].replace("_", "-")]
         assert parameter["required"] == option["required"]
         assert parameter["schema"].get("default") == option["default"], parameter["name"]

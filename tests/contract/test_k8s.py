@@ -406,11 +406,12 @@ def test_probes_ask_what_the_api_answers_without_a_token(objects: tuple[Object, 
     _, options = parsed(container["command"][1:])
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": options["port"]}
     probes = [container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
-    assert all(probe == {"path": "/healthz", "port": "http"} for probe in probes)
+    assert [probe["path"] for probe in probes] == ["/healthz", "/readyz", "/healthz"]
+    assert {probe["port"] for probe in probes} == {"http"}
     from fastapi.testclient import TestClient
 
     with Store.open(str(tmp_path / "store.db")) as store, TestClient(create_app(store, token="t")) as client:
-        assert client.get(probes[0]["path"]).status_code == 200
+        assert [client.get(probe["path"]).status_code for probe in probes] == [200] * 3
         assert client.get("/v1/trials").status_code == 401
 
 

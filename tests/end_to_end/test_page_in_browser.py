@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 
 TOKEN = "correct-horse-battery-staple"
 QUERY = f"model={MODEL}&seq_len=128&global_batch=4&hardware=h100-80g"
-EVERY = ("/", f"/frontier?{QUERY}", f"/hardware?{QUERY}", "/point/5", "/point/4", "/calculator", "/searches", "/docs")
+EVERY = ("/", f"/frontier?{QUERY}", f"/hardware?{QUERY}", "/point/5", "/point/4", "/calculator", "/searches")
 
 
 def estimate(function: Any, told: Any, url: str) -> dict[str, Any]:

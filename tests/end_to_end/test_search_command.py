@@ -290,11 +290,7 @@ def wait_until(search: subprocess.Popen[Any], condition: Callable[[], bool]) -> 
 START_UP_SECONDS = 0.2
 """Enough to be in the middle of one's own imports; other processes come later on any machine."""
 EARLY_KILLS = (Kill(stage=Stage.START_UP), Kill(stage=Stage.PREPARING))
-LATE_KILLS = (
-    Kill(stage=Stage.TRIAL),
-    Kill(stage=Stage.TRIAL, stored=2),
-    Kill(stage=Stage.START_UP, stored=2),
-)
+LATE_KILLS = (Kill(stage=Stage.TRIAL), Kill(stage=Stage.TRIAL, stored=2))
 """No two alike. Each that comes late pays for a whole start, which is most of this test's time: without a probe and
 predictions, that is less."""
 

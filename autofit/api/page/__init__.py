@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from autofit.api.page import calculator, chart, entrance, frontier, hardware, point, reference, searches, static
+from autofit.api.page import calculator, chart, entrance, frontier, hardware, point, searches, static
 
 ROUTES = APIRouter(include_in_schema=False)
-for group in (frontier, chart, hardware, point, calculator, searches, entrance, reference, static):
+for group in (frontier, chart, hardware, point, calculator, searches, entrance, static):
     ROUTES.include_router(group.ROUTES)
 
 __all__ = ["ROUTES"]

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from autofit.api.common import OpenedStore, check_model
+from autofit.api.common import OpenedStore
+from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.catalog.hardware import cards
@@ -24,19 +25,19 @@ FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "meth
 
 def asked_estimate(
     request: Request,
+    models: Models,
     model: str = str(FIRST["model"]),
     hardware: str = str(FIRST["hardware"]),
     seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
     global_batch: Annotated[int, Query(ge=1, le=2**20)] = 64,
 ) -> dict[str, Any]:
     """What the estimating process is told."""
-    check_model(model)
     given = request.query_params
     config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in SHOWN and axis.name in given}
     if config.get("method", "full") == "full":
         config.pop("rank", None)  # the field is there, whatever the method
     return {
-        "model": model,
+        "model": models.named(model),
         "hardware": hardware,
         "seq_len": seq_len,
         "global_batch": global_batch,
@@ -52,20 +53,23 @@ AskedEstimate = Annotated[dict[str, Any], Depends(asked_estimate)]
 
 
 @ROUTES.get("/calculator")
-def calculator(request: Request, store: OpenedStore) -> Response:
+def calculator(request: Request, store: OpenedStore, models: Models) -> Response:
     """The form; it asks for its answer itself."""
     process: EstimatingProcess = request.app.state.estimating
     process.warm()
     given = dict(request.query_params)
     values = {"global_batch": 64, **(given or FIRST)}
     return render(
-        request, "calculator.html", values=values, axes=[a for a in AXES if a.name in SHOWN], **_offered(store)
+        request, "calculator.html", values=values, axes=[a for a in AXES if a.name in SHOWN], **_offered(store, models)
     )
 
 
-def _offered(store: Store) -> dict[str, Any]:
+def _offered(store: Store, models: NamedModels) -> dict[str, Any]:
     known = [card.name for card in cards() if "estimate" in card.supports]
-    return {"models": names(), "hardware": [*known, *(n for n in choices(store)["hardware"] if n not in known)]}
+    return {
+        "models": (*models.own(), *names()),
+        "hardware": [*known, *(n for n in choices(store, models)["hardware"] if n not in known)],
+    }
 
 
 @ROUTES.get("/calculator/answer")

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
+from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.workload import METHODS, Effect, Workload
 from autofit.store import Store
@@ -21,12 +22,12 @@ async def fields(request: Request) -> dict[str, str]:
 Fields = Annotated[dict[str, str], Depends(fields)]
 
 
-def choices(store: Store) -> dict[str, Any]:
+def choices(store: Store, models: NamedModels) -> dict[str, Any]:
     """What a workload is chosen from: measured models first."""
     measured = list(dict.fromkeys(workload.model for workload in store.workloads()))
     return {
         "measured": measured,
-        "models": [name for name in names() if name not in measured],
+        "models": [name for name in (*models.own(), *names()) if name not in measured],
         "hardware": list(dict.fromkeys(hardware.name for hardware in store.hardware())),
         "methods": ("any", *METHODS),
         "effects": [effect.label for effect in Effect],

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from autofit.api.common import OpenedStore
+from autofit.api.models import Models
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
@@ -26,11 +27,11 @@ MOST_LISTED = 40
 
 
 @ROUTES.get("/")
-def start(request: Request, store: OpenedStore) -> Response:
+def start(request: Request, store: OpenedStore, models: Models) -> Response:
     contexts = _measured(store)
     latest = contexts[0][2] if contexts else {}
     form = chosen([*latest.items(), *request.query_params.items()])
-    return render(request, "start.html", contexts=contexts, chosen=form, **choices(store))
+    return render(request, "start.html", contexts=contexts, chosen=form, **choices(store, models))
 
 
 def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
@@ -40,18 +41,19 @@ def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
 
 
 @ROUTES.get("/frontier")
-def frontier(request: Request, asked: Question, store: OpenedStore) -> Response:
+def frontier(request: Request, asked: Question, store: OpenedStore, models: Models) -> Response:
     status, answer = 200, {}
     try:
         answer = _answer(asked, store)
     except AutofitError as error:
         status, answer = status_of(error)[0], {"said": str(error), "frontier": None}
-    here = workload_query(asked["asked"], hardware=asked["hardware"])
+    # By its name: a model of the server's own is asked about by its path here.
+    here = workload_query(asked["asked"], model=request.query_params["model"], hardware=asked["hardware"])
     if is_partial(request):
         return render(request, "_answer.html", status=status, here=here, **answer)
     form = {**dict(request.query_params), "hardware": asked["hardware"]}
     told = {"here": here, "chosen": chosen(form.items()), "form": form}
-    return render(request, "frontier.html", status=status, **told, **choices(store), **answer)
+    return render(request, "frontier.html", status=status, **told, **choices(store, models), **answer)
 
 
 def _answer(asked: dict[str, Any], store: Store) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from autofit.api.common import OpenedStore
+from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, render
 from autofit.api.query import GoalQuery, workload_options
@@ -24,6 +25,7 @@ PRICE = "price."
 def hardware(
     request: Request,
     store: OpenedStore,
+    models: Models,
     goal: GoalQuery,
     model: str = "",
     seq_len: int | None = None,
@@ -32,25 +34,32 @@ def hardware(
 ) -> Response:
     form = chosen(request.query_params.items())
     given = {"seq_len": seq_len, "global_batch": global_batch, "devices": devices}
-    asked = _workload(store, model, {name: value for name, value in given.items() if value is not None})
+    asked = _workload(store, models, model, {name: value for name, value in given.items() if value is not None})
     prices = _prices(request)
     rows: list[tuple[OnHardware, float | None]] = []
     here: dict[str, Any] = {}
     if asked is not None:
-        here = workload_query(asked)
+        here = workload_query(asked, **({"model": model} if model else {}))
         form |= {name: str(value) for name, value in here.items()}
         rows = [(row, _cost(row, prices)) for row in compare_hardware(asked, goal=goal, store=store)]
     return render(
-        request, "hardware.html", rows=rows, prices=prices, workload=asked, here=here, chosen=form, **choices(store)
+        request,
+        "hardware.html",
+        rows=rows,
+        prices=prices,
+        workload=asked,
+        here=here,
+        chosen=form,
+        **choices(store, models),
     )
 
 
-def _workload(store: Store, model: str, given: dict[str, int]) -> Any:
+def _workload(store: Store, models: NamedModels, model: str, given: dict[str, int]) -> Any:
     """The workload that is asked about; without figures, the one of the model that was measured last."""
     latest = store.workloads(model=model or None)
     if latest and not given:
         return latest[0]
-    return workload_options(store, model, **given) if model else None
+    return workload_options(store, models, model, **given) if model else None
 
 
 def _prices(request: Request) -> dict[str, float]:

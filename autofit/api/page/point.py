@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
 
 from autofit import export, operations
-from autofit.api.common import OpenedStore, check_model
+from autofit.api.common import OpenedStore
+from autofit.api.models import Models
 from autofit.api.page.forms import workload_query
 from autofit.api.page.rendering import PageRoute, render
 from autofit.api.query import LARGEST_INTEGER
@@ -51,18 +52,23 @@ def point(request: Request, trial: StoredTrial) -> Response:
 
 
 @ROUTES.get("/point/{trial_id}/bytes")
-def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore) -> Response:
-    check_model(trial.workload.model)
+def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore, models: Models) -> Response:
     told = {field.name: getattr(trial.workload, field.name) for field in fields(WorkloadOptions)}
-    told |= {"config": trial.config.to_json(), "hardware": trial.hardware.name, "advice": False}
+    told |= {
+        "model": models.named(trial.workload.model),
+        "config": trial.config.to_json(),
+        "hardware": trial.hardware.name,
+        "advice": False,
+    }
     told["memory_limit_bytes"] = None  # one that was enforced may exceed what the catalog says that the card has
     found = request.app.state.estimating.call(estimated, told, store.url)
     return render(request, "_bytes.html", estimate=found)
 
 
 @ROUTES.get("/point/{trial_id}/export/{format}")
-def exported(request: Request, trial: StoredTrial, store: OpenedStore, format: str) -> Response:
+def exported(request: Request, trial: StoredTrial, store: OpenedStore, models: Models, format: str) -> Response:
     export.check_format(format)
-    source = operations.hub_id(trial.workload.model)
+    model = trial.workload.model
+    source = operations.hub_id(models.find(model) or model)
     made = export.export(of_trial(trial, store), format=format, source=source)
     return render(request, "_export.html", format=format, text=made.text, notes=made.notes)

@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 from autofit.api import searches
 from autofit.api.access import RUN, MayRun
 from autofit.api.common import OpenedStore
+from autofit.api.models import Models
 from autofit.api.page.forms import Fields, choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.searches import AskedSearch, SearchState, StoredSearch
@@ -25,11 +26,11 @@ LATEST = 50
 
 
 @ROUTES.get("/searches")
-def listed(request: Request, store: OpenedStore) -> Response:
+def listed(request: Request, store: OpenedStore, models: Models) -> Response:
     found = [(search, age(search)) for search in store.searches(limit=LATEST)]
     known = store.queue.hardware_names()
     offered = {
-        **choices(store),
+        **choices(store, models),
         "hardware": [*known, *(c.name for c in cards() if "search" in c.supports and c.name not in known)],
         "spaces": space.names(),
     }
@@ -38,8 +39,8 @@ def listed(request: Request, store: OpenedStore) -> Response:
 
 
 @ROUTES.post("/searches", dependencies=[RUN])
-def start(request: Request, given: Fields, store: OpenedStore, token: MayRun) -> Response:
-    begun = searches.start(AskedSearch.model_validate(given), store, Response(), token)
+def start(request: Request, given: Fields, store: OpenedStore, models: Models, token: MayRun) -> Response:
+    begun = searches.start(AskedSearch.model_validate(given), store, Response(), token, models)
     return _go_to(request, f"/searches/{begun.search_id}")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import goal, size, workload
+from autofit.cli.arguments import size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 
@@ -42,6 +42,7 @@ def frontier(
     from autofit import operations
     from autofit.cli.text.measured import frontier_text
     from autofit.core.errors import UsageError
+    from autofit.core.workload import Goal
     from autofit.store import Store
 
     limit = size(memory_limit)
@@ -49,9 +50,9 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
-            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
-            goal=goal(method, min_rank, allow),
+            goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=limit,
             store=opened,
         )
@@ -103,6 +104,7 @@ def recommend(
     from autofit import operations
     from autofit.cli.text.measured import recommendation_text
     from autofit.core.errors import UsageError
+    from autofit.core.workload import Goal
     from autofit.store import Store
 
     if as_json:
@@ -115,10 +117,10 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
             memory_limit_bytes=size(memory_limit),
-            goal=goal(method, min_rank, allow),
+            goal=Goal.of(method, min_rank, allow),
             store=opened,
         )
     warn_of_contradictions(answer.contradictory)

@@ -82,13 +82,13 @@ def record(
       autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
     """
     from autofit import operations
-    from autofit.cli.arguments import size, workload
+    from autofit.cli.arguments import size
     from autofit.core.errors import Interrupted, UsageError
 
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     request = operations.SearchRequest(
-        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
         space=space,
         device=device,
         memory_limit_bytes=size(memory_limit),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, read_config, size, workload
+from autofit.cli.arguments import device_asked, read_config, size
 from autofit.cli.output import print_json, write_page
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def estimate(
     on, limit = device_asked(hardware), size(memory_limit)
     chosen = read_config(config, on=on)
     other = None if explain is None else read_config(explain, on=on)
-    asked = workload(model, seq_len, global_batch, lora_dropout, devices, seed)
 
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
+    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed)
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
+from autofit.cli.arguments import device_asked, given, read_config, size, warn_of_emulated_bf16
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ def search(
     from autofit import operations
     from autofit.core.errors import UsageError
     from autofit.core.units import parse_duration
+    from autofit.core.workload import Goal
 
     request = operations.SearchRequest(
-        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
-        goal=goal(method, min_rank, allow),
+        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
         device=device,
@@ -171,7 +172,7 @@ def trial(
         log = operations.StoredTrials(opened)
         try:
             done = operations.trial(
-                workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+                operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
                 chosen,
                 device=device,
                 memory_limit_bytes=size(memory_limit),

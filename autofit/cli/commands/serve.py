@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,9 @@ def serve(
     port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=0, max=65535)] = 8000,
     store: options.Store = None,
     with_runner: Annotated[bool, typer.Option("--runner/--no-runner", help="Also run the searches asked for.")] = True,
+    models: Annotated[
+        Path | None, typer.Option("--models", help="A folder of further models that clients may name.")
+    ] = None,
     log_requests: Annotated[
         bool, typer.Option("--log-requests", help="Write a line of JSON for each request to standard error.")
     ] = False,
@@ -30,4 +34,4 @@ def serve(
     """
     from autofit.api.server import serve as run
 
-    run(host=host, port=port, store=store, with_runner=with_runner, log_requests=log_requests)
+    run(host=host, port=port, store=store, with_runner=with_runner, log_requests=log_requests, models=models)

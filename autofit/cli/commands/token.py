@@ -65,7 +65,7 @@ def revoke(name: Name, store: options.Store = None) -> None:
     """Make a token invalid, from the next request on.
 
     \b
-    Example:
+    Examples:
       autofit token revoke ann
     """
     from autofit.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit.catalog.hardware import called, card
 from autofit.core.errors import UsageError, unknown
-from autofit.core.workload import Effect, Goal, Workload, digest
+from autofit.core.workload import Goal, Workload, digest
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.store import Store
 
@@ -34,12 +34,9 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
 
 def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
     """The inverse of `to_json`, with the options of the process that drives it."""
-    effects = {effect.label: effect for effect in Effect}
-    if asked["allow"] not in effects:
-        raise unknown("value of allow", asked["allow"], effects)
     return SearchRequest(
         workload=WorkloadOptions(**{field.name: asked[field.name] for field in fields(WorkloadOptions)}),
-        goal=Goal(method=asked["method"], min_rank=asked["min_rank"], allow=effects[asked["allow"]]),
+        goal=Goal.of(asked["method"], asked["min_rank"], asked["allow"]),
         **{name: asked[name] for name in _PLAIN},
         **driven,
     )

@@ -13,13 +13,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from autofit import techniques
-from autofit.catalog.hardware import called, card
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB, format_bytes
 from autofit.estimate.warm import context
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimating import Estimation, config_on
 from autofit.prediction.predicted_frontier import predict_frontier
 from autofit.workers.watch import end_with
 
@@ -120,10 +118,9 @@ def estimated(asked: Mapping[str, Any], store: str) -> dict[str, Any]:
     """
     rest = dict(asked)
     config, hardware, limit, advice = (rest.pop(n) for n in ("config", "hardware", "memory_limit_bytes", "advice"))
-    defaults = {"precision": techniques.mixed_precision(card(hardware))} if called(hardware) else {}
     estimation = Estimation.of(
         WorkloadOptions(**rest),
-        techniques.complete(config, defaults),
+        config_on(hardware, config),
         hardware=hardware,
         memory_limit_bytes=limit,
         store=store,

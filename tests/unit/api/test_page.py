@@ -36,7 +36,6 @@ PAGES = {
     "/point/6": ["crashed", "Segmentation fault"],
     "/calculator": ["micro_batch", "rtx-4090", 'hx-trigger="load, input delay:250ms"'],
     "/searches": ["None yet", "Time budget"],
-    "/docs": ["GET /v1/recommendation", "POST /v1/searches", "time_budget", "memory_limit"],
     "/login": ["Token"],
 }
 """Page, to parts of it."""

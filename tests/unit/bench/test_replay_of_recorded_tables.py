@@ -14,7 +14,7 @@ from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import RECORDED, predictions_of, problems_of, read
 
-SEEDS = 3
+SEEDS = 2
 
 
 def problem_of(table: str, method: str) -> Recorded:

@@ -17,6 +17,7 @@ from autofit.bench.tables import predictions_of
 from autofit.catalog.models import load
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
+from autofit.estimate import sweep
 from autofit.operations.recording.table_file import RecordedTable, read_table
 from autofit.store import Store
 from autofit.trial.machine.detection import installed_stack
@@ -57,5 +58,5 @@ def test_cold_predictions_are_of_the_estimator_and_of_no_trial(
     with Store.open(str(store)) as opened:
         for trial in table.trials:
             opened.add(replace(trial, stack=installed_stack(), prediction=first.by_config[trial.config]))
-    monkeypatch.setattr("autofit.estimate.sweep.sweep", lambda *asked, **options: pytest.fail("estimated twice"))
+    monkeypatch.setattr(sweep, "sweep", lambda *asked, **options: pytest.fail("estimated twice"))
     assert predictions_of(table, store=str(store)).by_config == first.by_config

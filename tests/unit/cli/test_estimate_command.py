@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from unit.cli.conftest import Autofit
 
+from autofit.estimate.tracing import traces
+
 PROGRAM = str(Path(sys.executable).parent / "autofit")
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
@@ -97,7 +99,7 @@ def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
     def fails(*arguments: object, **options: object) -> None:
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)
+    monkeypatch.setattr(traces, "trace_decoder", fails)
     page = tmp_path / "memory.html"
     asked = ("--model", "smollm2-135m", "--config", "method=lora", "--hardware", "l4", "--no-advice")
     done = autofit("estimate", *asked, "--html", str(page))

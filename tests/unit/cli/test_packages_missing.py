@@ -77,7 +77,8 @@ def test_the_self_test_needs_only_what_trains(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert set(lacking.split(",")) <= set(document["absent"])
     assert document == json.loads((tmp_path / "autofit-self-test.json").read_text())
-    assert "not run   precision=fp32: the time limit was reached" in done.stderr
+    # On a slow machine the first trial has begun by then, and is cut.
+    assert re.search(r"not run   precision=fp32: (the time limit was reached|cut by the time limit)", done.stderr)
 
 
 def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,15 +52,11 @@ QLORA = tuple(
     for sharding in ("ddp", "zero1", "zero2", "zero3", *(["fsdp"] if FSDP_TAKES_QLORA else []))
 )
 OPTIMIZERS = (
-    *(f"sharding=ddp,micro_batch=2,optimizer={name}" for name in ("adafactor", "adamw-8bit", "lion-8bit", "sgd")),
+    *(f"sharding=ddp,micro_batch=2,optimizer={name}" for name in ("adafactor", "lion-8bit")),
     "sharding=fsdp,micro_batch=2,optimizer=adamw-foreach",
     "sharding=zero1,micro_batch=2,optimizer=adamw-8bit",
-    *(
-        f"sharding=zero2,micro_batch=2,optimizer={name}"
-        for name in ("adamw-8bit", "lion-8bit", "lion", "sgd", "adamw-foreach")
-    ),
-    *(f"sharding=zero3,micro_batch=2,optimizer={name}" for name in ("adamw-8bit", "lion", "sgd")),
-    "sharding=zero2,micro_batch=2,method=lora,rank=8,optimizer=adamw-8bit",
+    *(f"sharding=zero2,micro_batch=2,optimizer={name}" for name in ("adamw-8bit", "sgd", "adamw-foreach")),
+    *(f"sharding=zero3,micro_batch=2,optimizer={name}" for name in ("adamw-8bit", "lion")),
 )
 STAGE_2 = "sharding=zero2,micro_batch=2,offload=optimizer"
 STAGE_3 = "sharding=zero3,micro_batch=2,offload=optimizer"

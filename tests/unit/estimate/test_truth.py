@@ -8,6 +8,7 @@ from tiny import CPU, job, model
 from unit.techniques.live_bytes import peak_bytes
 
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.kernels import scratch
 from autofit.estimate.tracing.recorder import Held
 from autofit.techniques import complete, parse
 from autofit.training.build import build
@@ -59,7 +60,7 @@ def test_the_predicted_peak_is_that_of_real_tensors(text: str, monkeypatch: pyte
     rows = min(2, GLOBAL_BATCH // micro_batch) * micro_batch
     real = peak_bytes(step, torch.randint(LLAMA.config["vocab_size"], (rows, SEQ_LEN)))
     # What PyTorch's kernels hold within themselves is no tensor of the step (test_kernels.py).
-    monkeypatch.setattr("autofit.estimate.kernels.scratch.common_scratch", lambda name, args: Held())
+    monkeypatch.setattr(scratch, "common_scratch", lambda name, args: Held())
     # bitsandbytes' CPU kernels hold a dequantised weight, which an operation's own memory is: no tensor of the step.
     predicted = Estimator(of, None).trace(config).timeline.peak()
     assert predicted == pytest.approx(real, rel=5e-3 if "qlora" in text else 1e-3)

@@ -26,6 +26,7 @@ from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimating import site
@@ -162,7 +163,7 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
     def fails(config: Config, of: Job) -> int:
         raise RuntimeError("a new kind of model")
 
-    monkeypatch.setattr("autofit.estimate.sharding.hosted.host_short_bytes", fails)
+    monkeypatch.setattr(hosted, "host_short_bytes", fails)
     assert lacking(1) == {} and "a new kind of model" in caplog.text
 
 

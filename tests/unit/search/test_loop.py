@@ -32,7 +32,9 @@ from autofit.workers.pool import Completed
 
 NO_GAIN = "no untried config is expected to gain enough on average: "
 LATTICE = cpu_lattice(make_job())
-SEEDS = range(6)
+SEEDS = range(3)
+WORLDS = range(7)
+"""With three limits each, one more than the twenty of which nineteen must hold."""
 SHARES = (0.15, 0.5, 0.9)
 """Of the configs, how many fit: few full fine-tunings, about half of all, nearly all."""
 
@@ -104,7 +106,7 @@ def test_what_is_reported_includes_every_trial_that_has_ended(lattice: Lattice) 
 
 def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds() -> None:
     bounds, held = [], []
-    for seed in range(12):
+    for seed in WORLDS:
         for share in SHARES:
             run = of_world(seed, share)
             assert run.progress.regret_bound is not None
@@ -131,7 +133,7 @@ def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
 
 
 def test_on_average_the_best_is_found_to_half_a_percent() -> None:
-    regrets = [of_world(seed, share).regret for seed in range(12) for share in SHARES]
+    regrets = [of_world(seed, share).regret for seed in WORLDS for share in SHARES]
     assert sum(regrets) / len(regrets) < 0.005
 
 
@@ -149,7 +151,7 @@ SURPRISES: Mapping[str, Mapping[tuple[str, object], float]] = {
 @pytest.mark.parametrize("surprise", SURPRISES)
 def test_a_machine_that_is_not_as_expected_is_understood(lattice: Lattice, surprise: str) -> None:
     """What a practitioner would start from only steers: it must not hide what is twice as fast."""
-    runs = [searched(Truth(make_job(), lattice, seed, surprises=SURPRISES[surprise]), 0.9) for seed in range(3)]
+    runs = [searched(Truth(make_job(), lattice, seed, surprises=SURPRISES[surprise]), 0.9) for seed in range(2)]
     assert max(run.regret for run in runs) < 0.06
 
 

@@ -27,7 +27,7 @@ from autofit.search.acquisition.step_times import LEAST_EFFECT, time_error
 from autofit.search.acquisition.surrogate import TIME
 from autofit.search.lattice_state import LatticeState
 
-SEEDS = range(4)
+SEEDS = range(2)
 LATTICE = cpu_lattice(make_job())
 
 

@@ -30,7 +30,8 @@ ASSETS = Path(__file__).with_name("assets")
 
 
 def fill(store: Store) -> None:
-    """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, a search of each ending."""
+    """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, searches of each
+    ending, tokens."""
     times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
     trial = a_trial()
     states = ("running", "succeeded", "cancelled", "failed")
@@ -50,7 +51,11 @@ def fill(store: Store) -> None:
         store.add(a_trial(config=CONFIG.replace(rank=64), device_state=state, recorded_at=next(times)))
     store.keep_estimates({"0" * 64: {"device_bytes": 21 * 2**30}})
     store.keep_probe(a_probe())
-    for state in states[1:]:
+    store.access.create("ann", "run")
+    store.access.create("bob", "read")
+    store.access.revoke("bob")
+    store.queue.cancel(leases["cancelled"].search_id, by="ann")
+    for state in ("succeeded", "failed"):
         store.queue.end(leases[state], state, {"trials": 1} if state == "succeeded" else None)
 
 

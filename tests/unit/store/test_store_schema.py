@@ -80,6 +80,7 @@ def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: P
         states = ["failed" if revision < "0008" else "running", "succeeded", "cancelled", "failed"]
         assert [search.state for search in store.searches()][::-1] == states
         assert import_lines(store, lines).added == 0
+        assert [t.name for t in store.access.tokens()] == (["ann", "bob"] if revision >= "0009" else [])
         # Keys are digests of values: where a value has gained a field, a migration must have renewed them.
         import_lines(fresh, export_lines(store))
         for trial in store.trials():
@@ -88,6 +89,7 @@ def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: P
                 "stack_key": trial.stack.key,
                 "workload_key": trial.workload.key,
             }
+            assert trial.stack in store.stacks(trial.hardware.key, trial.workload.key)
             assert trial in store.known(**context)[trial.config]
             assert points(store, **context) == points(fresh, **context)
         store.add(store.trials()[0])
@@ -126,7 +128,8 @@ def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., 
     report = check(url)
     assert report.sound
     assert report.kind in url
-    filled, empty = ("hardware", "stacks", "workloads", "trials"), ("searches", "events", "estimates", "probes")
+    filled = ("hardware", "stacks", "workloads", "trials", "contexts")
+    empty = ("searches", "events", "estimates", "probes", "tokens", "audit")
     assert report.counts == dict.fromkeys(filled, 1) | dict.fromkeys(empty, 0)
     assert (report.revision, report.problems) == (report.newest, ())
 

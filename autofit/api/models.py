@@ -1,0 +1,48 @@
+"""Models by name: those of the catalog and of the server's own folder. A path would let a client read its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from autofit.catalog.models import names
+from autofit.core.errors import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModels:
+    """What clients may name."""
+
+    folder: Path | None = None
+    """Holds a folder with a `config.json` for each model of the server's own; None for the catalog alone."""
+
+    def find(self, name: str) -> str | None:
+        """What the model is called here: its name in the catalog, or its own folder's path; None if it is neither."""
+        if name.lower() in names():
+            return name
+        return str(self.own()[name]) if name in self.own() else None
+
+    def named(self, name: str) -> str:
+        """The same; raises `UsageError` if it is neither."""
+        found = self.find(name)
+        if found is None:
+            raise unknown("model", name, (*names(), *self.own()))
+        return found
+
+    def own(self) -> dict[str, Path]:
+        """The models of the folder: only what stands directly in it, whatever a name looks like."""
+        if self.folder is None or not self.folder.is_dir():
+            return {}
+        return {path.name: path for path in sorted(self.folder.iterdir()) if (path / "config.json").is_file()}
+
+
+def named_models(request: Request) -> NamedModels:
+    """Those of the application."""
+    found: NamedModels = request.app.state.models
+    return found
+
+
+Models = Annotated[NamedModels, Depends(named_models)]

@@ -1,0 +1,175 @@
+"""What a server can be asked, by the names and with the defaults of `autofit.search` and its like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from autofit.client.connection import Connection
+from autofit.client.search import RemoteSearch
+from autofit.core.errors import UsageError
+
+NOT_SENT = ("self", "wait", "report", "key")
+"""Parameters that are the client's own."""
+
+
+class Client:
+    """A server's answers, as the JSON objects that it gives.
+
+    The functions of the same names run here; these run there. Errors are the same classes, with the server's words;
+    a server that cannot be reached raises `EnvironmentLacks`. Threads may share a client.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        """`url` defaults to $AUTOFIT_URL, then to this machine's port 8000; `token` to $AUTOFIT_TOKEN."""
+        self._connection = Connection(
+            url or os.environ.get("AUTOFIT_URL") or "http://127.0.0.1:8000",
+            (token or os.environ.get("AUTOFIT_TOKEN") or "").strip() or None,  # of a file, it ends with a line break
+        )
+
+    def search(
+        self,
+        model: str,
+        *,
+        seq_len: int = 2048,
+        global_batch: int = 64,
+        method: str = "any",
+        min_rank: int = 8,
+        allow: str = "numerics",
+        space: str | None = None,
+        hardware: str = "auto",
+        memory_limit: str | int | None = None,
+        max_trials: int | None = None,
+        time_budget: str | float = "10m",
+        fresh: bool = False,
+        thorough: bool = False,
+        predict: bool = True,
+        lora_dropout: float = 0.0,
+        devices: int = 1,
+        seed: int = 0,
+        wait: bool = True,
+        report: Callable[[dict[str, Any]], object] = lambda event: None,
+        key: str | None = None,
+    ) -> Any:
+        """Start a search, or join the same one, and return its result; `report` is called with each event.
+
+        Without `wait`, returns its `RemoteSearch` at once. An interruption leaves it running: the same call joins it. A
+        `key` never starts a second search. Needs a token that may run. Raises as `RemoteSearch.result` does.
+        """
+        asked, headers = _asked(locals()), {} if key is None else {"Idempotency-Key": key}
+        found = self._connection.ask("POST", "/v1/searches", body=asked, headers=headers)
+        started = RemoteSearch(self._connection, found["search_id"])
+        if not wait:
+            return started
+        for event in started.events():
+            report(event)
+        return started.result()
+
+    def estimate(
+        self,
+        model: str,
+        config: Mapping[str, object] | str,
+        *,
+        hardware: str = "auto",
+        seq_len: int = 2048,
+        global_batch: int = 64,
+        lora_dropout: float = 0.0,
+        memory_limit: str | int | None = None,
+        devices: int = 1,
+        seed: int = 0,
+        advice: bool = True,
+    ) -> dict[str, Any]:
+        """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
+        return dict(self._connection.ask("POST", "/v1/estimates", body=_asked(locals())))
+
+    def recommend(
+        self,
+        model: str,
+        *,
+        hardware: str = "auto",
+        memory_limit: str | int | None = None,
+        method: str = "any",
+        seq_len: int = 2048,
+        global_batch: int = 64,
+        min_rank: int = 8,
+        allow: str = "numerics",
+        lora_dropout: float = 0.0,
+        devices: int = 1,
+        seed: int = 0,
+        provenance: str = "measured",
+    ) -> dict[str, Any]:
+        """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
+        was measured."""
+        return dict(self._connection.ask("GET", "/v1/recommendation", query=_asked(locals())))
+
+    def frontier(
+        self,
+        model: str,
+        *,
+        hardware: str = "auto",
+        memory_limit: str | int | None = None,
+        seq_len: int = 2048,
+        global_batch: int = 64,
+        method: str = "any",
+        min_rank: int = 8,
+        allow: str = "numerics",
+        lora_dropout: float = 0.0,
+        devices: int = 1,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """The measured configs that no other of their method beats in both memory and speed."""
+        return dict(self._connection.ask("GET", "/v1/frontier", query=_asked(locals())))
+
+    def trials(
+        self,
+        *,
+        model: str | None = None,
+        seq_len: int | None = None,
+        global_batch: int | None = None,
+        lora_dropout: float | None = None,
+        devices: int | None = None,
+        seed: int | None = None,
+        hardware: str | None = None,
+        outcome: str | None = None,
+        limit: int = 100,
+    ) -> Iterator[dict[str, Any]]:
+        """Every stored trial that meets the given conditions, newest first; `limit` of them are asked for at a time."""
+        asked = _asked(locals())
+        while True:
+            page = self._connection.ask("GET", "/v1/trials", query=asked)
+            yield from page["trials"]
+            if page["next"] is None:
+                return
+            asked["before"] = page["next"]
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the catalog."""
+        return list(self._connection.ask("GET", "/v1/models"))
+
+    def hardware(self) -> dict[str, Any]:
+        """The catalog's `cards`, and what trials have run on: `measured`."""
+        return dict(self._connection.ask("GET", "/v1/hardware"))
+
+    def spaces(self, global_batch: int = 64) -> list[dict[str, Any]]:
+        """The built-in search spaces, with their sizes at this many sequences per optimizer step."""
+        return list(self._connection.ask("GET", "/v1/spaces", query={"global_batch": global_batch}))
+
+
+def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's parameters as the server takes them, those that are None left out."""
+    asked = {name: value for name, value in parameters.items() if name not in NOT_SENT and value is not None}
+    for name, unit in (("memory_limit", "B"), ("time_budget", "s")):
+        if isinstance(asked.get(name), int | float):
+            asked[name] = f"{asked[name]:.3f}".rstrip("0").rstrip(".") + unit
+    if isinstance(asked.get("config"), str):
+        asked["config"] = dict(map(_axis, filter(None, asked["config"].split(","))))
+    return asked
+
+
+def _axis(text: str) -> tuple[str, object]:
+    """The axis and the value that `axis=value` spells; whether there are such is for the server to say."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UsageError(f"config {text!r} is not understood: write axis=value, such as micro_batch=4")
+    return name, {"true": True, "false": False}.get(value.lower(), int(value) if value.isdecimal() else value)

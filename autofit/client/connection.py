@@ -1,0 +1,113 @@
+"""Requests to a server: JSON in, JSON out, and problem documents as the exceptions that they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
+
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, NotMeasured, StoreError, UsageError
+
+ANSWER_SECONDS = 330.0
+"""How long an answer may take: the server gives up on a prediction after 300 s."""
+SILENT_SECONDS = 60.0
+"""How long a stream may be silent: the server says something every 15 s."""
+REFUSED = {401: "give the client a token, or set AUTOFIT_TOKEN", 403: "ask with a token of a wider scope"}
+LACKING: Mapping[str, type[EnvironmentLacks]] = {"Not measured": NotMeasured, "Store unavailable": StoreError}
+"""By the title of a problem document."""
+
+
+class Unreachable(EnvironmentLacks):
+    """The server cannot be reached, or has broken off."""
+
+
+class Connection:
+    """Where the server is, and who asks. Every request is a connection of its own, so that threads may share it."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """Raises `UsageError` for a URL that is not HTTP's."""
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise UsageError(f"url {url!r} is not understood: write http://host:port or https://host")
+        self._url, self._token = url.rstrip("/"), token
+
+    def ask(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The answer's JSON value. Raises what `problem` returns, and `Unreachable`."""
+        asked = f"{path}?{urlencode(query)}" if query else path
+        with self._opened(verb, asked, headers or {}, ANSWER_SECONDS, body) as answer:
+            text = answer.read()
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise self._unreachable("does not answer in JSON") from None
+
+    def events(self, path: str, after: int) -> Iterator[dict[str, Any]]:
+        """The server-sent events after this number, until the stream ends or breaks off. Raises as `ask` does."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        with self._opened("GET", path, headers, SILENT_SECONDS) as answer:
+            yield from read_events(answer)
+
+    @contextmanager
+    def _opened(
+        self, verb: str, path: str, headers: Mapping[str, str], seconds: float, body: Mapping[str, Any] | None = None
+    ) -> Iterator[HTTPResponse]:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self._url + path, data, {"Content-Type": "application/json", **headers}, method=verb)
+        if self._token is not None:
+            # Not for where the server may redirect to.
+            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
+        try:
+            with urlopen(request, timeout=seconds) as answer:
+                yield answer
+        except HTTPError as error:
+            with error:
+                raise self._problem(error.code, error.read()) from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise self._unreachable(f"cannot be reached: {reason or type(reason).__name__}") from error
+
+    def _problem(self, status: int, text: bytes) -> AutofitError:
+        try:
+            told = json.loads(text)
+            return problem(status, told["title"], told["detail"])
+        except (ValueError, TypeError, KeyError):
+            return self._unreachable(f"answers with status {status}, and does not say why")
+
+    def _unreachable(self, what: str) -> Unreachable:
+        return Unreachable(f"the server at {self._url} {what}", remedy="start autofit serve there, or set AUTOFIT_URL")
+
+
+def problem(status: int, title: str, detail: str) -> AutofitError:
+    """The exception that a problem document stands for, as it is raised where the server's function is called."""
+    if title == "Nothing fits":
+        return NothingFits(detail)
+    if status in REFUSED:
+        return EnvironmentLacks(detail, remedy=REFUSED[status])
+    if title in LACKING or status in (429, 503):
+        message, _, remedy = detail.removesuffix(")").rpartition(" (")
+        return LACKING.get(title, EnvironmentLacks)(message or detail, remedy=remedy or "ask again later")
+    return UsageError(detail) if status < 500 else AutofitError(detail)
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events; one that has broken off is left out."""
+    data: list[str] = []
+    for line in lines:
+        name, _, value = line.decode().rstrip("\r\n").partition(":")
+        if name == "data":
+            data.append(value)
+        elif not name and not value and data:
+            yield json.loads("\n".join(data))
+            data = []

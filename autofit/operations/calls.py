@@ -1,0 +1,166 @@
+"""What `import autofit` offers: the commands as functions, by the names and with the defaults of their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from autofit import operations, techniques
+from autofit.core.lattice import Config
+from autofit.core.units import as_bytes, as_seconds
+from autofit.core.workload import Goal
+from autofit.planning.requests import SearchRequest, WorkloadOptions
+from autofit.prediction.estimating import Estimation, config_on
+from autofit.store import Store
+
+if TYPE_CHECKING:
+    from autofit.core.frontier import Frontier, Recommendation
+    from autofit.estimate.estimate import Estimate
+    from autofit.operations.searching import SearchResult
+    from autofit.search.progress import Progress
+
+
+def search(
+    model: str,
+    *,
+    seq_len: int = 2048,
+    global_batch: int = 64,
+    method: str = "any",
+    min_rank: int = 8,
+    allow: str = "numerics",
+    space: str | None = None,
+    hardware: str = "auto",
+    device: str = "auto",
+    memory_limit: str | int | None = None,
+    max_trials: int | None = None,
+    time_budget: str | float = "10m",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    store: str | None = None,
+    fresh: bool = False,
+    thorough: bool = False,
+    predict: bool = True,
+    in_place: bool = False,
+    lora_dropout: float = 0.0,
+    devices: int = 1,
+    seed: int = 0,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> SearchResult:
+    """Run real trials and recommend the fastest config that fits, as `autofit search` does.
+
+    `memory_limit` is in bytes, or text such as "24GiB"; `time_budget` in seconds, or text such as "10m". `report` is
+    called with the progress. Every trial is stored as it ends: the same call goes on after an interruption. Raises
+    `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
+    """
+    request = SearchRequest(
+        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        goal=Goal.of(method, min_rank, allow),
+        space=space,
+        hardware=hardware,
+        device=device,
+        memory_limit_bytes=as_bytes(memory_limit),
+        max_trials=max_trials,
+        time_budget_seconds=as_seconds(time_budget),
+        workers=workers,
+        ray_address=ray_address,
+        in_place=in_place,
+        store=store,
+        fresh=fresh,
+        thorough=thorough,
+        predict=predict,
+    )
+    return operations.search(request, report)
+
+
+def estimate(
+    model: str,
+    config: Mapping[str, object] | Config | str,
+    *,
+    hardware: str = "auto",
+    seq_len: int = 2048,
+    global_batch: int = 64,
+    lora_dropout: float = 0.0,
+    memory_limit: str | int | None = None,
+    devices: int = 1,
+    seed: int = 0,
+    exact: bool = False,
+    advice: bool = True,
+    store: str | None = None,
+) -> Estimate:
+    """Predict the memory and speed of a config, as `autofit estimate` does: no GPU is needed.
+
+    `config` is axis -> value, or text such as "method=lora,micro_batch=4"; absent axes take the plain recipe's values.
+    `memory_limit` is in bytes, or text such as "24GiB". `exact` traces every decoder layer. `advice` also looks for
+    changes that make it fit, or faster. Raises `UsageError` for what cannot work there, saying why.
+    """
+    if isinstance(config, str):
+        config = techniques.parse(config)
+    chosen = config if isinstance(config, Config) else config_on(hardware, config)
+    estimation = Estimation.of(
+        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        chosen,
+        hardware=hardware,
+        memory_limit_bytes=as_bytes(memory_limit),
+        exact=exact,
+        store=store,
+    )
+    return estimation.advised() if advice else estimation.estimate()
+
+
+def recommend(
+    model: str,
+    *,
+    hardware: str = "auto",
+    memory_limit: str | int | None = None,
+    method: str = "any",
+    seq_len: int = 2048,
+    global_batch: int = 64,
+    min_rank: int = 8,
+    allow: str = "numerics",
+    lora_dropout: float = 0.0,
+    devices: int = 1,
+    seed: int = 0,
+    store: str | None = None,
+) -> Recommendation:
+    """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
+
+    `memory_limit` is in bytes, or text such as "24GiB"; by default, the device's memory. Raises `UsageError`,
+    `NothingFits`, `NotMeasured` if no trial answers it, and `StoreError`.
+    """
+    with Store.open(store, create=False) as opened:
+        return operations.recommend(
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            memory_limit_bytes=as_bytes(memory_limit),
+            goal=Goal.of(method, min_rank, allow),
+            store=opened,
+        )
+
+
+def frontier(
+    model: str,
+    *,
+    hardware: str = "auto",
+    memory_limit: str | int | None = None,
+    seq_len: int = 2048,
+    global_batch: int = 64,
+    method: str = "any",
+    min_rank: int = 8,
+    allow: str = "numerics",
+    lora_dropout: float = 0.0,
+    devices: int = 1,
+    seed: int = 0,
+    store: str | None = None,
+) -> Frontier:
+    """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
+
+    `memory_limit` is in bytes, or text such as "24GiB". Raises as `recommend` does, but not `NothingFits`.
+    """
+    with Store.open(store, create=False) as opened:
+        return operations.frontier(
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            goal=Goal.of(method, min_rank, allow),
+            memory_limit_bytes=as_bytes(memory_limit),
+            store=opened,
+        )

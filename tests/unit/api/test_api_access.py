@@ -1,0 +1,150 @@
+"""Who may do what, with which token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from jobs import tiny_model
+from unit.operations.made_trials import MODEL
+
+from autofit.api.app import create_app
+from autofit.api.limits import BODY_BYTES
+from autofit.store import OPERATOR, Store
+
+SEARCH = {"model": MODEL, "seq_len": 128, "global_batch": 4}
+OPERATORS = "correct-horse-battery-staple"
+
+
+def bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def closed(store: Store) -> TestClient:
+    """A client, without a token, of a server beyond loopback whose tokens are the store's."""
+    return TestClient(create_app(store, closed=True), raise_server_exceptions=False)
+
+
+def test_the_operator_may_do_everything(store: Store) -> None:
+    client = TestClient(create_app(store, token=OPERATORS), headers=bearing(OPERATORS))
+    started = client.post("/v1/searches", json=SEARCH)
+    assert started.status_code == 202
+    assert client.delete(f"/v1/searches/{started.json()['search_id']}").status_code == 200
+    assert [one["token"] for one in client.get("/v1/audit").json()] == [OPERATOR, OPERATOR]
+
+
+def test_each_scope_allows_what_it_says(store: Store, closed: TestClient) -> None:
+    tokens = {scope: bearing(store.access.create(scope, scope)) for scope in ("read", "run", "admin")}
+    allowed = {
+        scope: [
+            closed.get("/v1/trials", headers=headers).status_code,
+            closed.post("/v1/searches", json=SEARCH, headers=headers).status_code,
+            closed.get("/v1/audit", headers=headers).status_code,
+        ]
+        for scope, headers in tokens.items()
+    }
+    assert allowed == {"read": [200, 403, 403], "run": [200, 202, 403], "admin": [200, 202, 200]}
+    refused = closed.post("/v1/searches", json=SEARCH, headers=tokens["read"])
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert "this needs the scope run" in refused.json()["detail"]
+
+
+def test_a_search_is_cancelled_by_those_who_asked_for_it(store: Store, closed: TestClient) -> None:
+    ann, bob, admin = (
+        bearing(store.access.create(n, s)) for n, s in (("ann", "run"), ("bob", "run"), ("eve", "admin"))
+    )
+    one = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
+    assert closed.delete(f"/v1/searches/{one}", headers=bob).status_code == 403
+    # Who asks for the same search shares it.
+    assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == one
+    assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "cancelled"
+    two = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
+    assert two != one
+    assert closed.delete(f"/v1/searches/{two}", headers=admin).json()["state"] == "cancelled"
+
+
+def test_a_revoked_token_is_refused_at_once(store: Store, closed: TestClient) -> None:
+    headers = bearing(store.access.create("ann", "read"))
+    assert closed.get("/v1/trials", headers=headers).status_code == 200
+    store.access.revoke("ann")
+    assert closed.get("/v1/trials", headers=headers).status_code == 401
+
+
+def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> None:
+    asked = ("/healthz", "/readyz", "/metrics", "/v1/trials", "/openapi.json", "/docs")
+    assert [closed.get(path).status_code for path in asked] == [200, 200, 401, 401, 401, 401]
+    assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
+
+
+def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
+    assert client.post("/v1/searches", json={"modle": 1}).status_code == 401
+    assert client.delete("/v1/searches/none").status_code == 401
+
+
+def test_tokens_are_declared(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    assert described["paths"]["/v1/searches"]["post"]["security"] == [{"HTTPBearer": []}]
+
+
+def test_the_documentation_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert addresses and all(address.startswith("http://testserver/") for address in addresses)
+    assert [client.get(address).status_code for address in addresses] == [200] * len(addresses)
+
+
+def test_a_large_body_is_refused_however_it_comes(store: Store) -> None:
+    client = TestClient(create_app(store, token=OPERATORS), headers=bearing(OPERATORS))
+    large = json.dumps({**SEARCH, "space": "x" * BODY_BYTES}).encode()
+    pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
+    for content in (large, pieces):
+        answer = client.post("/v1/searches", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+
+
+def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path) -> None:
+    for place in ("own/tiny", "outside"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text(json.dumps(tiny_model().config))
+    app = create_app(store, token=OPERATORS, models=tmp_path / "own")
+    client = TestClient(app, headers=bearing(OPERATORS))
+    asked = {**SEARCH, "seq_len": 32}
+    started = client.post("/v1/searches", json={**asked, "model": "tiny"}).json()
+    assert started["asked"]["model"] == "tiny", "not where it is here"
+    found = store.search(started["search_id"])
+    assert found is not None and found.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
+    query = {"model": "tiny", "seq_len": 32, "global_batch": 4, "provenance": "measured"}
+    assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
+    for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
+        refused = client.post("/v1/searches", json={**asked, "model": name})
+        assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
+
+
+def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.store.searches.queue.MOST_WAITING", 2)
+    client = TestClient(create_app(store, token=OPERATORS), headers=bearing(OPERATORS))
+    answers = [client.post("/v1/searches", json={**SEARCH, "seed": seed}) for seed in range(3)]
+    assert [a.status_code for a in answers] == [202, 202, 429]
+    assert client.post("/v1/searches", json={**SEARCH, "seed": 0}).status_code == 202, "it is there already"
+
+
+def test_every_request_has_an_id_and_a_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "read")))
+    with caplog.at_level(logging.INFO, "autofit.api.requests"):
+        own = client.get("/v1/searches/none", headers={"X-Request-ID": "mine-1"})
+        made = client.get("/v1/trials", headers={"X-Request-ID": "x" * 65})
+    assert own.headers["x-request-id"] == "mine-1"
+    assert len(made.headers["x-request-id"]) == 32
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    told = ("request_id", "path", "status", "token", "search_id")
+    assert [tuple(line[name] for name in told) for line in lines] == [
+        ("mine-1", "/v1/searches/none", 404, "ann", "none"),
+        (made.headers["x-request-id"], "/v1/trials", 200, "ann", None),
+    ]

@@ -1,0 +1,245 @@
+"""What the server tells of itself and of the catalog, conditional requests, exports, and what is predicted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
+from unit.operations.made_trials import MODEL, fits, make_trial
+
+from autofit import export
+from autofit.api import documents
+from autofit.api.answers import NOTES_HEADER
+from autofit.api.app import create_app
+from autofit.core.errors import NotMeasured, UsageError
+from autofit.operations.service.estimating import EstimatingProcess, Overloaded, estimated
+from autofit.store import Store
+
+WORKLOAD = {"model": MODEL, "seq_len": 128, "global_batch": 4}
+ESTIMATE = {"model": MODEL, "hardware": "rtx-4090", "seq_len": 128, "global_batch": 4, "advice": False}
+CONDITIONAL = ("/v1/recommendation", "/v1/frontier", "/v1/trials")
+
+
+def asked_for(path: str) -> dict[str, Any]:
+    return {} if path == "/v1/trials" else WORKLOAD
+
+
+@pytest.mark.parametrize("path", CONDITIONAL)
+def test_who_has_the_newest_answer_is_told_so(client: TestClient, store: Store, path: str) -> None:
+    first = client.get(path, params=asked_for(path))
+    tag = first.headers["etag"]
+    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = client.get(path, params=asked_for(path), headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert client.get(path, params=asked_for(path), headers={"If-None-Match": '"other"'}).status_code == 200
+    store.add(make_trial({"micro_batch": 2}, fits(1, 900)))
+    later = client.get(path, params=asked_for(path), headers={"If-None-Match": tag})
+    assert (later.status_code, later.headers["etag"] != tag) == (200, True)
+
+
+def test_other_questions_have_other_tags(client: TestClient) -> None:
+    tags = [
+        client.get("/v1/recommendation", params={**WORKLOAD, **more}).headers["etag"]
+        for more in ({}, {"memory_limit": "30GiB"}, {"format": "trl"}, {"method": "lora"})
+    ]
+    assert len(set(tags)) == 4
+
+
+@pytest.mark.parametrize("name", [name for name in export.FORMATS if name != "json"])
+def test_every_export(client: TestClient, name: str) -> None:
+    method = {"method": "lora"} if name == "deepspeed" else {}
+    answer = client.get("/v1/recommendation", params={**WORKLOAD, **method, "format": name})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "autofit" in answer.text or name == "deepspeed"
+
+
+def test_what_an_export_cannot_express_is_told(client: TestClient) -> None:
+    answer = client.get("/v1/recommendation", params={**WORKLOAD, "format": "trl"})
+    assert "trl always chunks the loss" in answer.headers[NOTES_HEADER]
+    wrong = client.get("/v1/recommendation", params={**WORKLOAD, "format": "tlr"})
+    assert (wrong.status_code, "did you mean trl" in wrong.json()["detail"]) == (400, True)
+
+
+DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "/v1/recommendation": (documents.RecommendationAnswer, WORKLOAD),
+    "/v1/frontier": (documents.FrontierAnswer, WORKLOAD),
+    "/v1/trials": (documents.TrialsAnswer, {}),
+    "/v1/models": (list[documents.ModelAnswer], {}),
+    "/v1/hardware": (documents.HardwareAnswer, {}),
+    "/v1/spaces": (list[documents.SpaceAnswer], {"global_batch": 4}),
+}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_answers_are_as_described(client: TestClient, path: str) -> None:
+    kind, asked = DOCUMENTS[path]
+    answer = client.get(path, params=asked)
+    assert answer.status_code == 200
+    TypeAdapter(kind).validate_python(answer.json())
+
+
+def test_the_catalog(client: TestClient, store: Store) -> None:
+    from autofit.catalog.models import names
+
+    assert [model["name"] for model in client.get("/v1/models").json()] == list(names())
+    found = client.get("/v1/hardware").json()
+    assert {"h100-80g", "rtx-4090"} <= {card["name"] for card in found["cards"]}
+    assert [one["name"] for one in found["measured"]] == ["h100-80g"]
+    few, many = (client.get("/v1/spaces", params={"global_batch": batch}).json() for batch in (1, 64))
+    assert [s["name"] for s in few] == [s["name"] for s in many]
+    assert sum(s["configs"] for s in few) < sum(s["configs"] for s in many)
+
+
+def test_ready_means_that_the_store_answers_and_the_runner_lives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runner:
+        alive = True
+
+        def is_alive(self) -> bool:
+            return self.alive
+
+    runner = Runner()
+    client = TestClient(create_app(store, runner=runner))
+    assert client.get("/readyz").json() == {"status": "ok", "store": "ok", "runner": "ok"}
+    runner.alive = False
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["store"]) == (503, "ok")
+    assert "not looked" in answer.json()["runner"]
+    runner.alive = True
+    store.close()
+    monkeypatch.setattr(store, "version", fails)
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["runner"]) == (503, "ok")
+    assert answer.json()["store"] == "it does not answer", "no address, for whoever asks has no token"
+
+
+def fails(*args: object, **options: object) -> None:
+    from autofit.core.errors import StoreError
+
+    raise StoreError("the store at /secret/place is gone", remedy="mend it")
+
+
+def series(text: str) -> dict[str, float]:
+    """The values of Prometheus' text format by series."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_metrics(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        client.get("/v1/frontier", params=WORKLOAD)
+    client.get("/v1/frontier")
+    client.get("/made/up")
+    answer = client.get("/metrics")
+    assert re.match(r"text/plain; version=[\d.]+; charset=utf-8", answer.headers["content-type"])
+    found = series(answer.text)
+    assert found['autofit_requests_total{method="GET",route="/v1/frontier",status="200"}'] == 2
+    assert found['autofit_requests_total{method="GET",route="/v1/frontier",status="400"}'] == 1
+    assert found['autofit_requests_total{method="any",route="none",status="404"}'] == 1
+    assert found['autofit_request_seconds_count{method="GET",route="/v1/frontier"}'] == 3
+    assert (found['autofit_trials{outcome="fits"}'], found["autofit_store_up"]) == (8, 1)
+    assert found["autofit_queue_seconds"] == 0
+    monkeypatch.setattr(store, "outcomes", fails)
+    lost = series(client.get("/metrics").text)
+    assert lost["autofit_store_up"] == 0
+    assert not any(name.startswith("autofit_trials") for name in lost)
+
+
+def test_an_estimate_is_made_in_a_process_of_its_own(client: TestClient) -> None:
+    answer = client.post("/v1/estimates", json={**ESTIMATE, "config": {"method": "lora", "micro_batch": 2}})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    TypeAdapter(documents.EstimateAnswer).validate_python(body)
+    assert sum(body["breakdown"].values()) == body["device_bytes"]
+    assert body["config"]["precision"] == "bf16-mixed"
+    on_t4 = client.post("/v1/estimates", json={**ESTIMATE, "hardware": "t4", "config": {"method": "lora"}}).json()
+    assert on_t4["config"]["precision"] == "fp16-mixed", "the card emulates bf16"
+
+
+WRONG = [
+    ({"config": {"methd": "lora"}}, "unknown axis 'methd'"),
+    ({"config": {"method": "lara"}}, "did you mean lora"),
+    ({"hardware": "rtx-409"}, "did you mean rtx-4090"),
+    ({"model": "/etc/passwd"}, "unknown model"),
+    ({"memory_limit": "24"}, "did you mean 24GiB"),
+    ({"seq_len": 9000}, "longer than the 8192 positions"),
+    ({"config": {"a": [1]}}, "config"),
+    ({"advise": True}, "advise"),
+]
+
+
+@pytest.mark.parametrize(("asked", "part"), WRONG)
+def test_a_wrong_estimate_is_refused(client: TestClient, asked: dict[str, Any], part: str) -> None:
+    answer = client.post("/v1/estimates", json={**ESTIMATE, **asked})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert part in answer.json()["detail"]
+
+
+def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(store)
+    told: list[dict[str, Any]] = []
+
+    def call(function: Any, asked: dict[str, Any], url: str) -> dict[str, Any]:
+        assert (function.__name__, url) == ("predicted_recommendation", store.url)
+        told.append(asked)
+        return {"provenance": "predicted"}
+
+    monkeypatch.setattr(app.state.predicting, "call", call)
+    client = TestClient(app)
+    for more in ({"hardware": "rtx-4090"}, {"seq_len": 256}, {"provenance": "predicted"}):
+        answer = client.get("/v1/recommendation", params={**WORKLOAD, **more})
+        assert (answer.status_code, answer.json()["provenance"]) == (200, "predicted")
+        assert "etag" not in answer.headers
+    assert [one["hardware"] for one in told] == ["rtx-4090", "h100-80g", "h100-80g"]
+    for more in ({"provenance": "measured"}, {"format": "trl"}):
+        refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
+        assert refused.status_code == 404, "an export states what was measured"
+        assert "nothing has been measured on rtx-4090" in refused.json()["detail"]
+    assert client.get("/v1/recommendation", params=WORKLOAD).json()["provenance"] == "measured"
+
+
+def large() -> int:
+    return len(bytearray(2**40))
+
+
+def ends() -> None:
+    import os
+
+    os._exit(9)
+
+
+def slow() -> None:
+    import time
+
+    time.sleep(60)
+
+
+def raises() -> None:
+    raise NotMeasured("nothing", remedy="a search")
+
+
+def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> None:
+    process = EstimatingProcess(waiting=1)
+    try:
+        with pytest.raises(NotMeasured, match=r"nothing \(a search\)"):
+            process.call(raises)
+        for fatal in (large, ends):
+            with pytest.raises(Overloaded, match=r"more than the 8.00 GiB"):
+                process.call(fatal)
+        with pytest.raises(Overloaded, match="takes longer than 0 s"):
+            process.call(slow, seconds=0.1)
+        process.close()
+        with pytest.raises(UsageError, match="did you mean lora"):
+            process.call(estimated, {**ESTIMATE, "config": {"method": "lara"}, "memory_limit_bytes": None}, "none.db")
+    finally:
+        process.close()
+
+
+def test_too_many_at_once_are_refused() -> None:
+    process = EstimatingProcess(waiting=0)
+    with pytest.raises(Overloaded, match="too many"):
+        process.call(raises)
+    process.close()

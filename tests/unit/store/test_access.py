@@ -1,0 +1,76 @@
+"""Tokens and the audit, in both kinds of database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import a_trial
+
+from autofit.core.errors import UsageError
+from autofit.store import OPERATOR, Store
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url) as opened:
+        yield opened
+
+
+def queued(store: Store, by: str | None) -> str:
+    asked = {"asked": {"model": "m"}}
+    return store.queue.submit(digest="d", workload=a_trial().workload, request=asked, hardware_name="t4", by=by)
+
+
+def test_a_token_is_known_until_it_is_revoked(store: Store) -> None:
+    assert not store.access.any_valid()
+    secret = store.access.create("ann", "run")
+    known = store.access.bearer(secret)
+    assert known is not None and (known.name, known.scope) == ("ann", "run")
+    assert store.access.any_valid()
+    assert [store.access.bearer(wrong) for wrong in ("", secret[:-1], secret + "x", "autofit_")] == [None] * 4
+    store.access.revoke("ann")
+    assert store.access.bearer(secret) is None
+    assert not store.access.any_valid()
+    (told,) = store.access.tokens()
+    assert told.revoked_at is not None
+
+
+def test_what_is_stored_is_no_token(store: Store) -> None:
+    secret = store.access.create("ann", "read")
+    assert secret not in str([token.to_json() for token in store.access.tokens()])
+
+
+def test_a_scope_includes_those_before_it(store: Store) -> None:
+    for scope in ("read", "run", "admin"):
+        store.access.create(scope, scope)
+    allowed = {t.name: [scope for scope in ("read", "run", "admin") if t.allows(scope)] for t in store.access.tokens()}
+    assert allowed == {"read": ["read"], "run": ["read", "run"], "admin": ["read", "run", "admin"]}
+
+
+def test_a_name_is_used_once(store: Store) -> None:
+    store.access.create("ann", "read")
+    store.access.revoke("ann")
+    with pytest.raises(UsageError, match="there is, or was, a token called 'ann'"):
+        store.access.create("ann", "read")
+    for name in ("", "  ", OPERATOR, "a\0b"):
+        with pytest.raises(UsageError):
+            store.access.create(name, "read")
+    with pytest.raises(UsageError, match="did you mean run"):
+        store.access.create("bob", "runs")
+    with pytest.raises(UsageError, match="did you mean ann"):
+        store.access.revoke("anne")
+
+
+def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> None:
+    search_id = queued(store, "ann")
+    assert queued(store, "ann") == queued(store, "bob") == queued(store, None) == search_id
+    assert store.access.asked_for(search_id) == {"ann", "bob"}
+    for _ in range(2):
+        store.queue.cancel(search_id, by="ann")
+    assert [(a.token, a.action, a.search_id) for a in store.access.audit()] == [
+        ("ann", "cancel", search_id),
+        ("bob", "search", search_id),
+        ("ann", "search", search_id),
+    ]
+    assert len(store.access.audit(limit=1)) == 1

@@ -1,0 +1,103 @@
+"""The version of a context: it changes with every trial that the context gets, and with no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+from conftest import WORKLOAD, a_trial
+
+from autofit.store import Store, export_lines, import_lines
+
+OTHER = replace(WORKLOAD, seq_len=4096)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url) as opened:
+        yield opened
+
+
+def version(store: Store, workload: object = WORKLOAD) -> str:
+    trial = a_trial(workload=workload)
+    return store.version(hardware_key=trial.hardware.key, workload_key=trial.workload.key)
+
+
+def test_a_trial_changes_the_version_of_its_own_context_alone(store: Store) -> None:
+    nothing = version(store)
+    store.add(a_trial())
+    first = version(store)
+    store.add(a_trial(workload=OTHER))
+    assert nothing != first == version(store)
+    other, whole = version(store, OTHER), store.version()
+    store.add(a_trial())
+    assert version(store) not in (nothing, first)
+    assert version(store, OTHER) == other
+    assert store.version() != whole
+
+
+def test_another_stack_is_part_of_the_answer(store: Store) -> None:
+    store.add(a_trial())
+    first, trial = version(store), a_trial()
+    store.add(replace(trial, stack=replace(trial.stack, torch="2.99.0")))
+    assert version(store) != first
+    found = store.stacks(trial.hardware.key, trial.workload.key)
+    assert [stack.torch for stack in found] == ["2.99.0", trial.stack.torch]
+    store.add(a_trial())
+    found = store.stacks(trial.hardware.key, trial.workload.key)
+    assert [stack.torch for stack in found] == [trial.stack.torch, "2.99.0"], "the most recently used first"
+
+
+def test_what_is_imported_changes_versions(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Store.open(str(tmp_path_factory.mktemp("other") / "store.db")) as other:
+        other.add(a_trial())
+        other.add(a_trial(workload=OTHER))
+        lines = list(export_lines(other))
+    before = version(store), version(store, OTHER)
+    import_lines(store, lines)
+    after = version(store), version(store, OTHER)
+    assert all(one != two for one, two in zip(before, after, strict=True))
+    import_lines(store, lines)
+    assert after == (version(store), version(store, OTHER)), "nothing was added"
+
+
+def test_no_two_writers_leave_the_same_version(store: Store) -> None:
+    """Whoever reads a version after a commit must see another one after the next."""
+    versions: list[str] = []
+
+    def write() -> None:
+        for _ in range(5):
+            store.add(a_trial())
+            versions.append(version(store))
+
+    writers = [Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    count, _, newest = version(store).partition("-")
+    assert (int(count), int(newest)) == (20, max(t.trial_id or 0 for t in store.trials()))
+
+
+def test_pages_before_a_trial(store: Store) -> None:
+    ids = [store.add(a_trial()).trial_id for _ in range(5)]
+    page = store.trials(newest_first=True, limit=2, before=ids[3])
+    assert [t.trial_id for t in page] == [ids[2], ids[1]]
+
+
+def test_how_the_service_is_doing(store: Store) -> None:
+    from autofit.operations.service.status import status
+
+    empty = status(store)
+    assert (empty.trials, empty.queue.searches, empty.memory_error) == ({}, {}, None)
+    store.add(a_trial())
+    store.queue.submit(digest="d", workload=WORKLOAD, request={"asked": {}}, hardware_name="t4")
+    waiting = status(store)
+    assert sum(waiting.trials.values()) == 1
+    assert waiting.queue.searches == {"queued": 1}
+    assert waiting.queue.lease_age_seconds == 0.0
+    assert store.queue.claim("a:1:0", ["t4"]) is not None
+    running = status(store).queue
+    assert running.searches == {"running": 1} and running.waited_seconds == 0.0 and running.lease_age_seconds < 30.0

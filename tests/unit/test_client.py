@@ -1,0 +1,299 @@
+"""The client against a real server over a store of hand-made trials."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from unit.operations.made_trials import MADE, MODEL, fill
+
+from autofit.api.app import create_app
+from autofit.client import Client, RemoteSearch
+from autofit.client import search as following
+from autofit.client.connection import Unreachable, problem, read_events
+from autofit.core.errors import (
+    AutofitError,
+    EnvironmentLacks,
+    Interrupted,
+    NothingFits,
+    NotMeasured,
+    StoreError,
+    UsageError,
+)
+from autofit.operations.service.estimating import Overloaded
+from autofit.store import Lease, Store
+
+TOKEN = "correct-horse-battery-staple"
+ASKED: dict[str, Any] = {"model": MODEL, "seq_len": 128, "global_batch": 4}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A SQLite store with ten trials."""
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        fill(opened)
+        yield opened
+
+
+@contextmanager
+def serving(store: Store, port: int = 0) -> Iterator[int]:
+    """The port of a server in a thread, which has a token."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        config = uvicorn.Config(create_app(store, token=TOKEN), log_level="critical", timeout_graceful_shutdown=0)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def client(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client that finds the server and its token in the environment."""
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
+    with serving(store) as port:
+        monkeypatch.setenv("AUTOFIT_URL", f"http://127.0.0.1:{port}/")
+        monkeypatch.setenv("AUTOFIT_TOKEN", TOKEN)
+        yield Client()
+
+
+def claimed(store: Store) -> Lease:
+    """The lease of the search that a runner has claimed."""
+    lease = store.queue.claim("a:1:0")
+    assert lease is not None
+    return lease
+
+
+def test_the_client_loads_no_library() -> None:
+    code = (
+        "import sys; from autofit import Client; Client();"
+        "print(*sorted({name.split('.')[0] for name in sys.modules} - {*sys.stdlib_module_names}))"
+    )
+    before = subprocess.run(
+        [sys.executable, "-c", code.replace("from autofit import Client; Client();", "")], **CAPTURED
+    )
+    after = subprocess.run([sys.executable, "-c", code], **CAPTURED)
+    assert set(after.stdout.split()) - set(before.stdout.split()) == {"autofit"}
+
+
+CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+
+
+def test_answers_are_the_apis_documents(client: Client) -> None:
+    found = client.recommend(**ASKED, memory_limit="24GiB")
+    assert (found["config"]["method"], found["provenance"]) == ("full", "measured")
+    assert client.recommend(**ASKED, memory_limit=24 * 2**30) == found
+    lora = client.frontier(**ASKED, method="lora")
+    assert {point["config"]["method"] for point in lora["points"]} == {"lora"}
+    assert MODEL in [model["name"] for model in client.models()]
+    assert [one["name"] for one in client.hardware()["measured"]] == ["h100-80g"]
+    assert "smoke" in [space["name"] for space in client.spaces(global_batch=4)]
+
+
+@pytest.mark.parametrize("limit", [1, 4, 5, 100])
+def test_trials_are_followed_to_the_last_page(client: Client, limit: int) -> None:
+    found = [trial["trial_id"] for trial in client.trials(limit=limit)]
+    assert found == list(range(len(MADE), 0, -1))
+    assert [trial["outcome"] for trial in client.trials(outcome="crashed", model=MODEL)] == ["crashed"]
+
+
+def test_an_estimate_is_asked_for_in_text_or_values(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(client._connection, "ask", lambda *a, **given: asked.append(given["body"]) or {})
+    client.estimate(MODEL, "method=lora, micro_batch=4,compile=true", hardware="t4", memory_limit=2**30)
+    client.estimate(MODEL, {"method": "lora", "micro_batch": 4, "compile": True}, hardware="t4", memory_limit="1GiB")
+    first, second = asked
+    assert first.pop("memory_limit") == "1073741824B" and second.pop("memory_limit") == "1GiB"
+    assert first == second and first["config"] == {"method": "lora", "micro_batch": 4, "compile": True}
+    with pytest.raises(UsageError, match="write axis=value"):
+        client.estimate(MODEL, "lora")
+
+
+def test_an_estimate_comes_from_the_server(client: Client) -> None:
+    found = client.estimate(**ASKED, config="method=lora,micro_batch=1", hardware="h100-80g", advice=False)
+    assert (found["provenance"], found["config"]["method"], found["fits"]) == ("predicted", "lora", True)
+
+
+def test_a_search_is_started_followed_and_answered(client: Client, store: Store) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def drive() -> None:
+        while (lease := store.queue.claim("a:1:0")) is None:
+            time.sleep(0.01)
+        store.add(store.trials()[0], lease=lease)
+        store.queue.end(lease, "succeeded", {"trials": 1})
+
+    runner = threading.Thread(target=drive)
+    runner.start()
+    found = client.search(**ASKED, memory_limit="24GiB", time_budget=90, report=seen.append)
+    runner.join()
+    assert found == {"trials": 1}
+    assert [(event["seq"], event["kind"]) for event in seen] == [
+        (1, "queued"),
+        (2, "running"),
+        (3, "trial"),
+        (4, "succeeded"),
+    ]
+
+
+def test_a_handle_joins_looks_and_cancels(client: Client) -> None:
+    search = client.search(**ASKED, wait=False, key="mine")
+    assert isinstance(search, RemoteSearch) and search.state()["state"] == "queued"
+    assert search.state()["asked"]["time_budget_seconds"] == 600.0
+    assert client.search(**ASKED, wait=False).search_id == search.search_id
+    with pytest.raises(UsageError, match="key"):
+        client.search(**ASKED, seed=1, wait=False, key="mine")
+    with pytest.raises(TimeoutError, match="queued"):
+        search.result(timeout=0.1)
+    assert search.cancel()["state"] == "cancelled"
+    with pytest.raises(Interrupted, match="cancelled"):
+        search.result()
+    assert [event["kind"] for event in search.events()] == ["queued", "cancelled"]
+    assert [event["kind"] for event in search.events(after=1)] == ["cancelled"]
+    assert list(search.events(after=2)) == []
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("nothing_fits", NothingFits), ("failed", AutofitError)])
+def test_how_a_search_failed_is_raised(client: Client, store: Store, ending: str, kind: type[AutofitError]) -> None:
+    search = client.search(**ASKED, wait=False)
+    store.queue.end(claimed(store), ending, {"reason": "too large"})
+    with pytest.raises(kind, match="too large") as raised:
+        search.result()
+    assert type(raised.value) is kind
+
+
+def test_events_go_on_after_the_server_was_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
+    with serving(store) as port:
+        search = Client(f"http://127.0.0.1:{port}", TOKEN).search(**ASKED, wait=False)
+        lease = claimed(store)
+        store.add(store.trials()[0], lease=lease)
+        stream = search.events()
+        seen = [next(stream) for _ in range(3)]
+    store.add(store.trials()[1], lease=lease)
+    again = threading.Event()
+
+    def restart() -> None:
+        with serving(store, port):
+            again.wait()
+
+    server = threading.Timer(0.3, restart)
+    server.start()
+    seen.append(next(stream))
+    store.queue.end(lease, "succeeded", {})
+    seen += stream
+    again.set()
+    server.join()
+    assert [event["seq"] for event in seen] == [1, 2, 3, 4, 5]
+    assert [event["kind"] for event in seen] == ["queued", "running", "trial", "trial", "succeeded"]
+
+
+def test_who_follows_gives_up_in_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.1)
+    with serving(store) as port:
+        search = Client(f"http://127.0.0.1:{port}", TOKEN).search(**ASKED, wait=False)
+    with pytest.raises(Unreachable):
+        next(search.events())
+
+
+def test_errors_are_the_same_as_here(client: Client, store: Store) -> None:
+    with pytest.raises(NothingFits, match=r"nothing that was measured fits 1\.00 GiB"):
+        client.recommend(**ASKED, memory_limit="1GiB")
+    with pytest.raises(NotMeasured, match="has not been measured on h100-80g") as lacking:
+        client.recommend(MODEL)
+    assert lacking.value.remedy.startswith("run: autofit search --model smollm2-135m")
+    with pytest.raises(UsageError, match="did you mean smollm2-135m"):
+        client.frontier("smolm2-135m")
+    with pytest.raises(UsageError, match="did you mean 24GiB"):
+        client.recommend(**ASKED, memory_limit="24")
+    with pytest.raises(UsageError, match="there is no search"):
+        RemoteSearch(client._connection, "none").state()
+
+
+def test_who_may_not_ask_is_told_what_to_do(client: Client, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EnvironmentLacks, match="set AUTOFIT_TOKEN"):
+        Client(token="wrong").models()
+    reader = Client(token=store.access.create("ann", "read"))
+    assert reader.models() and Client(token=f"{TOKEN}\n").models()
+    with pytest.raises(EnvironmentLacks, match="wider scope"):
+        reader.search(**ASKED)
+    monkeypatch.delenv("AUTOFIT_TOKEN")
+    with pytest.raises(EnvironmentLacks, match="bearer token"):
+        Client().models()
+
+
+@pytest.mark.parametrize(
+    ("status", "title", "error"),
+    [
+        (503, "Store unavailable", StoreError("the store (SQLite) is locked", remedy="close the other program")),
+        (503, "Overloaded", Overloaded("it takes longer than 300 s", remedy="ask again: it goes on")),
+        (404, "Not measured", NotMeasured("nothing on t4 (of 3)", remedy="run: autofit search")),
+    ],
+)
+def test_a_remedy_comes_through(status: int, title: str, error: EnvironmentLacks) -> None:
+    found = problem(status, title, str(error))
+    assert isinstance(found, EnvironmentLacks) and str(found) == str(error)
+    assert (found.message, found.remedy) == (error.message, error.remedy)
+    assert type(found) in type(error).__mro__
+
+
+def test_a_server_that_cannot_be_reached_is_said() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    with pytest.raises(EnvironmentLacks, match=r"cannot be reached: .*refused.*start autofit serve"):
+        Client(f"http://127.0.0.1:{port}").models()
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:8000", "localhost"])
+def test_only_http_is_spoken(url: str) -> None:
+    with pytest.raises(UsageError, match="is not understood"):
+        Client(url)
+
+
+def test_another_server_is_not_taken_for_autofit() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = b"<html>"
+            self.send_response(200 if self.path == "/v1/models" else 502)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        client = Client(f"http://127.0.0.1:{other.server_port}")
+        with pytest.raises(Unreachable, match="does not answer in JSON"):
+            client.models()
+        with pytest.raises(Unreachable, match="answers with status 502"):
+            client.hardware()
+        other.shutdown()
+        thread.join()
+
+
+def test_an_event_that_has_broken_off_is_left_out() -> None:
+    lines = [b": ping\n", b"\n", b"id: 1\r\n", b'data: {"seq":\r\n', b"data: 1}\r\n", b"\r\n", b'data: {"seq": 2}\n']
+    assert list(read_events(lines)) == [json.loads('{"seq": 1}')]
