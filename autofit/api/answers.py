@@ -14,9 +14,11 @@ from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.api.query import LARGEST_INTEGER, Question, TrialQuery
 from autofit.api.versions import of_question, of_trials
+from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.recommendation import search_command
 from autofit.operations.service.estimating import predicted_recommendation
+from autofit.store import Store
 
 ROUTES = APIRouter()
 NOTES_HEADER = "Autofit-Notes"
@@ -40,30 +42,38 @@ def recommendation(
     ] = "any",
 ) -> Response:
     export.check_format(format)
-    if provenance != "measured" and format != "json":
-        provenance = "measured"  # an export states what was measured
+    if provenance == "predicted":
+        if format != "json":
+            raise UsageError("an export states what was measured: leave provenance=predicted out")
+        return _predicted(asked, store, request)
     try:
-        if provenance == "predicted":
-            raise NotMeasured("a prediction was asked for", remedy="ask for provenance=measured")
         tagged = of_question(request, asked["asked"], asked["hardware"], store)
         answer = operations.recommend(**asked, store=store)
     except NotMeasured:
-        workload = asked["asked"]
-        if provenance == "measured" or not isinstance(workload, operations.WorkloadOptions):
+        if provenance == "measured" or format != "json" or not _is_predictable(asked):
             raise
-        told = {**asdict(workload), **{name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}}
-        found = request.app.state.predicting.call(predicted_recommendation, told, store.url)
-        if found is None:
-            raise NotMeasured(
-                f"no speed can be predicted on {asked['hardware']}", remedy=f"run: {search_command(workload)}"
-            ) from None
-        return JSONResponse(found)
+        return _predicted(asked, store, request)
     if format == "json":
         return tagged.of(JSONResponse(answer.to_json()))
-    model = asked["asked"].model
-    exported = export.export(answer, format=format, source=operations.hub_id(model))
+    exported = export.export(answer, format=format, source=operations.hub_id(asked["asked"].model))
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
     return tagged.of(Response(exported.text, media_type="text/plain; charset=utf-8", headers=notes))
+
+
+def _is_predictable(asked: dict[str, Any]) -> bool:
+    """Whether the model's architecture is at hand, and the hardware is a card of the catalog."""
+    return isinstance(asked["asked"], operations.WorkloadOptions) and bool(called(asked["hardware"]))
+
+
+def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Response:
+    workload, hardware = asked["asked"], asked["hardware"]
+    if not _is_predictable(asked):
+        raise UsageError(f"{workload.model} on {hardware} cannot be predicted: name a model and a card of the catalog")
+    told = {**asdict(workload), **{name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}}
+    found = request.app.state.predicting.call(predicted_recommendation, told, store.url)
+    if found is None:
+        raise NotMeasured(f"no speed can be predicted on {hardware}", remedy=f"run: {search_command(workload)}")
+    return JSONResponse(found)
 
 
 @ROUTES.get(

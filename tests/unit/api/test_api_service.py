@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,7 +199,20 @@ def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch
         refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
         assert refused.status_code == 404, "an export states what was measured"
         assert "nothing has been measured on rtx-4090" in refused.json()["detail"]
+    both = client.get("/v1/recommendation", params={**WORKLOAD, "provenance": "predicted", "format": "trl"})
+    assert (both.status_code, "leave provenance=predicted out" in both.json()["detail"]) == (400, True)
     assert client.get("/v1/recommendation", params=WORKLOAD).json()["provenance"] == "measured"
+
+
+def test_what_no_catalog_has_is_not_predicted(store: Store) -> None:
+    """A processor's speed is known to itself alone."""
+    trial = store.trials()[0]
+    store.add(replace(trial, hardware=replace(trial.hardware, name="cpu-of-another", kind="cpu", device_name="x")))
+    client = TestClient(create_app(store))
+    asked = {**WORKLOAD, "seq_len": 256, "hardware": "cpu-of-another"}
+    assert client.get("/v1/recommendation", params=asked).json()["title"] == "Not measured"
+    refused = client.get("/v1/recommendation", params={**asked, "provenance": "predicted"})
+    assert (refused.status_code, "a card of the catalog" in refused.json()["detail"]) == (400, True)
 
 
 def large() -> int:
