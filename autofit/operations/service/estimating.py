@@ -19,6 +19,7 @@ from autofit.estimate.warm import context
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimating import Estimation, config_on
 from autofit.prediction.predicted_frontier import predict_frontier
+from autofit.trial.machine.detection import host_memory_bytes
 from autofit.workers.watch import end_with
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ T = TypeVar("T")
 WAITING = 8
 """Requests that may wait for the process; more would only time out."""
 MEMORY_BYTES = 8 * GIB
-"""What it may take. The largest traces take 2 GiB."""
+"""What it may take, or half of what this machine or its container has. The largest traces take 2 GiB."""
 ANSWER_SECONDS = 300.0
 """How long an answer may take. What was traced by then is kept, so that who asks again has it sooner."""
 TASKS = 200
@@ -40,9 +41,9 @@ class Overloaded(EnvironmentLacks):
 class EstimatingProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
-    def __init__(self, *, memory_bytes: int = MEMORY_BYTES, waiting: int = WAITING) -> None:
+    def __init__(self, *, waiting: int = WAITING) -> None:
         """The process starts with the first call, or with `warm`."""
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
         self._room = threading.BoundedSemaphore(waiting)
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
