@@ -199,7 +199,8 @@ class ContextRow(Base):
     stack_key: Mapped[str] = mapped_column(primary_key=True)
     workload_key: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column(BigInteger)
-    """Raised in each transaction that stores a trial of it: equal versions have equal frontiers."""
+    """Raised in each transaction that stores a trial of it. Equal versions have the same trials; how far speeds within
+    noise count as ties is learnt from all workloads of the hardware, and may move meanwhile."""
     last_trial_id: Mapped[int] = mapped_column(BigInteger)
     """Its newest trial."""
 

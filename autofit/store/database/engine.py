@@ -118,7 +118,12 @@ def _from_text(text: str) -> Any:
         raise StoreError(f"the store holds text that is not JSON: {error}", remedy="restore it from a backup") from None
 
 
+MOST_CONNECTIONS = 40
+"""As many as a server has threads that answer (Starlette's limit): none waits for another's connection."""
+
+
 def _engine(address: Address, **options: Any) -> Engine:
+    options |= {"max_overflow": MOST_CONNECTIONS - 5}  # beside those that the pool keeps
     return create_engine(address.url, json_serializer=to_text, json_deserializer=_from_text, **options)
 
 
