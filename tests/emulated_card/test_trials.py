@@ -116,7 +116,8 @@ def test_a_store_answers_for_emulated_cards_and_says_so(
             own, real = (autofit(*asked, card, store=store) for card in ("emulated-h100-80g", "h100-80g"))
             assert own.returncode == 0 and EMULATED in own.stdout, own.stderr
             assert real.returncode == 4 and "nothing" in real.stderr, (real.stdout, real.stderr)
-            address = f"/v1/{route}?model=smollm2-135m&seq_len=64&global_batch=2&method=lora&hardware="
+            only = "provenance=measured&" if route == "recommendation" else ""
+            address = f"/v1/{route}?{only}model=smollm2-135m&seq_len=64&global_batch=2&method=lora&hardware="
             answers = [client.get(address + card) for card in ("emulated-h100-80g", "h100-80g")]
             assert answers[0].json()["hardware"]["name"] == "emulated-h100-80g"
             assert answers[1].status_code == 404, answers[1].text

@@ -10,12 +10,14 @@ import pytest
 from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
+from autofit.catalog import hardware as catalog
 from autofit.catalog.hardware import cards
 from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
+from autofit.estimate.time import roofline
 from autofit.estimate.time.op_costs import FAMILIES, Costs, Family, Work, Works
 from autofit.estimate.time.roofline import (
     FAR_BYTES,
@@ -125,8 +127,8 @@ def test_a_figure_that_the_catalog_lacks_is_named_and_not_replaced_in_silence(
     monkeypatch: pytest.MonkeyPatch, kept: dict[str, float], named: str
 ) -> None:
     lacking = tuple(replace(card, peak_flops=kept) if card.name == "a10g" else card for card in cards())
-    for place in ("catalog.hardware", "estimate.time.roofline"):
-        monkeypatch.setattr(f"autofit.{place}.cards", lambda: lacking)
+    for place in (catalog, roofline):
+        monkeypatch.setattr(place, "cards", lambda: lacking)
     found, alike = prior(of_capability("8.6", "a10g")), prior(of_capability("8.6", "rtx-3090"))
     assert found is not None and alike is not None
     assert found.stand_in == f"cards of compute capability 8.6, because the catalog lacks {named} of a10g"

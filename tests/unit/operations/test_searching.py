@@ -683,11 +683,10 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     assert said == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
 
-@pytest.mark.parametrize(("budget", "estimated"), [(None, [None]), (600.0, [240.0]), (60.0, [])])
-def test_a_time_budget_is_not_spent_on_estimating(
+@pytest.mark.parametrize(("budget", "estimated"), [(None, [None]), (600.0, [180.0]), (60.0, [18.0])])
+def test_estimating_has_a_share_of_the_time_budget(
     world: World, request_: SearchRequest, budget: float | None, estimated: list[float | None]
 ) -> None:
-    """Where it would suffice on a quiet machine, estimating still has a limit."""
     world.predict_all = predictor = Predictor()
     with suppress(NothingFits):
         operations.search(replace(request_, time_budget_seconds=budget, max_trials=3))
