@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from autofit.core.workload import Workload
 from autofit.store import Store
 from autofit.store.rows import keep
 from autofit.store.tables import TrialRow
+from autofit.trial.machine.detection import detect
 
 CONNECTIONS = 32
 
@@ -186,6 +188,8 @@ def main() -> None:
                 found[name] = asyncio.run(load(port, paths, asked.rate, asked.seconds, known))
                 memory.append(process.memory_info().rss)
     found |= {
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": detect("cpu")[0].name,
         "database": "postgresql" if asked.postgresql else "sqlite",
         "trials": asked.contexts * asked.trials,
         "contexts": asked.contexts,
