@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -13,10 +14,10 @@ from autofit import export, operations
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.api.query import LARGEST_INTEGER, Question, TrialQuery
-from autofit.api.versions import of_question, of_trials
+from autofit.api.remembered import Content, of_question, of_trials
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
-from autofit.operations.recommendation import search_command
+from autofit.operations.recommendation import recommend, search_command
 from autofit.operations.service.estimating import predicted_recommendation
 from autofit.store import Store
 
@@ -47,17 +48,22 @@ def recommendation(
             raise UsageError("an export states what was measured: leave provenance=predicted out")
         return _predicted(asked, store, request)
     try:
-        tagged = of_question(request, asked["asked"], asked["hardware"], store)
-        answer = operations.recommend(**asked, store=store)
+        return of_question(request, asked["asked"], asked["hardware"], store).answer(
+            partial(_measured, asked, store, format)
+        )
     except NotMeasured:
         if provenance == "measured" or format != "json" or not _is_predictable(asked):
             raise
         return _predicted(asked, store, request)
+
+
+def _measured(asked: dict[str, Any], store: Store, format: str) -> Content:
+    answer = recommend(**asked, store=store)
     if format == "json":
-        return tagged.of(JSONResponse(answer.to_json()))
+        return Content.json(answer.to_json())
     exported = export.export(answer, format=format, source=operations.hub_id(asked["asked"].model))
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
-    return tagged.of(Response(exported.text, media_type="text/plain; charset=utf-8", headers=notes))
+    return Content(exported.text, "text/plain; charset=utf-8", notes)
 
 
 def _is_predictable(asked: dict[str, Any]) -> bool:
@@ -84,7 +90,7 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
 )
 def frontier(asked: Question, store: OpenedStore, request: Request) -> Response:
     tagged = of_question(request, asked["asked"], asked["hardware"], store)
-    return tagged.of(JSONResponse(operations.frontier(**asked, store=store).to_json()))
+    return tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
 
 
 @ROUTES.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first", responses=answers(TrialsAnswer))
@@ -100,8 +106,11 @@ def trials(
 ) -> Response:
     if before is not None and offset:
         raise UsageError("before and offset both say where the page begins: leave one of them out")
-    tagged = of_trials(request, store)
-    found = store.trials(**conditions, limit=limit, offset=offset, before=before, newest_first=True)
-    following = found[-1].trial_id if len(found) == limit else None
-    page: dict[str, Any] = {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
-    return tagged.of(JSONResponse({**page, "next": following}))
+
+    def found() -> Content:
+        rows = store.trials(**conditions, limit=limit, offset=offset, before=before, newest_first=True)
+        following = rows[-1].trial_id if len(rows) == limit else None
+        page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
+        return Content.json({**page, "next": following})
+
+    return of_trials(request, store).answer(found)

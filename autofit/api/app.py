@@ -15,6 +15,7 @@ from autofit.api import access, answers, catalog, estimates, health, limits, met
 from autofit.api.common import PROBLEM
 from autofit.api.models import NamedModels
 from autofit.api.page import ROUTES as PAGES
+from autofit.api.remembered import Answers
 from autofit.operations.service.estimating import EstimatingProcess
 from autofit.store import Store
 
@@ -66,6 +67,7 @@ def create_app(
     app.state.runner = runner
     app.state.models = NamedModels(models)
     app.state.estimating, app.state.predicting = estimating, predicting
+    app.state.answers = Answers()
     app.state.metrics = metrics.Metrics(store)
     for group in (answers, estimates, searches, catalog, health):
         app.include_router(group.ROUTES)

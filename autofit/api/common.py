@@ -11,13 +11,13 @@ from autofit.core.errors import unknown
 from autofit.store import Store
 
 
-def opened_store(request: Request) -> Store:
+async def opened_store(request: Request) -> Store:
     """The store that the application answers from."""
     found: Store = request.app.state.store
     return found
 
 
-def refuse_other_parameters(request: Request) -> None:
+async def refuse_other_parameters(request: Request) -> None:
     """Reject parameters that the route does not have: ignoring them would answer a different question."""
     described = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     names = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "query"]

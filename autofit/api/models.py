@@ -39,7 +39,7 @@ class NamedModels:
         return {path.name: path for path in sorted(self.folder.iterdir()) if (path / "config.json").is_file()}
 
 
-def named_models(request: Request) -> NamedModels:
+async def named_models(request: Request) -> NamedModels:
     """Those of the application."""
     found: NamedModels = request.app.state.models
     return found

@@ -6,10 +6,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from autofit.api.versions import NotModified, headers
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.operations.service.estimating import Overloaded
 from autofit.planning.nothing_fits import Shortfall
@@ -50,10 +49,6 @@ def install(app: FastAPI) -> None:
         if isinstance(error, Overloaded):
             response.headers["Retry-After"] = "60"
         return response
-
-    @app.exception_handler(NotModified)
-    async def not_modified(request: Request, error: NotModified) -> Response:
-        return Response(status_code=304, headers=headers(error.tag))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -40,12 +40,14 @@ def workload_options(
     return Workload(**asdict(asked), model_digest=measured[0].model_digest)
 
 
-def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
+async def memory_limit_option(
+    memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None,
+) -> int | None:
     """The memory limit in bytes; raises `UsageError`."""
     return as_bytes(memory_limit)
 
 
-def goal_options(
+async def goal_options(
     method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
     min_rank: Annotated[int, Query(ge=1)] = 8,
     allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",

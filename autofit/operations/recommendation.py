@@ -208,8 +208,11 @@ def find_hardware(name: str, store: Store) -> Hardware:
         if any(h.key == here.key for h in stored) or len(stored) != 1:
             return here
         return stored[0]
+    exact = next((h for h in stored if h.name == name.lower()), None)
+    if exact is not None:
+        return exact
     meant = [known.name for known in called(name)]
-    measured = [h for h in stored if h.name == name.lower()] or [h for h in stored if h.name in meant]
+    measured = [h for h in stored if h.name in meant]
     if len({h.name for h in measured}) == 1:
         return measured[0]
     if meant:

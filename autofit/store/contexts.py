@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.store.tables import ContextRow, TrialRow
+from autofit.store.tables import ContextRow, HardwareRow, TrialRow
 
 Context = tuple[str, str, str]
 """Keys of hardware, stack and workload."""
@@ -30,21 +30,50 @@ def newest_trial(connection: Connection) -> int:
     return connection.scalar(select(func.max(TrialRow.id))) or 0
 
 
+def newest_hardware(connection: Connection, keys: Mapping[str, str]) -> str | None:
+    """The digest of the hardware that a context's newest trial ran on; None for a context without trials."""
+    return connection.scalar(_NEWEST_HARDWARE, keys)
+
+
+def hardware(connection: Connection) -> list[str]:
+    """The digests of the hardware that trials ran on, one per key, most recently used first."""
+    return list(connection.scalars(_EVERY_HARDWARE))
+
+
 def version(connection: Connection, hardware_key: str | None, workload_key: str | None) -> str:
     """Differs whenever trials of this hardware and workload have come between; None stands for any."""
     if hardware_key is None or workload_key is None:
         return str(newest_trial(connection))
-    rows = select(ContextRow.version, ContextRow.last_trial_id).where(
-        ContextRow.hardware_key == hardware_key, ContextRow.workload_key == workload_key
-    )
-    return ".".join(
-        f"{row.version}-{row.last_trial_id}" for row in connection.execute(rows.order_by(ContextRow.stack_key))
-    )
+    rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
+    return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
 
 def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list[str]:
     """Keys of the stacks that this workload ran under on this hardware, most recently used first."""
-    query = select(ContextRow.stack_key).where(
-        ContextRow.hardware_key == hardware_key, ContextRow.workload_key == workload_key
+    rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
+    return [row.stack_key for row in rows]
+
+
+# Statements are built once, because that takes longer than running them.
+
+_STACKS = (
+    select(ContextRow.stack_key, ContextRow.version, ContextRow.last_trial_id)
+    .where(ContextRow.hardware_key == bindparam("hardware_key"), ContextRow.workload_key == bindparam("workload_key"))
+    .order_by(ContextRow.last_trial_id.desc())
+)
+_NEWEST = select(func.max(TrialRow.id)).where(TrialRow.hardware_key == HardwareRow.key).correlate(HardwareRow)
+# One look into an index for each, whatever the number of trials.
+_EVERY_HARDWARE = (
+    select(TrialRow.hardware_digest)
+    .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
+    .order_by(TrialRow.id.desc())
+)
+_NEWEST_HARDWARE = (
+    select(TrialRow.hardware_digest)
+    .join(ContextRow, ContextRow.last_trial_id == TrialRow.id)
+    .where(
+        ContextRow.hardware_key == bindparam("hardware_key"),
+        ContextRow.stack_key == bindparam("stack_key"),
+        ContextRow.workload_key == bindparam("workload_key"),
     )
-    return list(connection.scalars(query.order_by(ContextRow.last_trial_id.desc())))
+)

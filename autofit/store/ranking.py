@@ -20,15 +20,6 @@ Columns = Any
 _CONFIG = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
 
 
-def of_context(rows: Columns, hardware_key: Any, stack_key: Any, workload_key: Any) -> tuple[Any, ...]:
-    """The condition that a trial is of one hardware, stack and workload."""
-    return (
-        rows.workload_key == workload_key,
-        rows.hardware_key == hardware_key,
-        rows.stack_key == stack_key,
-    )
-
-
 def same_config(one: Columns, other: Columns) -> ColumnElement[bool]:
     """The condition that two trials are of one config, hardware, stack and workload."""
     return and_(*(getattr(one, column.key) == getattr(other, column.key) for column in _CONFIG))
@@ -42,8 +33,7 @@ def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
 
 def counts(connection: Connection, keys: Mapping[str, str]) -> tuple[int, int]:
     """How many trials of a context there are, and how many of them ran out of memory."""
-    every = select(func.count()).select_from(TrialRow).where(*of_context(TrialRow, **keys))
-    found = [connection.scalar(query) or 0 for query in (every, every.where(TrialRow.outcome == OutOfMemory.kind))]
+    found = [connection.scalar(query, keys) or 0 for query in (_EVERY, _OUT_OF_MEMORY)]
     return found[0], found[1]
 
 
@@ -57,10 +47,7 @@ def undominated(
     Each config is known by one trial (`core.verdict.standing`). An index holds every family's trials in the order of
     memory, then speed: from each point the database finds the next trial that is faster, and reads no other config's.
     """
-    families = select(TrialRow.stopped_early, TrialRow.family).where(
-        *of_context(TrialRow, **keys), TrialRow.outcome == Fits.kind
-    )
-    for stopped_early, family in connection.execute(families.distinct()).all():
+    for stopped_early, family in connection.execute(_FAMILIES, keys).all():
         here: dict[str, Any] = {**keys, "stopped_early": stopped_early, "family": family, **_START}
         while rows := connection.execute(_NEXT_CONFIG, here).all():
             attempts = [reader.trial(connection, row) for row in rows]
@@ -75,12 +62,27 @@ def undominated(
 
 
 def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | None = None) -> Iterator[list[Trial]]:
-    """The attempts of each config that has fitted and has run out of memory, which may contradict each other."""
+    """The attempts of each config that has fitted and has run out of memory, which may contradict each other: of one
+    context, or of all."""
+    rows = connection.execute(_BOTH_WAYS if keys is None else _BOTH_WAYS_HERE, keys or {})
+    for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
+        yield [reader.trial(connection, row) for row in attempts]
+
+
+# Statements are built once, because that takes longer than running them.
+
+
+def _here(rows: Columns) -> tuple[Any, ...]:
+    """The condition that a trial is of the context that is asked for."""
+    return tuple(getattr(rows, column.key) == bindparam(column.key) for column in _CONFIG[:3])
+
+
+def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
     failed, fitted = aliased(TrialRow, name="failed"), aliased(TrialRow, name="fitted")
     ran_out = select(failed.config_key).where(failed.outcome == OutOfMemory.kind)
     repeated = select(*_CONFIG).group_by(*_CONFIG).having(func.count() > 1)
-    if keys is not None:
-        ran_out, repeated = ran_out.where(*of_context(failed, **keys)), repeated.where(*of_context(TrialRow, **keys))
+    if not everywhere:
+        ran_out, repeated = ran_out.where(*_here(failed)), repeated.where(*_here(TrialRow))
     # Few configs have several trials, and an index alone tells which: only their rows are read.
     candidates = repeated.where(TrialRow.config_key.in_(ran_out)).subquery()
     query = (
@@ -88,9 +90,7 @@ def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | 
         .join_from(candidates, TrialRow, same_config(TrialRow, candidates.c))
         .where(exists().where(same_config(fitted, candidates.c), only_of_config(fitted.outcome == Fits.kind)))
     )
-    rows = connection.execute(query.order_by(*_CONFIG, TrialRow.id))
-    for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
-        yield [reader.trial(connection, row) for row in attempts]
+    return query.order_by(*_CONFIG, TrialRow.id)
 
 
 def _next_config() -> Select[*tuple[Any, ...]]:
@@ -100,7 +100,7 @@ def _next_config() -> Select[*tuple[Any, ...]]:
     number = (
         select(following.id)
         .where(
-            *of_context(following, *(bindparam(column.key) for column in _CONFIG[:3])),
+            *_here(following),
             following.outcome == Fits.kind,
             following.stopped_early == bindparam("stopped_early"),
             following.family == bindparam("family"),
@@ -116,5 +116,11 @@ def _next_config() -> Select[*tuple[Any, ...]]:
     return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
 
 
-_NEXT_CONFIG = _next_config()  # built once, because that takes longer than running it
+_EVERY = select(func.count()).select_from(TrialRow).where(*_here(TrialRow))
+_OUT_OF_MEMORY = _EVERY.where(TrialRow.outcome == OutOfMemory.kind)
+_FAMILIES = (
+    select(TrialRow.stopped_early, TrialRow.family).where(*_here(TrialRow), TrialRow.outcome == Fits.kind).distinct()
+)
+_BOTH_WAYS, _BOTH_WAYS_HERE = _both_ways(everywhere=True), _both_ways(everywhere=False)
+_NEXT_CONFIG = _next_config()
 _START = {"bytes": -1, "speed": 0.0, "number": 0, "fastest": 0.0}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, select
 from sqlalchemy.orm import aliased
 
 from autofit.core.outcome import Fits
@@ -23,26 +24,8 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     Trials of a single timed step are left out: they have no spread of their own that could be subtracted. So are those
     that others disturbed: they do not show how much executions differ by themselves.
     """
-    config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
-    latest = (
-        select(*config, TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect)
-        .where(TrialRow.hardware_key == hardware_key)
-        .order_by(TrialRow.id.desc())
-        .limit(LATEST)
-        .subquery()
-    )
-    keys = [latest.c[column.key] for column in config]
-    repeated = select(*keys).where(_undisturbed(latest.c)).group_by(*keys).having(func.count() > 1).subquery()
-    run = aliased(TrialRow, name="run")
-    spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()
-    query = (
-        select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
-        .join_from(repeated, run, same_config(run, repeated.c))
-        .where(only_of_config(_undisturbed(run)))
-        .order_by(run.id)
-    )
     found: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
-    for stack, workload, key, speed, width in connection.execute(query):
+    for stack, workload, key, speed, width in connection.execute(_REPEATED, {"hardware_key": hardware_key}):
         if width is not None and speed:
             found[stack, workload, key].append((speed, width))
     return list(found.values())
@@ -51,3 +34,27 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
 def _undisturbed(rows: Columns) -> ColumnElement[bool]:
     """The condition that a trial fitted, was timed in full and not disturbed by others."""
     return and_(rows.outcome == Fits.kind, ~rows.stopped_early, ~rows.suspect)
+
+
+def _repeated() -> Select[*tuple[Any, ...]]:
+    config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
+    latest = (
+        select(*config, TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect)
+        .where(TrialRow.hardware_key == bindparam("hardware_key"))
+        .order_by(TrialRow.id.desc())
+        .limit(LATEST)
+        .subquery()
+    )
+    keys = [latest.c[column.key] for column in config]
+    repeated = select(*keys).where(_undisturbed(latest.c)).group_by(*keys).having(func.count() > 1).subquery()
+    run = aliased(TrialRow, name="run")
+    spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()
+    return (
+        select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
+        .join_from(repeated, run, same_config(run, repeated.c))
+        .where(only_of_config(_undisturbed(run)))
+        .order_by(run.id)
+    )
+
+
+_REPEATED = _repeated()  # built once, because that takes longer than running it

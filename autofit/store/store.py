@@ -28,7 +28,7 @@ from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
-from autofit.store.tables import HardwareRow, SearchRow, TrialRow, WorkloadRow
+from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
 _AT_ONCE = 500
 
@@ -214,8 +214,7 @@ class Store:
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 
         def work(connection: Connection) -> Frontier | None:
-            last = select(func.max(TrialRow.id)).where(*ranking.of_context(TrialRow, **keys)).scalar_subquery()
-            newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
+            newest = contexts.newest_hardware(connection, keys)
             if newest is None:
                 return None
             trials, out_of_memory = ranking.counts(connection, keys)
@@ -241,11 +240,7 @@ class Store:
 
     def hardware(self) -> list[Hardware]:
         """The hardware that trials ran on, one per key, most recently used first."""
-        of_key = select(func.max(TrialRow.id)).where(TrialRow.hardware_key == HardwareRow.key)
-        # One look into an index for each, whatever the number of trials.
-        newest = select(of_key.correlate(HardwareRow).scalar_subquery()).select_from(HardwareRow)
-        query = select(TrialRow.hardware_digest).where(TrialRow.id.in_(newest)).order_by(TrialRow.id.desc())
-        return self._database.fetch(lambda c: [self._reader.hardware(c, key) for key in c.scalars(query).all()])
+        return self._database.fetch(lambda c: [self._reader.hardware(c, key) for key in contexts.hardware(c)])
 
     def stacks(self, hardware_key: str, workload_key: str) -> list[Stack]:
         """The stacks that trials of this workload ran under on this hardware, most recently used first."""

@@ -53,12 +53,11 @@ def expected_gain(
     memory limit in bytes.
     """
     gain = np.zeros(len(memory))
-    for weight, mean, deviation in zip(time.weights, time.mean, time.deviation, strict=True):
-        draws = mean[:, None] + deviation[:, None] * NORMAL_DRAWS[None, :]
-        worth = _worth(math.log(front.best_seconds) - np.maximum(draws, least[:, None]))
-        faster = np.maximum(0.0, worth - 1.0).mean(axis=1)
-        gain += weight * (faster + area_weight * area_gain(front, memory, worth, limit))
-    return gain
+    for draw in NORMAL_DRAWS:
+        worth = _worth(math.log(front.best_seconds) - np.maximum(time.mean + draw * time.deviation, least))
+        faster = np.maximum(0.0, worth - 1.0)
+        gain += time.weights @ (faster + area_weight * area_gain(front, memory, worth, limit))
+    return gain / len(NORMAL_DRAWS)
 
 
 def _worth(lead: Array) -> Array:
@@ -68,17 +67,19 @@ def _worth(lead: Array) -> Array:
 
 
 def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Array:
-    """Expected growth of the area under the frontier if one more point is added, for each of many.
+    """Growth of the area under the frontier if one more point is added, for each of many.
 
-    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: equally likely speeds of each config,
-    as multiples of the best point's; shape (configs, draws).
+    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: the speed of each config, as a multiple
+    of the best point's, in each of several cases; shape (cases, configs), as the result.
     """
     starts = np.append(0.0, front.memory / limit)
     heights = np.append(0.0, front.best_seconds / front.seconds)
     ends = np.append(starts[1:], 1.0)
-    widths = np.maximum(0.0, ends[None, :] - np.maximum(starts[None, :], (memory / limit)[:, None]))
-    rise = np.maximum(0.0, speedup[:, :, None] - heights[None, None, :]).mean(axis=1)
-    return np.asarray((rise * widths).sum(axis=1))
+    widths = np.maximum(0.0, ends[:, None] - np.maximum(starts[:, None], memory / limit))
+    area = np.zeros_like(speedup)
+    for height, width in zip(heights, widths, strict=True):
+        area += np.maximum(0.0, speedup - height) * width
+    return area
 
 
 def gain_over(winner: Point, rival: Point, *, is_faster: bool = False) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -107,6 +108,30 @@ class _Explanation:
     """Log of prior times evidence, up to a constant."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What the trials have taught under one explanation."""
+
+    weight: float
+    """Its share of the belief."""
+    members: list[NDArray[np.bool_]]
+    """Of each of its causes: the configs of the lattice that have it."""
+    effects: Array
+    """Posterior mean of the features' effects, then of the causes'."""
+    covariance: Array
+    """Of these."""
+    noise: float
+
+    def at(self, rows: Rows, expected: Array, matrix: Array) -> LogNormal:
+        """The prediction for `rows`, of which the prior expects and which have these features: not of another
+        measurement, but of the figure itself."""
+        slow = np.array([member[rows] for member in self.members], dtype=float).reshape(len(self.members), len(rows)).T
+        wanted = np.hstack([matrix, slow])
+        variance = ((wanted @ self.covariance) * wanted).sum(axis=1)
+        mean = expected + SLOW_MEAN * slow.sum(axis=1) + wanted @ self.effects
+        return LogNormal(mean=mean, deviation=np.sqrt(variance + self.noise**2))
+
+
 class StepTimes:
     """The belief about the step times of one lattice's configs."""
 
@@ -116,6 +141,8 @@ class StepTimes:
         self._features = Features(lattice, prior, predicted)
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
+        self._learnt = lru_cache(maxsize=2)(self._learn)
+        """Between two trials, several questions are asked."""
         self._prior = prior
         first, effects = self._features.spreads[:1], self._features.spreads[1:]
         least = np.minimum(effects, LEAST_EFFECT)
@@ -132,17 +159,24 @@ class StepTimes:
         return np.asarray(self._features.expected[rows])
 
     def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
-        """Predict configs of the lattice, given by their positions in it, from what trials have shown: by the 64
-        likeliest explanations, or the fewer that have all but 0.2 % of the belief."""
+        """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
+        learnt = self._learnt(tuple(shown))
+        expected, matrix = self._features.expected[rows], self._features.matrix[rows]
+        parts = [one.at(rows, expected, matrix) for one in learnt]
+        return Mixture(
+            np.array([one.weight for one in learnt]),
+            np.array([p.mean for p in parts]),
+            np.array([p.deviation for p in parts]),
+        )
+
+    def _learn(self, shown: tuple[Shown, ...]) -> list[_Learnt]:
+        """The effects under the 64 likeliest explanations, or the fewer that have all but 0.2 % of the belief."""
         seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
         explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:64]
         weights = np.exp(np.array([e.log_weight for e in explanations]) - explanations[0].log_weight)
         enough = int(np.searchsorted(np.cumsum(weights), 0.998 * weights.sum())) + 1
-        explanations, weights = explanations[:enough], weights[:enough]
-        parts = [self._predicted(e, seen, rows) for e in explanations]
-        return Mixture(
-            weights / weights.sum(), np.array([p.mean for p in parts]), np.array([p.deviation for p in parts])
-        )
+        shares = weights[:enough] / weights[:enough].sum()
+        return [self._under(e, float(share), seen) for e, share in zip(explanations, shares, strict=False)]
 
     def _explanations(self, seen: _Seen) -> Iterable[_Explanation]:
         """Those without a cause, and the four likeliest of each number with a further one, up to three causes."""
@@ -173,8 +207,8 @@ class StepTimes:
             if cause not in one.causes
         ]
 
-    def _predicted(self, one: _Explanation, seen: _Seen, rows: Rows) -> LogNormal:
-        """The regression under one explanation, at `rows`; not of another measurement, but of the figure itself."""
+    def _under(self, one: _Explanation, share: float, seen: _Seen) -> _Learnt:
+        """The regression under one explanation, which has this `share` of the belief."""
         causes = list(one.causes)
         spreads = np.append(np.sqrt(self._variances[one.scale]), np.full(len(causes), SLOW_DEVIATION))
         had = seen.has[:, causes]
@@ -184,11 +218,7 @@ class StepTimes:
             spreads,
             1.0 / (one.noise**2 + seen.blur),
         )
-        slow = np.array([seen.members[cause][rows] for cause in causes], dtype=float).reshape(len(causes), len(rows)).T
-        wanted = np.hstack([self._features.matrix[rows], slow])
-        mean = self._features.expected[rows] + SLOW_MEAN * slow.sum(axis=1) + wanted @ effects
-        variance = ((wanted @ covariance) * wanted).sum(axis=1)
-        return LogNormal(mean=mean, deviation=np.sqrt(variance + one.noise**2))
+        return _Learnt(share, [seen.members[cause] for cause in causes], effects, covariance, one.noise)
 
     def _causes(self, measured: Iterable[Config]) -> list[_Cause]:
         """The causes that may have slowed a measured config and not all configs of the lattice: its values, all values

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 from unit.operations.made_trials import MODEL, fits, make_trial
 
-from autofit import export
-from autofit.api import documents
+from autofit import export, operations
+from autofit.api import answers, documents, remembered
 from autofit.api.answers import NOTES_HEADER
 from autofit.api.app import create_app
 from autofit.core.errors import NotMeasured, UsageError
@@ -39,6 +39,34 @@ def test_who_has_the_newest_answer_is_told_so(client: TestClient, store: Store, 
     store.add(make_trial({"micro_batch": 2}, fits(1, 900)))
     later = client.get(path, params=asked_for(path), headers={"If-None-Match": tag})
     assert (later.status_code, later.headers["etag"] != tag) == (200, True)
+
+
+def test_an_answer_is_made_once_until_a_trial_comes(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def recommend(*asked: object, **more: object) -> object:
+        made.append(None)
+        return operations.recommend(*asked, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(answers, "recommend", recommend)
+    asked = [client.get("/v1/recommendation", params={**WORKLOAD, "format": name}) for name in ("json", "trl") * 2]
+    assert len(made) == 2, "one for each format"
+    assert [a.text for a in asked[:2]] == [a.text for a in asked[2:]]
+    assert asked[1].headers[NOTES_HEADER] == asked[3].headers[NOTES_HEADER]
+    assert asked[0].headers["x-request-id"] != asked[2].headers["x-request-id"]
+    store.add(make_trial({"micro_batch": 2}, fits(1, 900)))
+    assert client.get("/v1/recommendation", params=WORKLOAD).json() != asked[0].json() and len(made) == 3
+
+
+def test_of_many_answers_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "ANSWERS", 2)
+    kept, content = remembered.Answers(), remembered.Content("", "text/plain")
+    for tag in ("a", "b", "c"):
+        kept.keep(tag, content)
+        kept.get("a")
+    assert [kept.get(tag) for tag in ("a", "b", "c")] == [content, None, content]
 
 
 def test_other_questions_have_other_tags(client: TestClient) -> None:

@@ -595,15 +595,20 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
         points = [(choose.uniform(1, 9) * GIB, choose.uniform(0.1, 2.0)) for _ in range(choose.randrange(1, 6))]
         best = min(seconds for _, seconds in points)
         memory = np.array([choose.uniform(0.5, 12) * GIB for _ in range(4)])
-        speedup = np.array([[choose.uniform(0.3, 2) for _ in range(3)] for _ in range(4)])
+        speedup = np.array([[choose.uniform(0.3, 2) for _ in range(4)] for _ in range(3)])
         shares = (np.arange(20000) + 0.5) / 20000
         heights = np.zeros_like(shares)
         for size, seconds in points:
             heights[shares >= size / limit] = np.maximum(heights[shares >= size / limit], best / seconds)
-        expected = [
-            np.mean([np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean() for s in draws])
-            for m, draws in zip(memory, speedup, strict=True)
-        ]
+        expected = np.array(
+            [
+                [
+                    np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean()
+                    for m, s in zip(memory, case, strict=True)
+                ]
+                for case in speedup
+            ]
+        )
         assert area_gain(Front.of(points), memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
 
 

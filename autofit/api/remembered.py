@@ -1,0 +1,90 @@
+"""Answers that hold until a trial comes: kept here for the next who asks, and named by a tag, so that a client that has
+the newest is told so (RFC 9110, section 13)."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from autofit import __version__
+from autofit.core.workload import Workload
+from autofit.operations.recommendation import Asked, find_hardware
+from autofit.store import Store
+
+ANSWERS = 500
+"""So many are kept: some twenty megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a response is made from: responses themselves are changed on their way out."""
+
+    body: bytes | str
+    media_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def json(cls, document: Any) -> Content:
+        return cls(bytes(JSONResponse(document).body), "application/json")
+
+
+class Answers:
+    """The latest answers, by their tags."""
+
+    def __init__(self) -> None:
+        self._of_tag: OrderedDict[str, Content] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, tag: str) -> Content | None:
+        with self._lock:
+            if tag in self._of_tag:
+                self._of_tag.move_to_end(tag)
+            return self._of_tag.get(tag)
+
+    def keep(self, tag: str, content: Content) -> None:
+        with self._lock:
+            self._of_tag[tag] = content
+            if len(self._of_tag) > ANSWERS:
+                self._of_tag.popitem(last=False)
+
+
+class Tagged:
+    """An answer that holds until its version changes, under a tag by which clients ask whether it has."""
+
+    def __init__(self, request: Request, version: str) -> None:
+        whole = f"{__version__} {version} {request.url.path}?{request.url.query}"
+        self._tag = f'"{hashlib.sha256(whole.encode()).hexdigest()[:32]}"'
+        self._answers: Answers = request.app.state.answers
+        named = request.headers.get("if-none-match", "").strip()
+        self._is_known = named == "*" or self._tag in (tag.strip().removeprefix("W/") for tag in named.split(","))
+
+    def answer(self, made: Callable[[], Content]) -> Response:
+        """304 to a client that has it. Its content is made only if nobody has asked for it lately."""
+        # It may be kept, and must be asked about before it is used again.
+        headers = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
+        if self._is_known:
+            return Response(status_code=304, headers=headers)
+        content = self._answers.get(self._tag)
+        if content is None:
+            content = made()
+            self._answers.keep(self._tag, content)
+        return Response(content.body, media_type=content.media_type, headers={**content.headers, **headers})
+
+
+def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
+    """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
+    workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
+    key = find_hardware(hardware, store).key
+    return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))
+
+
+def of_trials(request: Request, store: Store) -> Tagged:
+    """The tag of a page of trials: any new trial may change it."""
+    return Tagged(request, store.version())
