@@ -299,9 +299,9 @@ def record(file: Path, configs: int, seed: int, ranks: int) -> None:
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
-            for row in Drawing(site, f"{seed} {site[0].name} {groups}", ranks).rows(runners):
+            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks)
+            for have, row in enumerate(itertools.islice(drawing.rows(runners), configs - have), have + 1):
                 _add(file, {"group": groups, **row})
-                have += 1
             groups += 1
             print(f"{site[0].name}: {have} of {configs}", file=sys.stderr, flush=True)
 

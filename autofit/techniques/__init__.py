@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Axis, Config, Value
@@ -69,6 +70,7 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
     return every_technique_agrees
 
 
+@lru_cache(maxsize=10_000)
 def only_slower(config: Config) -> tuple[Config, ...]:
     """The configs that differ from `config` on one axis and do all of its work and more: they cannot train faster.
 

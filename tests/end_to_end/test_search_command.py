@@ -144,6 +144,7 @@ def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path
     lightest config by more than the address space that RLIMIT_DATA counts beside it. Predictions would rule out what
     is to run out, and only a thorough search runs what is likelier to run out than to fit."""
     write_model(folder, TEN_MILLION)
+    (folder / "space.yaml").write_text(SPACE.replace("micro_batch: [1, 4]", "micro_batch: [1]"))
     limit = 240 * 1024**2
     asked = ("--in-place", "--method", "full", "--no-predict", "--thorough")
     answer, _ = run(folder, *asked, "--memory-limit", "240MiB", program=EVEN_SPEEDS)
@@ -151,7 +152,7 @@ def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path
     assert answer["recommendation"]["measurement"]["device_bytes"] <= limit
     assert answer["recommendation"]["headroom_bytes"] >= 0
     assert answer["out_of_memory"] >= 1
-    assert answer["out_of_memory"] + answer["ruled_out"] == 4  # the half of the space in fp32
+    assert answer["out_of_memory"] + answer["ruled_out"] == 2  # the half of the space in fp32
     stored = trials(folder)
     assert {t.outcome.kind for t in stored} == {"fits", "out_of_memory"}
     # what ran out under this limit answers for a lower one, without a trial
@@ -164,15 +165,12 @@ HEAP_NOISE_BYTES = 64 * 1024**2
 FEW_CONFIGS = """
 purpose: Configs enough to be killed several times among.
 axes:
-  method: [lora, full]
+  method: [full]
   precision: [bf16]
   micro_batch: [1, 4]
   checkpointing: [full, none]
-rules:
-  - when: {method: lora}
-    only: {micro_batch: 4}
 """
-FEW = 6
+FEW = 4
 """How many they are."""
 
 
@@ -290,7 +288,7 @@ def wait_until(search: subprocess.Popen[Any], condition: Callable[[], bool]) -> 
 START_UP_SECONDS = 0.2
 """Enough to be in the middle of one's own imports; other processes come later on any machine."""
 EARLY_KILLS = (Kill(stage=Stage.START_UP), Kill(stage=Stage.PREPARING))
-LATE_KILLS = (Kill(stage=Stage.TRIAL), Kill(stage=Stage.TRIAL, stored=2))
+LATE_KILLS = (Kill(stage=Stage.TRIAL, stored=2),)
 """No two alike. Each that comes late pays for a whole start, which is most of this test's time: without a probe and
 predictions, that is less."""
 
@@ -310,7 +308,7 @@ def test_killed_at_every_stage_it_goes_on_to_the_same_frontier(folder: Path) -> 
         kill_again_and_again(folder, LATE_KILLS, *asked)
         expected = json.loads(other.communicate()[0])
     known = len({t.config for t in trials(folder)})
-    assert 2 <= known < FEW
+    assert 1 <= known < FEW
     answer, _ = run(folder, *limited, program=EVEN_SPEEDS)
     assert answer["answered_from_store"] == known
     assert answer["recommendation"]["config"] == expected["recommendation"]["config"]
@@ -330,7 +328,7 @@ def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path) -
     (folder / "space.yaml").write_text(FEW_CONFIGS)
     # What Kubernetes, systemd and Slurm send is an interrupt, as Ctrl-C is.
     kinds = (signal.SIGKILL, signal.SIGTERM)
-    kills = [Kill(stage=Stage.TRIAL, stored=number, kind=kind) for number, kind in enumerate(kinds, start=1)]
+    kills = [Kill(stage=Stage.TRIAL, stored=number, kind=kind) for number, kind in enumerate(kinds)]
     assert kill_again_and_again(folder, kills, "--no-predict") == [-signal.SIGKILL, 130]
     with Store.open(str(folder / "store.db")) as store:
         assert store.searches()[0].state == "cancelled"
