@@ -300,8 +300,9 @@ def record(file: Path, configs: int, seed: int, ranks: int) -> None:
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
             drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks)
-            for have, row in enumerate(itertools.islice(drawing.rows(runners), configs - have), have + 1):
+            for row in itertools.islice(drawing.rows(runners), configs - have):
                 _add(file, {"group": groups, **row})
+                have += 1
             groups += 1
             print(f"{site[0].name}: {have} of {configs}", file=sys.stderr, flush=True)
 

@@ -23,9 +23,10 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-NEEDS_THE_MACHINE = (
-    "tests/end_to_end/",
-    "tests/unit/benchmarks/",
+STARTS_RAY = ("tests/end_to_end/", "tests/unit/workers/")
+"""Tests of the whole program and of Ray: never two at once."""
+TRAINS = (
+    "tests/unit/benchmarks/test_gpu.py",
     "tests/unit/cli/test_ranks_commands.py",
     "tests/unit/cli/test_trial_command.py",
     "tests/unit/estimate/test_rank_shards.py",
@@ -34,11 +35,11 @@ NEEDS_THE_MACHINE = (
     "tests/unit/trial/",
     "tests/unit/training/test_engines.py",
     "tests/unit/training/test_nvme_trains.py",
-    "tests/unit/workers/",
 )
 """Tests that train in processes of their own, or check what these leave behind: never two at once."""
 SLOW = (
-    *NEEDS_THE_MACHINE,
+    *STARTS_RAY,
+    *TRAINS,
     "tests/emulated_card/",
     "tests/contract/test_cli_snapshot.py",
     "tests/contract/test_documents.py",
@@ -86,12 +87,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers: tests that need the machine run one after another, the rest module by module."""
+    """With several workers: tests that start Ray run one after another, those that train, too, the rest by module."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByNeed(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "machine" if nodeid.startswith(NEEDS_THE_MACHINE) else nodeid.partition("::")[0]
+            for others in (STARTS_RAY, TRAINS):
+                if nodeid.startswith(others):
+                    return others[0]
+            return nodeid.partition("::")[0]
 
     return ByNeed(config, log)
 

@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 600.0
 """More than any check takes on a busy machine."""
 CHOSEN = (
     *("precision=fp32", "precision=bf16-mixed", "precision=fp16-mixed", "method=lora", "checkpointing=full"),
-    *("attention=flash", "rank=256", "optimizer=adamw-8bit", "sharding=ddp"),
+    *("attention=flash", "optimizer=adamw-8bit", "sharding=ddp"),
     *("full at a real size", "memory limit", "predictions"),
 )
 
