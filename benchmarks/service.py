@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 from sqlalchemy import text
@@ -79,24 +79,19 @@ def database(postgresql: bool) -> Iterator[str]:
 
 
 @contextmanager
-def serving(store: str) -> Iterator[tuple[int, psutil.Process]]:
-    """The port of a server, and its process."""
+def serving(store: str) -> Iterator[tuple[int, psutil.Process, float]]:
+    """The port of a server, its process, and how many seconds after its start it has answered."""
     command = [sys.executable, "-m", "autofit", "serve", "--no-runner", "--port", "0", "--store", store]
+    begin = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = re.search(r":(\d+), ", process.stderr.readline())
         assert said, "it does not serve"
         try:
-            while not _listens(int(said[1])):
-                time.sleep(0.05)
-            yield int(said[1]), psutil.Process(process.pid)
+            urlopen(f"http://localhost:{said[1]}/healthz").close()
+            yield int(said[1]), psutil.Process(process.pid), time.perf_counter() - begin
         finally:
             process.terminate()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as line:
-        return line.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def ask(line: Any, path: str, tag: str | None) -> tuple[int, str | None]:
@@ -180,7 +175,7 @@ def main() -> None:
         workloads = fill(store, asked.contexts, asked.trials)
         query = "model={0.model}&seq_len={0.seq_len}&global_batch={0.global_batch}"
         paths = [f"/v1/{kind}?{query.format(w)}" for w in workloads for kind in ("recommendation", "frontier")]
-        with serving(url) as (port, process), writing(store, workloads[0]) as stored:
+        with serving(url) as (port, process, start), writing(store, workloads[0]) as stored:
             asyncio.run(load(port, paths, 20, 5, False))  # it has loaded what it needs
             memory = [process.memory_info().rss]
             found: dict[str, Any] = {}
@@ -194,6 +189,7 @@ def main() -> None:
         "trials": asked.contexts * asked.trials,
         "contexts": asked.contexts,
         "rate": asked.rate,
+        "start_seconds": round(start, 2),
         "store_ms_median": sorted(stored)[len(stored) // 2],
         "server_mib": [size >> 20 for size in memory],
     }

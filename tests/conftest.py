@@ -46,6 +46,7 @@ SLOW = (
     "tests/unit/bench/test_made_search.py",
     "tests/unit/bench/test_replay.py",
     "tests/unit/bench/test_replay_of_recorded_tables.py",
+    "tests/unit/benchmarks/",
     "tests/unit/catalog/test_catalog_hub.py",
     "tests/unit/cli/test_bad_input.py",
     "tests/unit/cli/test_commands.py",

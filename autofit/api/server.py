@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ def serve(
         )
     with ExitStack() as stack:
         opened = stack.enter_context(Store.open(store, create=with_runner))
-        port = _free(host, port)
+        listening = stack.enter_context(_listening(host, port))
         runner = stack.enter_context(_runner(store)) if with_runner else None
         app = create_app(
             opened,
@@ -63,7 +63,7 @@ def serve(
             runner=runner,
             models=models,
         )
-        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(
             f"autofit: serving on {where}, API described at {where}/openapi.json; Ctrl-C stops it",
             file=sys.stderr,
@@ -71,9 +71,9 @@ def serve(
         )
         if log_requests:
             _log_to_standard_error()
-        uvicorn.run(
-            app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
-        )
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
+        with suppress(KeyboardInterrupt):  # a service that is told to end has not failed
+            uvicorn.Server(config).run(sockets=[listening])
 
 
 def _has_token(store: str | None) -> bool:
@@ -129,14 +129,12 @@ def _log_to_standard_error() -> None:
     LOG.propagate = False
 
 
-def _free(host: str, port: int) -> int:
-    """`port`, or a free port if it is 0. Raises `UsageError` if nothing can listen there; uvicorn would log that and
-    exit with status 1."""
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there, on a free port if it is 0: who connects from now on is answered. Raises `UsageError`
+    if none can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-        except OSError as error:
-            raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        why = error.strerror if error.errno is None else os.strerror(error.errno)
+        raise UsageError(f"cannot listen on {host} port {port}: {why}") from error

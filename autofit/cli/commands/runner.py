@@ -18,9 +18,14 @@ def runner(
       autofit runner --store postgresql://db/autofit --ray-address auto
 
     Without --ray-address it takes searches for this machine's device only. A search whose runner is stopped goes on
-    with the next one. `autofit serve` has a runner of its own.
+    with the next one. Each search that begins or ends is a line on standard error. `autofit serve` has a runner of its
+    own.
     """
+    import logging
+
     from autofit.operations.service.runner import Runner
 
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("autofit").setLevel(logging.INFO)
     with suppress(KeyboardInterrupt):  # a service that is told to end has not failed
         Runner(store, ray_address=ray_address, in_place=in_place).run()

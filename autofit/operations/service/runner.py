@@ -72,6 +72,7 @@ class Runner:
                 self._over.wait(LOOK_SECONDS)
 
     def _drive(self, store: Store, lease: Lease) -> None:
+        _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
         told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
         command = [sys.executable, "-m", "autofit.operations.service.driver"]
         with tempfile.TemporaryFile() as errors:
@@ -86,6 +87,7 @@ class Runner:
                 self._wait(store, lease, child)
             finally:  # an interrupt included
                 _end(child)
+                _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
                 self._see_to_it(store, lease, child.returncode, _last_line(errors))
 
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
