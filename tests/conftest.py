@@ -23,7 +23,11 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-STARTS_RAY = ("tests/end_to_end/", "tests/unit/workers/")
+STARTS_RAY = (
+    "tests/end_to_end/test_search_command.py",
+    "tests/end_to_end/test_service.py",
+    "tests/unit/workers/",
+)
 """Tests of the whole program and of Ray: never two at once."""
 TRAINS = (
     "tests/unit/benchmarks/test_gpu.py",
@@ -41,6 +45,7 @@ SLOW = (
     *STARTS_RAY,
     *TRAINS,
     "tests/emulated_card/",
+    "tests/end_to_end/",
     "tests/contract/test_cli_snapshot.py",
     "tests/contract/test_documents.py",
     "tests/unit/bench/test_made_search.py",
