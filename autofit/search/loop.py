@@ -60,7 +60,7 @@ class Search:
             while self._verify() or self._contest():
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
-            self.progress.regret_bound = None if winner is None else self._acquisition.regret_bound(winner)
+            self.progress.regret_bound = None if winner is None else self._acquisition.belief.regret_bound(winner)
             self._show()
         finally:
             self._scheduler.close()
@@ -124,7 +124,7 @@ class Search:
         while True:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
-                expected = self._acquisition.expected_seconds(config)
+                expected = self._acquisition.belief.expected_seconds(config)
                 request = TrialRequest(
                     job=self.plan.job,
                     config=config,

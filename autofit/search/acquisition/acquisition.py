@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 
 from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
 from autofit.core.lattice import Config
-from autofit.core.outcome import TimedOut
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.belief import Belief, likeliest
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
-from autofit.search.acquisition.memory_fit import MemoryFit, completed
-from autofit.search.acquisition.regret import regret_bound, timing_deviation
-from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
-from autofit.search.acquisition.surrogate import TIME, Rows
-from autofit.search.acquisition.trial_costs import TrialCosts
+from autofit.search.acquisition.step_times import Mixture
+from autofit.search.acquisition.surrogate import Rows
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
@@ -45,10 +42,6 @@ that runs out of memory shows nothing about speed, and one that surely fits teac
 them last."""
 MUCH = 0.1
 """Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
-ORDER_DOUBT = 0.05
-"""Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
-on a device that hands out memory slowly, recomputing activations may cost less than keeping them. The same chance as
-that of the figures that a search states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +99,15 @@ class Acquisition:
         least_seconds: Callable[[str], float | None] = lambda method: None,
         thorough: bool = False,
     ) -> None:
-        """`lower_bounds`: bytes that each config takes at least. `methods`: the most faithful first; the first that
-        fits will be recommended. If empty, all count alike. `batch`: sequences of a device's optimizer step; the
-        largest micro-batch if not given. `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given.
-        `least_seconds`: of a step of each method, by what the device's arithmetic takes; None where that is unknown.
-        `thorough`: all methods count alike for a whole frontier, and any gain is worth its trial."""
+        """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
+        `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given. `thorough`: all methods count alike for a
+        whole frontier, and any gain is worth its trial. The others are those of `Belief`."""
         self._state = state
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = 0.5 if thorough else 0.2
-        configs = state.lattice.configs
-        self._row_of = state.lattice.row_of
-        self._methods = np.array([c.text("method") for c in configs])
-        least = {method: least_seconds(method) for method in set(self._methods.tolist())}
-        self._floor = np.array([math.log(s) if (s := least[method]) else -math.inf for method in self._methods])
-        """Logarithms of the seconds that a step takes at least."""
-        self._time = StepTimes(state.lattice, TIME)
-        self._is_foretold = False
-        """Whether times are predicted, and not only steered."""
-        self._memory = MemoryFit(state, lower_bounds)
-        self._costs = TrialCosts(state.lattice, batch or max(c.number("micro_batch") for c in configs))
+        self.belief = Belief(state, lower_bounds, batch=batch, least_seconds=least_seconds)
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
@@ -156,18 +137,7 @@ class Acquisition:
 
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
-        lattice = self._state.lattice
-        known = {c: predictions.by_config[c] for c in lattice.configs if c in predictions.by_config}
-        if not known or 2 * len(self._memory.possible(known)) < len(self._memory.possible(lattice.configs)):
-            return
-        self._memory.use(known, predictions.memory_deviation)
-        seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
-        if 2 * len(seconds) >= len(known):
-            stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
-            times = completed(lattice, seconds, TIME)
-            self._time = StepTimes(lattice, time_error(float(stated)), times)
-            self._is_foretold = True
-            self._costs.use(known)
+        self.belief.use(predictions)
         self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
@@ -202,7 +172,7 @@ class Acquisition:
         two runs may both be slow by chance. None if that is not worth the run: half the gain above which speeds never
         tie, or less, is likely to end in a tie, and so to leave the recommendation as it is."""
         own = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
-        bounding = {p.config for p in self._bounding()} if self._order_doubt() < 1.0 else set()
+        bounding = {p.config for p in self.belief.bounding()} if self.belief.order_doubt() < 1.0 else set()
         gains = {}
         for number, rival in enumerate(own):
             is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
@@ -212,34 +182,6 @@ class Acquisition:
         if most is None or gains[most] <= max(self._noise_gain(), MAX_TIE / 2):
             return None
         return own[most]
-
-    def regret_bound(self, winner: Point) -> float:
-        """Upper bound, with 95 % confidence, on how much slower `winner` is than the best of its method, as a share
-        of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
-        unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
-        tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
-        rivals = self._step_time(unknown).with_known(
-            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
-        )
-        probability = np.append(self._memory.fit(unknown)[1], np.ones(len(tried)))
-        claims = [
-            (chance, np.append(least, np.full(len(tried), -math.inf)))
-            # A trial for a measured config that was so unlucky would seldom pay, but the bound allows for it.
-            for chance, least in self._claims(unknown, unlucky=2.0)
-        ]
-        return regret_bound(winner, rivals, probability, claims)
-
-    def _may_be_faster(self) -> list[Config]:
-        """The open configs, and those that were given up because trials of them ended early: these show no more than
-        that a step takes long, and the first micro-step alone not even that for certain."""
-        known = self._state.trials
-        given_up = (c for c in self._state.least_step_seconds if c in known)
-        return [*self._state.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
-
-    def expected_seconds(self, config: Config) -> float:
-        """Expected duration of the trial of a config of the lattice, set-up included."""
-        rows = self._rows([config])
-        return float(self._seconds(self._step_time(rows), rows)[0])
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
@@ -252,7 +194,7 @@ class Acquisition:
             if len(own) < FEW:
                 telling |= weighed.gain >= LITTLE
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self._methods[weighed.rows] == doubtful) & telling & short
+            gains |= (self.belief.methods[weighed.rows] == doubtful) & telling & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
         worth = possible & ~weighed.dear
         if not self._state.points():
@@ -264,11 +206,11 @@ class Acquisition:
         """What to try where nothing has fitted and nothing is predicted to, because a prediction is no proof of that:
         the lightest config of each method, unless one of the method is under way, or one predicted to be no heavier has
         run out of memory. Empty otherwise."""
-        state, sizes = self._state, self._memory.sizes
+        state, sizes = self._state, self.belief.memory.sizes
         if state.points() or not self._weighed().cannot_fit.all():
             return []
         under_way = {c.text("method") for c in state.under_way}
-        ran_out = self._memory.least_that_ran_out()
+        ran_out = self.belief.memory.least_that_ran_out()
         lightest: dict[str, Candidate] = {}
         for candidate in sorted(self.candidates(), key=lambda c: sizes[c.config]):
             method = candidate.config.text("method")
@@ -285,15 +227,14 @@ class Acquisition:
         """The method to recommend, if much of it may be missed."""
         fastest = self._state.fastest(self._faithful)
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
-        return chosen if chosen is not None and self.regret_bound(fastest[chosen]) > DOUBTFUL else None
+        return chosen if chosen is not None and self.belief.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
     def _without_suspects(self, rows: Rows, own: Sequence[Point]) -> NDArray[np.bool_]:
         """Which configs lack a value that all `own` share, the measured ones of their method, where these are 1.5 times
         as slow as foretold, in the median: that value may be why, and no trial so far could tell."""
-        known = self._rows(p.config for p in own)
         taken = np.log([p.measurement.step_seconds.median for p in own])
-        slow = bool(own) and np.median(taken - self._time.foretold(known)) >= math.log(1.5)
-        if not slow or not self._is_foretold:
+        slow = bool(own) and np.median(taken - self.belief.foretold(own)) >= math.log(1.5)
+        if not slow or not self.belief.is_foretold:
             return np.zeros(len(rows), dtype=bool)
         shared = set.intersection(*(set(p.config.items) for p in own))
         configs = self._state.lattice.configs
@@ -325,42 +266,13 @@ class Acquisition:
         return weighed
 
     def _weigh(self) -> _Weighed:
-        rows = self._rows(self._state.open)
-        time, (memory, probability) = self._step_time(rows), self._memory.fit(rows)
-        seconds, expected = self._seconds(time, rows), time.together
-        methods = self._methods[rows]
-        fronts, bounds, claims = self._fronts(), self._state.least_step_seconds, self._claims(rows)
-        least = _likeliest(claims)
-        gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
-        limit = float(self._state.memory_limit_bytes)
-        for method in np.unique(methods).tolist():
-            own = np.flatnonzero(methods == method)
-            front = self._front_to_beat(method, fronts)
-            if front is not None:
-                for rows_of, chance, claimed in _apart(claims, own):
-                    gain[rows_of] += chance * expected_gain(
-                        front,
-                        time.part(rows_of),
-                        claimed[rows_of],
-                        memory[rows_of],
-                        limit,
-                        area_weight=self._area_weight,
-                    )
-                continue
-            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-np.maximum(expected.mean, least)[own])
-            gain[own] = 2.0 * speed / speed.max()
-            paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
-            begun = [bound for config, bound in bounds.items() if config.text("method") == method]
-            if begun:
-                # One has been begun, and would take long: what may be much faster comes before it is finished, which
-                # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
-                front = Front.of([(0.0, min(begun))])
-                faster = expected_gain(front, time.part(own), least[own], memory[own], limit, area_weight=0.0)
-                gain[own] = np.maximum(faster, 0.05 * speed / speed.max())
-                finishing[own[speed.argmax()]] = True
+        belief, fronts = self.belief, self._fronts()
+        rows = belief.rows(self._state.open)
+        time, (memory, probability) = belief.step_time(rows), belief.memory.fit(rows)
+        seconds, methods = belief.seconds(time, rows), belief.methods[rows]
+        gain, paid, finishing = self._gains(rows, time, memory, seconds, fronts)
         gain *= probability
-        recommended = self._recommended(fronts, methods, probability, np.exp(expected.mean))
+        recommended = self._recommended(fronts, methods, probability, np.exp(time.together.mean))
         beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
         gain[beside] *= BESIDE
         if fronts:
@@ -383,8 +295,39 @@ class Acquisition:
             seconds=seconds[order],
             dear=dear[order],
             # About three deviations of the errors seen.
-            cannot_fit=(self._memory.predicted[rows] & (probability < 1e-3))[order],
+            cannot_fit=(belief.memory.predicted[rows] & (probability < 1e-3))[order],
         )
+
+    def _gains(
+        self, rows: Rows, time: Mixture, memory: Array, seconds: Array, fronts: Mapping[str, Front]
+    ) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """What each config may gain if it fits, beside what of its own method is measured; the seconds by which that is
+        judged; and which would finish what has been begun. `seconds`: of the trials."""
+        gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
+        methods, claims = self.belief.methods[rows], self.belief.claims(rows)
+        least, limit = likeliest(claims), float(self._state.memory_limit_bytes)
+        usual = np.maximum(time.together.mean, least)
+        for method in np.unique(methods).tolist():
+            own = np.flatnonzero(methods == method)
+            front = self._front_to_beat(method, fronts)
+            if front is not None:
+                for part, chance, claimed in _apart(claims, own):
+                    found = time.part(part), claimed[part], memory[part]
+                    gain[part] += chance * expected_gain(front, *found, limit, area_weight=self._area_weight)
+                continue
+            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
+            speed = np.exp(-usual[own])
+            gain[own] = 2.0 * speed / speed.max()
+            paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
+            begun = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
+            if begun:
+                # One has been begun, and would take long: what may be much faster comes before it is finished, which
+                # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
+                found = time.part(own), least[own], memory[own]
+                faster = expected_gain(Front.of([(0.0, min(begun))]), *found, limit, area_weight=0.0)
+                gain[own] = np.maximum(faster, 0.05 * speed / speed.max())
+                finishing[own[speed.argmax()]] = True
+        return gain, paid, finishing
 
     def _recommended(
         self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
@@ -394,7 +337,7 @@ class Acquisition:
         anything that fits is what the user needs. Later it may be as unlikely as what the search still tries: the gain
         of a config is at least its probability of fitting while nothing of its method has. `seconds`: expected of each
         config's step."""
-        if not fronts and not self._memory.predicted.any():
+        if not fronts and not self.belief.memory.predicted.any():
             return None
         possible = probability >= (MUCH if fronts else LIKELY)
         speeds: dict[str, float] = {}
@@ -418,76 +361,15 @@ class Acquisition:
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
-        points, rows = self._state.points(), np.sort(self._rows(self._state.under_way))
+        points, rows = self._state.points(), np.sort(self.belief.rows(self._state.under_way))
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
-            memory, probability = self._memory.fit(rows)
-            seconds, likely = np.exp(self._step_time(rows).together.mean), probability >= LIKELY
-            found = (expected[likely].tolist() for expected in (self._methods[rows], memory, seconds))
+            memory, probability = self.belief.memory.fit(rows)
+            seconds, likely = np.exp(self.belief.step_time(rows).together.mean), probability >= LIKELY
+            found = (expected[likely].tolist() for expected in (self.belief.methods[rows], memory, seconds))
             shown += zip(*found, strict=True)
         methods = {method for method, _, _ in shown}
         return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
-
-    def _rows(self, configs: Iterable[Config]) -> Rows:
-        return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
-
-    def _step_time(self, rows: Rows) -> Mixture:
-        """The logarithm of seconds per step. One that is known only to be at least so long, where less was expected,
-        counts as if measured there, with a deviation of 0.5."""
-        measured = [
-            Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
-            for p in self._state.measured()
-        ]
-        bounds = [Shown(c, math.log(b), 0.5) for c, b in self._state.least_step_seconds.items()]
-        if bounds:
-            expected = self._time.predict(measured, self._rows(b.config for b in bounds)).together.mean
-            measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
-        return self._time.predict(measured, rows)
-
-    def _claims(self, rows: Rows, *, unlucky: float = 0.0) -> list[tuple[float, Array]]:
-        """What is claimed of the seconds that a step of each config takes at least, each with its chance: their
-        logarithms, minus infinity where there is no claim. The device's arithmetic takes as long, or a trial of the
-        config has proven it without getting further; or, if the time order holds here, a measured config does part of
-        its work and nothing else. By so many deviations of its timing the measured one may have been `unlucky`, and
-        seemed slower than it is."""
-        proven = self._floor.copy()
-        for config, bound in self._state.proven_step_seconds.items():
-            row = self._row_of[config]
-            proven[row] = max(proven[row], math.log(bound))
-        ordered = proven.copy()
-        for point in self._bounding():
-            slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
-            luckier = math.log(point.measurement.step_seconds.median) - unlucky * timing_deviation(point)
-            ordered[slower] = np.maximum(ordered[slower], luckier)
-        doubt = self._order_doubt()
-        return [(1.0 - doubt, ordered[rows]), (doubt, proven[rows])]
-
-    def _bounding(self) -> list[Point]:
-        """The measured configs that bound those which do their work and more: not stopped early, which is too
-        uncertain, and with 5 % of the limit to spare, as an allocator may spend time on making room closer to it."""
-        room = 0.95 * self._state.memory_limit_bytes
-        points = (p for p in self._state.points() if not p.measurement.stopped_early)
-        return [p for p in points if p.measurement.device_bytes <= room]
-
-    def _order_doubt(self) -> float:
-        """The chance that the time order does not hold here: certainty, once a trial has contradicted it by more than
-        chance would, and by more than executions of one config differ."""
-        measured = {p.config: p for p in self._bounding()}
-        for point in measured.values():
-            for slower in filter(None, map(measured.get, only_slower(point.config))):
-                lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
-                if lead > max(2.0 * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
-                    return 1.0
-        return ORDER_DOUBT
-
-    def _seconds(self, time: Mixture, rows: Rows) -> Array:
-        """Expected seconds of the configs' trials."""
-        step_seconds = np.exp(np.maximum(time.together.mean, _likeliest(self._claims(rows))))
-        return self._costs.seconds(self._state.trials, rows, step_seconds)
-
-
-def _likeliest(claims: Sequence[tuple[float, Array]]) -> Array:
-    return max(claims, key=lambda claim: claim[0])[1]
 
 
 def _apart(

@@ -27,7 +27,7 @@ from autofit.core.units import GIB
 from autofit.core.workload import Goal
 from autofit.planning.plan import Limits, Plan
 from autofit.prediction.predictions import Predictions
-from autofit.search.acquisition import acquisition as module
+from autofit.search.acquisition import belief
 from autofit.search.acquisition.acquisition import (
     BESIDE,
     LIKELY,
@@ -171,7 +171,7 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
     # The winner itself may have been unlucky by two deviations of its timing, of which 3 % are 1.645.
     unlucky = 1.0 - math.exp(-2.0 * 0.03 / 1.645)
     assert 0.0 < unlucky < 0.04
-    assert (adviser.acquisition.regret_bound(winner) <= unlucky) is bounds
+    assert (adviser.acquisition.belief.regret_bound(winner) <= unlucky) is bounds
 
 
 def test_what_was_cut_off_is_open_again() -> None:
@@ -183,10 +183,10 @@ def test_what_was_cut_off_is_open_again() -> None:
     for other in set(state.open) - {last}:
         state.rule_out(other, "only this one may still be the best")
     config = ask(adviser)
-    assert adviser.acquisition.regret_bound(winner) == 0.0
+    assert adviser.acquisition.belief.regret_bound(winner) == 0.0
     adviser.give_up(config)
     assert state.open == (config,) and not state.under_way
-    assert adviser.acquisition.regret_bound(winner) > 0.1
+    assert adviser.acquisition.belief.regret_bound(winner) > 0.1
     assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
@@ -199,7 +199,7 @@ def test_nothing_is_faster_than_the_devices_arithmetic() -> None:
         adviser = Adviser(state, acquisition)
         run(adviser, fits(4, 250))
         (winner,) = state.points()
-        bounds[share] = acquisition.regret_bound(winner)
+        bounds[share] = acquisition.belief.regret_bound(winner)
     assert bounds[0.0] > 0.5, "one trial tells little of the others"
     assert bounds[0.5] == pytest.approx(0.5, abs=1e-6)
     assert bounds[0.8] == pytest.approx(0.2, abs=1e-6)
@@ -707,7 +707,7 @@ def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a config that can only add to the frontier, nothing else is gained."""
-    monkeypatch.setattr(module, "ORDER_DOUBT", 0.0)
+    monkeypatch.setattr(belief, "ORDER_DOUBT", 0.0)
     lightest = next(c for c in LATTICE.configs if c["checkpointing"] == "full")
     by_search = []
     for thorough in (False, True):

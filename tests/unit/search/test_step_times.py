@@ -101,7 +101,7 @@ def test_a_bound_moves_the_belief_only_above_what_was_expected() -> None:
             outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least)
             state.learn(make_trial(cut, outcome))
         others = {text: PLAIN.replace(precision=text, micro_batch=1) for text in ("bf16", "fp32")}
-        return {text: acquisition.expected_seconds(config) for text, config in others.items()}
+        return {text: acquisition.belief.expected_seconds(config) for text, config in others.items()}
 
     without, below, above = seconds(None), seconds(0.2), seconds(30.0)
     assert below == without
@@ -122,7 +122,7 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
         for config in state.open:
             state.rule_out(config, "of no interest here")
         (winner,) = state.points()
-        return acquisition.regret_bound(winner), state
+        return acquisition.belief.regret_bound(winner), state
 
     (proven, sure), (doubted, unsure) = found(is_proven=True), found(is_proven=False)
     assert cut in sure.trials and cut in unsure.trials, "neither is tried again in this search"
