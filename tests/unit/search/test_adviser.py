@@ -210,7 +210,7 @@ def test_the_devices_arithmetic_is_that_of_its_data_sheet(peak: float | None) ->
     """6 FLOPs for each weight and token of full training and 4 of adapters; attention is left out."""
     job = replace(make_job(), hardware=replace(make_job().hardware, peak_flops=peak))
     plan = Plan(job=job, lattice=LATTICE, lower_bounds=FLOORS, goal=Goal(), limits=Limits(memory_bytes=LIMIT))
-    floor = dict(zip(LATTICE.configs, np.exp(Acquisition.of(plan, LatticeState.of(plan))._floor), strict=True))
+    floor = dict(zip(LATTICE.configs, np.exp(Acquisition.of(plan, LatticeState.of(plan)).belief._floor), strict=True))
     for config, seconds in floor.items():
         of_weight = 6.0 if config["method"] == "full" else 4.0
         flops = of_weight * shape(job.model).active_matmul_parameters * job.workload.tokens_per_step
