@@ -37,7 +37,9 @@ from autofit.core.outcome import Fits, Measurement, OutOfMemory, Trial
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
+from autofit.estimate.time.fitted_rates import calibrated
+from autofit.estimate.time.guessed_rates import prior
+from autofit.estimate.time.roofline import Rates, seconds
 from autofit.operations.comparing import judged
 from autofit.operations.recording.table_file import is_table, read_table
 from autofit.prediction.allocator_shown import shown

@@ -7,7 +7,7 @@ memory  peaks of allocated memory in published/measurements.csv. `config` there 
         GPUs the runs used torch's older `FullyShardedDataParallel`, the prediction is for ours, `fully_shard`: at the
         loss both hold the root and one more layer (torch/distributed/fsdp/_runtime_utils.py).
 speeds  of the same runs on one GPU and of published/speeds.csv, predicted from data sheets alone. The time to launch an
-        operation (`roofline.OPERATION_SECONDS`) was taken from the two smallest runs of that file's smallest model. Its
+        operation (`guessed_rates.OPERATION_SECONDS`) was taken from the two smallest runs of that file's smallest model. Its
         Qwen models are traced as Llamas of the same widths. The runs of TransformerEngine's example pad their batches,
         so their figures are upper bounds.
 
@@ -36,7 +36,7 @@ from autofit.core.device.work_kinds import LAUNCH
 from autofit.core.lattice import Config
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.time.roofline import prior
+from autofit.estimate.time.guessed_rates import prior
 from autofit.prediction.estimating import site
 from autofit.techniques import Job, complete, parse
 

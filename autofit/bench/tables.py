@@ -14,7 +14,7 @@ from autofit.catalog.models import load
 from autofit.core.errors import NothingFits, UsageError, unknown
 from autofit.core.units import format_bytes
 from autofit.core.workload import METHODS
-from autofit.estimate.time.roofline import prior
+from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.estimate_cache import readable

@@ -23,8 +23,9 @@ from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.sharding import Holdings, Hosted, Traffic, library
+from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.op_costs import Costs
-from autofit.estimate.time.roofline import Rates, prior, step_work
+from autofit.estimate.time.roofline import Rates, step_work
 from autofit.estimate.time.transfers import amounts as transferred
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache

@@ -40,7 +40,7 @@ def rates_for(
     latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
     for a device about which nothing is known.
     """
-    from autofit.estimate.time.roofline import prior
+    from autofit.estimate.time.guessed_rates import prior
 
     guess = prior(hardware)
     if guess is None or store is None:
@@ -58,7 +58,7 @@ def rates_for(
 def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
     """`guess` fitted to trials. The error on a workload that none of them has is estimated by leaving out one of their
     workloads at a time."""
-    from autofit.estimate.time.roofline import calibrated
+    from autofit.estimate.time.fitted_rates import calibrated
 
     every = _latest(newest_first)
     # One device alone shows what it can do: communication and work on the host take time of their own, so trials with

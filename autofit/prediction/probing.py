@@ -128,7 +128,8 @@ def _contradicted(found: Probe, store: Store) -> bool:
     those of the same model, on one device alone, whose time is not in doubt. The memory of one shared machine was twice
     as fast half a minute later (benchmarks/README.md, other processors). Or one was cut that takes five times as long
     at least: that bound comes from a first micro-step, which is the slowest."""
-    from autofit.estimate.time.roofline import prior, seconds
+    from autofit.estimate.time.guessed_rates import prior
+    from autofit.estimate.time.roofline import seconds
 
     guess = prior(found.hardware)
     if guess is None:
@@ -172,7 +173,8 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     `shapes` is the key of the shapes that the rates are wanted for: those measured at another model's are off by 0.15
     more, and those of a device that was busy with something else by 0.5.
     """
-    from autofit.estimate.time.roofline import calibrated, seconds
+    from autofit.estimate.time.fitted_rates import calibrated
+    from autofit.estimate.time.roofline import seconds
 
     seconds_per = list(guess.seconds_per)
     measured = found.seconds_per

@@ -70,7 +70,7 @@ def _answer(asked: Connection) -> None:
     os.dup2(silent, 1)  # what libraries print must not mix with the command's own output
     os.dup2(silent, 2)
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.time.roofline import prior
+    from autofit.estimate.time.guessed_rates import prior
 
     estimators: dict[str, Estimator] = {}
     while True:

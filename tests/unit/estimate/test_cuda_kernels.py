@@ -20,7 +20,8 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
-from autofit.estimate.time.roofline import guess, seconds
+from autofit.estimate.time.guessed_rates import guess
+from autofit.estimate.time.roofline import seconds
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.estimate.tracing.recorder import Held
 from autofit.estimate.tracing.update import PAGED_FROM

@@ -14,7 +14,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILED_LAYER_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.time.roofline import guess
+from autofit.estimate.time.guessed_rates import guess
 from autofit.techniques import Job, complete, parse
 
 RATES = guess(flops=1e15, wide_flops=5e13, bandwidth=3e12)

@@ -19,7 +19,7 @@ from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.sharding.library import Traffic
 from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
-from autofit.estimate.time.roofline import prior
+from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.transfers import amounts, seconds_per_byte
 from autofit.estimate.tracing import traces
 from autofit.techniques import Job, complete, parse

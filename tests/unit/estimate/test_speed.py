@@ -17,18 +17,16 @@ from autofit.core.hardware import Hardware
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
-from autofit.estimate.time import roofline
+from autofit.estimate.time import guessed_rates
+from autofit.estimate.time.fitted_rates import calibrated
+from autofit.estimate.time.guessed_rates import guess, missing_figure, prior
 from autofit.estimate.time.op_costs import FAMILIES, Costs, Family, Work, Works
 from autofit.estimate.time.roofline import (
     FAR_BYTES,
     FRESH_BYTES,
     NEAR_BYTES,
     Rates,
-    calibrated,
-    guess,
     micro_step_seconds,
-    missing_figure,
-    prior,
     seconds,
     step_work,
 )
@@ -127,7 +125,7 @@ def test_a_figure_that_the_catalog_lacks_is_named_and_not_replaced_in_silence(
     monkeypatch: pytest.MonkeyPatch, kept: dict[str, float], named: str
 ) -> None:
     lacking = tuple(replace(card, peak_flops=kept) if card.name == "a10g" else card for card in cards())
-    for place in (catalog, roofline):
+    for place in (catalog, guessed_rates):
         monkeypatch.setattr(place, "cards", lambda: lacking)
     found, alike = prior(of_capability("8.6", "a10g")), prior(of_capability("8.6", "rtx-3090"))
     assert found is not None and alike is not None

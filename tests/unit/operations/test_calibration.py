@@ -15,7 +15,8 @@ from autofit.core.device.state import CardState, DeviceState
 from autofit.core.device.work_kinds import HOST_LINK
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
-from autofit.estimate.time.roofline import Rates, prior, seconds
+from autofit.estimate.time.guessed_rates import prior
+from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.prediction.calibration import rates_for
 from autofit.store import Store

@@ -20,7 +20,7 @@ from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect, Workload
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.time.roofline import guess
+from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
 from autofit.planning.lattices import load_space

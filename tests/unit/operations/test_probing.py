@@ -31,7 +31,9 @@ from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
 from autofit.core.outcome import Prediction, StepWork, TimedOut
 from autofit.core.units import GIB
-from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
+from autofit.estimate.time.fitted_rates import calibrated
+from autofit.estimate.time.guessed_rates import prior
+from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.probing import make_sure, probed, rates_of, stored_probe

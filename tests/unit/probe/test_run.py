@@ -19,7 +19,8 @@ from autofit.core.device.probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, 
 from autofit.core.device.work_kinds import KINDS
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.estimate.time.roofline import prior, seconds
+from autofit.estimate.time.guessed_rates import prior
+from autofit.estimate.time.roofline import seconds
 from autofit.prediction.probing import rates_of
 from autofit.probe import bench as bench_module
 from autofit.probe import kernels, ranks, real_step, updates

@@ -1,0 +1,127 @@
+"""A device's rates fitted to measured trials, and how far they miss trials that they were not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from autofit.core.device.work_kinds import KINDS
+from autofit.core.outcome import StepWork
+from autofit.estimate.time.roofline import WAITING_ERROR, Features, Rates, parts, seconds, waits, without_waiting
+
+PRIOR_WEIGHT = 0.3
+"""Weight of a rate's relative distance from the scaled guess against a trial's relative error."""
+WAITING_WEIGHT = 0.1
+"""The same for the factor of what is waited for: a trial's time is off by some 5 %, the guess by `WAITING_ERROR`."""
+LEAST_RATIO = 0.1
+"""No rate falls below this share of the scaled guess, whatever a few trials suggest."""
+ROUNDS = 5
+"""Iterations in which the fit may revise which trials are host-bound."""
+
+
+def calibrated(
+    prior: Rates,
+    measured: Sequence[tuple[StepWork, float]],
+    groups: Sequence[str] = (),
+    only_waiting: Sequence[bool] = (),
+) -> Rates:
+    """Rates fitted to measured (work, seconds), with their relative error on held-out trials.
+
+    That error is the median of the leave-one-out errors: how far the fit to all other trials misses each one. It counts
+    one more error, the larger of the worst of them and the guess's own, so that two or three trials cannot make the fit
+    look exact. `groups`, the group of each trial, are given where the rates are for a group not among them, such as
+    another model: each group is then left out as a whole, and counts as one error, the median of its trials', because
+    what its trials have in common is a single draw. A single group's error is that of the guess.
+
+    `only_waiting` says which trials show nothing but how long the arithmetic waits for transfers and for the host; none
+    if it is not given. They count in no error but that of waiting.
+    """
+    if not measured:
+        return prior
+    count = len(measured)
+    flags, own_group = list(only_waiting) or [False] * count, list(groups) or [str(place) for place in range(count)]
+    told = list(zip(measured, flags, own_group, strict=True))
+    rates = {
+        left_out: _fitted(prior, [(shown, flag) for shown, flag, group in told if group != left_out])
+        for left_out in dict.fromkeys(own_group)
+    }
+
+    def held_out(missed: Callable[[StepWork, float, Rates], float], *, waiting: bool) -> list[float]:
+        by_group: dict[str, list[float]] = {}
+        for (work, taken), flag, group in told:
+            if work.waits if waiting else not flag:
+                by_group.setdefault(group, []).append(missed(work, taken, rates[group]))
+        return [float(np.median(errors)) for errors in by_group.values()]
+
+    error = _tempered(held_out(_missed, waiting=False), prior.relative_error)
+    waited = held_out(partial(_missed_waiting, error), waiting=True)
+    return replace(
+        _fitted(prior, [(shown, flag) for shown, flag, _ in told]),
+        calibrated_on=count,
+        relative_error=error,
+        waiting_error=_tempered(waited, max(WAITING_ERROR, prior.relative_error)) if waited else None,
+    )
+
+
+def _missed(work: StepWork, taken: float, rates: Rates) -> float:
+    return abs(seconds(work, rates) / taken - 1.0)
+
+
+def _missed_waiting(relative_error: float, work: StepWork, taken: float, rates: Rates) -> float:
+    """Relative error of the seconds that it waits, between 0 and 1, if that of the others is `relative_error`: the one
+    with which `Rates.error_of` says how far the whole is off."""
+    share = rates.waiting_share(work)
+    return min(1.0, max(0.0, (_missed(work, taken, rates) - (1.0 - share) * relative_error) / share))
+
+
+def _tempered(errors: Sequence[float], guessed: float) -> float:
+    """Their median, with one more: the largest, or what the guess is off by if that is more."""
+    return float(np.median([*errors, max(guessed, *errors)]))
+
+
+def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) -> Rates:
+    """The rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
+    shows waiting alone."""
+    computing = [shown for shown, only_waiting in measured if not only_waiting]
+    waiting = [(work, taken) for (work, taken), _ in measured if work.waits]
+    found = _computing(prior, computing)
+    if waiting:
+        found = _computing(replace(prior, waiting=_waiting(found, waiting, prior.waiting)), computing)
+        found = replace(found, waiting=_waiting(found, waiting, prior.waiting))
+    return found
+
+
+def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
+    """Seconds of waiting over those that `rates.transfers` tells: least squares of relative errors, shrunk towards
+    `prior` (ridge regression)."""
+    shares = np.array([waits(work, rates) / taken for work, taken in measured])
+    left = np.array([1.0 - without_waiting(work, rates) / taken for work, taken in measured])
+    found = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
+    return max(float(found), LEAST_RATIO)
+
+
+def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """The rates: first one factor for all, the median over the trials, so that even one trial moves every rate;
+    then least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
+    ratio to the scaled guess."""
+    if not measured:
+        return prior
+    taken = np.array([max(time - prior.waiting * waits(work, prior), LEAST_RATIO * time) for work, time in measured])
+
+    def relative(rates: Rates) -> Features:
+        shares: Features = np.array([parts(work, rates) for work, _ in measured]) / taken[:, None]
+        return shares
+
+    scale = np.exp(-np.median(np.log(relative(prior).sum(axis=1))))
+    scaled = found = prior.times(np.full(len(KINDS), scale))
+    for _ in range(ROUNDS):
+        shown = relative(found) * (scaled.as_array() / found.as_array())
+        left = np.vstack([shown, PRIOR_WEIGHT * np.eye(len(KINDS))])
+        right = np.concatenate([np.ones(len(shown)), np.full(len(KINDS), PRIOR_WEIGHT)])
+        found = scaled.times(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], LEAST_RATIO))
+        if prior.processor:
+            break
+    return found

@@ -1,0 +1,128 @@
+"""A device's rates before any trial: from its data sheet, or from its number of cores. Calibration replaces them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import geometric_mean
+
+from autofit.catalog.hardware import Card, cards, named
+from autofit.core.device.work_kinds import FLOP, FRESH, KINDS, OPERATION, QUANTISE_8BIT, format_of, unit
+from autofit.core.hardware import Hardware
+from autofit.estimate.time.roofline import Rates
+from autofit.estimate.time.transfers import seconds_per_byte
+
+MATMUL_EFFICIENCY = 0.65
+"""Share of a data sheet's dense peak that large matrix products reach; a guess that calibration replaces."""
+BANDWIDTH_EFFICIENCY = 0.8
+"""Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
+OPERATION_SECONDS = 2e-5
+"""Host time that PyTorch takes to launch one operation of eager transformers with PEFT; a guess that calibration
+replaces. LoRA of Qwen-1.8B on an A100 takes 0.125 s a micro-step with 256 tokens and with 512 (README.md of
+QwenLM/Qwen), for some 5,900 operations: it does nothing but wait for launches (`benchmarks/published.py`)."""
+CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
+"""Per core of any CPU: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and memory; and
+seconds per operation, thread synchronisation included. Calibration on the configs of
+benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
+orders of magnitude only, which calibration replaces."""
+GUESS_ERROR = 1.0
+"""Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
+which differ by up to a factor of 3."""
+ATTENTION_FACTOR = 4.0
+"""How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention, whatever the
+format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
+BLOCKWISE_FACTOR = 7.0
+"""How many ordinary bytes take a CPU as long as one byte of bitsandbytes' quantisation, which looks every value up in a
+table: 1.0 GB/s against 6.8 of a multiplication by a scalar on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
+DEQUANTISED_FACTOR = 2.0
+"""The same for bitsandbytes' dequantisation, which looks up codes: between 1 and 4 the configs of every-axis show no
+difference."""
+NEAR_FACTOR = 0.5
+"""The same for an operation that finds most of what it reads in the CPU's caches."""
+PAGES_BYTES_PER_SECOND = 2.5e9
+"""Of new pages: 4 KiB in some 1.6 us, cleared and mapped, on a Zen 5; a guess for others, which a probe replaces."""
+
+
+def prior(hardware: Hardware) -> Rates | None:
+    """Rates from an accelerator's data sheet, or from a CPU's number of cores.
+
+    An NVIDIA device that is not in the catalog, or whose entry lacks a figure, gets those of the cards of the nearest
+    compute capability; None for any other such accelerator.
+    """
+    found = _of_device(hardware)
+    return None if found is None else replace(found, transfers=seconds_per_byte(hardware))
+
+
+def _of_device(hardware: Hardware) -> Rates | None:
+    if hardware.kind == "cpu":
+        return _of_cores(max(hardware.cores, 1))
+    found = named(hardware.name)
+    if found is None:
+        return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
+    missing = missing_figure(found)
+    if missing is not None:
+        return _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
+    flops, wide_flops = found.training_peak_flops, found.peak_flops["fp32"]
+    assert flops is not None, "it is not missing"
+    return guess(
+        flops=flops, wide_flops=wide_flops, bandwidth=found.bandwidth_bytes_per_second, emulates_bf16=not found.bf16
+    )
+
+
+def missing_figure(card: Card) -> str | None:
+    """The first figure of those that the time model needs which the catalog lacks, in words; None if it has all."""
+    if card.training_peak_flops is None:
+        return "the 16-bit peak (peak_flops: bf16 or fp16)"
+    if "fp32" not in card.peak_flops:
+        return "the fp32 peak (peak_flops: fp32)"
+    return None
+
+
+def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
+    """Rates from the mean figures of the NVIDIA cards whose compute capability is nearest to that of `hardware`."""
+    if not hardware.is_nvidia:
+        return None
+    sheets = [card for card in cards() if card.vendor == "nvidia" and missing_figure(card) is None]
+    own = float(hardware.capability or 0)
+    nearest = min(sheets, key=lambda card: abs(float(card.capability) - own)).capability
+    alike = [card for card in sheets if card.capability == nearest]
+    found = guess(
+        flops=geometric_mean(card.training_peak_flops or 0.0 for card in alike),
+        wide_flops=geometric_mean(card.peak_flops["fp32"] for card in alike),
+        bandwidth=geometric_mean(card.bandwidth_bytes_per_second for card in alike),
+    )
+    stand_in = f"cards of compute capability {nearest}, because {why}"
+    return replace(found, relative_error=GUESS_ERROR, stand_in=stand_in)
+
+
+def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: bool = False) -> Rates:
+    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second. Where bf16 is emulated, its products
+    are taken to be as fast as those in fp32, in which they are made."""
+    peaks = {"fp32": wide_flops, "fp16": flops, "bf16": wide_flops if emulates_bf16 else flops}
+
+    def per(kind: str) -> float:
+        if unit(kind) == OPERATION:
+            return OPERATION_SECONDS
+        if unit(kind) == FLOP:
+            return 1.0 / (MATMUL_EFFICIENCY * peaks[format_of(kind) or "fp32"])
+        return 1.0 / (BANDWIDTH_EFFICIENCY * bandwidth)
+
+    return Rates(seconds_per=tuple(map(per, KINDS)))
+
+
+def _of_cores(cores: int) -> Rates:
+    """Rates of a CPU of which only the number of cores is known."""
+
+    def per(kind: str) -> float:
+        if unit(kind) == OPERATION:
+            return CORE_OPERATION_SECONDS
+        if kind == FRESH:
+            return 1.0 / PAGES_BYTES_PER_SECOND
+        if kind.startswith("attention"):
+            return ATTENTION_FACTOR / (cores * CORE_WIDE_FLOPS)
+        if unit(kind) == FLOP:
+            return 1.0 / (cores * (CORE_WIDE_FLOPS if format_of(kind) == "fp32" else CORE_FLOPS))
+        quantises, dequantises = kind == QUANTISE_8BIT, kind.startswith("dequantise")
+        factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
+        return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)
+
+    return Rates(seconds_per=tuple(map(per, KINDS)), processor=True, relative_error=GUESS_ERROR)
