@@ -25,7 +25,7 @@ from autofit.core.device.probe import (
 from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
 from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.hardware import Hardware, Stack
-from autofit.core.outcome import Fits, StepWork
+from autofit.core.outcome import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.probe.shapes import usual_model
 from autofit.store import Store
@@ -137,7 +137,7 @@ def _contradicted(found: Probe, store: Store) -> bool:
     here, stack = found.hardware.key, found.stack.key
     missed, least = [], 1.0
     for trial in store.trials(hardware_key=here, stack_key=stack, limit=50, newest_first=True):
-        said, outcome = trial.prediction, trial.outcome
+        said = trial.prediction
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
@@ -148,8 +148,8 @@ def _contradicted(found: Probe, store: Store) -> bool:
         foretold = said.step_seconds if said.work is None else seconds(said.work, rates)
         if not foretold:
             continue
-        if isinstance(outcome, Fits):
-            missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
+        if trial.measurement is not None:
+            missed.append(abs(math.log(trial.measurement.step_seconds.median / foretold)))
         least = max(least, (trial.least_step_seconds or 0.0) / foretold)
     return (bool(missed) and median(missed) > math.log(2.0)) or least > 5.0
 

@@ -127,7 +127,7 @@ def trial_values(trial: Trial) -> Values:
         raise ValueError(f"recorded_at {trial.recorded_at!r} has no time zone")
     check_text(trial.workload.model, "the model's name")
     check_text(trial.hardware.name, "the hardware's name")
-    measured = trial.outcome.measurement if isinstance(trial.outcome, Fits) else None
+    measured = trial.measurement
     values = {
         "hardware_key": trial.hardware.key,
         "config_key": trial.config.key,
