@@ -31,28 +31,6 @@ if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
 
 
-def estimate(
-    options: WorkloadOptions,
-    config: Config,
-    *,
-    hardware: str = "auto",
-    memory_limit_bytes: int | None = None,
-    exact: bool = False,
-    store: str | None = None,
-) -> Estimate:
-    """Predict the memory and speed of `config` on a catalog card or, with `auto`, on this machine's device.
-
-    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any, and
-    predicted memory is as sure as those trials show.
-    `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
-    there, saying why. `Estimation` also gives advice and the memory timeline.
-    """
-    asked = Estimation.of(
-        options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact, store=store
-    )
-    return asked.estimate()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimation:
     """A config that can be estimated: all answers share their traces."""
@@ -80,7 +58,12 @@ class Estimation:
         exact: bool = False,
         store: str | None = None,
     ) -> Estimation:
-        """Arguments and errors as for `estimate`; nothing is traced yet."""
+        """`config` on a catalog card or, with `auto`, on this machine's device; nothing is traced yet.
+
+        The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any,
+        and predicted memory is as sure as those trials show. `exact` traces every decoder layer instead of repeating a
+        few. Raises `UsageError` for a config that cannot work there, saying why.
+        """
         device, stack = site(hardware)
         job = options.job((device, stack))
         reason = why_not(config, job)
