@@ -64,17 +64,10 @@ class Estimation:
         and predicted memory is as sure as those trials show. `exact` traces every decoder layer instead of repeating a
         few. Raises `UsageError` for a config that cannot work there, saying why.
         """
-        device, stack = site(hardware)
-        job = options.job((device, stack))
+        job, limit, rates, deviations = setting(options, hardware, memory_limit_bytes, store)
         reason = why_not(config, job)
         if reason is not None:
             raise UsageError(reason)
-        limit = memory_limit(memory_limit_bytes, device, options.devices)
-
-        with readable(store) as opened:
-            job = as_trials_show(job, opened)
-            rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
-            deviations = memory_deviations(device, opened)
         return cls(
             job=job,
             rates=rates,
@@ -131,6 +124,19 @@ class Estimation:
             return self.estimator.trace(self.config).timeline
         except NotTraced as error:
             raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
+
+
+def setting(
+    options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
+) -> tuple[Job, int, Rates | None, Mapping[str, MemoryDeviation]]:
+    """The job on a catalog card or, with `auto`, on this machine's device; the limit there; and, as far as the store's
+    trials show them, the device's rates and how far off predicted memory is, by method. Raises `UsageError`."""
+    device, stack = site(hardware)
+    job, limit = options.job((device, stack)), memory_limit(memory_limit_bytes, device, options.devices)
+    with readable(store) as opened:
+        job = as_trials_show(job, opened)
+        rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
+        return job, limit, rates, memory_deviations(device, opened)
 
 
 def config_on(hardware: str, values: Mapping[str, object]) -> Config:
