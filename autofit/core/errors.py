@@ -46,6 +46,13 @@ def in_one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
+def lines_of(said: str | BaseException, otherwise: str | None = None) -> list[str]:
+    """The lines of a text, or of an error's message, that are not blank. Where there is none, one line: `otherwise`, or
+    the type of `said`."""
+    lines = [stripped for line in str(said).splitlines() if (stripped := line.strip())]
+    return lines or [type(said).__name__ if otherwise is None else otherwise]
+
+
 class StoreError(EnvironmentLacks):
     """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
+from autofit.core.errors import in_one_line
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 from autofit.techniques import Job
@@ -58,7 +59,7 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
                     rates |= found
                     reports.send({"seconds_per": found})
         except Exception as error:
-            failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+            failure = in_one_line(error)[:300]
             _recover(bench, failure)
         reports.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
 
