@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -201,14 +201,12 @@ class Store:
         stack_key: str,
         workload_key: str,
         memory_limit_bytes: int | None = None,
-        allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
         """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
-        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the
-        same answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that
-        no other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory`
-        configs.
+        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. The frontier's
+        `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
+        `out_of_memory` count all attempts, its `contradictory` configs.
         """
         limit = memory_limit_bytes or 0
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
@@ -222,7 +220,7 @@ class Store:
             points = ranking.undominated(connection, self._reader, keys, limit, between)
             both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
-                sorted((p for p in points if allowed(p.config)), key=lambda p: p.trial_id or 0),
+                sorted(points, key=lambda p: p.trial_id or 0),
                 hardware=self._reader.hardware(connection, newest),
                 workload=self._reader.workload(connection, workload_key),
                 stack=self._reader.stack(connection, stack_key),
