@@ -67,9 +67,14 @@ class Interrupted(AutofitError):
     exit_code = 130
 
 
+def spelled(value: object) -> str:
+    """A value as users write it: true and false in small letters."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def unknown(kind: str, given: object, valid: Iterable[object]) -> UsageError:
     """The error for a name that is not one of `valid`: it suggests the nearest ones, or lists all if there are few."""
-    names = [str(name).lower() if isinstance(name, bool) else str(name) for name in valid]
+    names = [spelled(name) for name in valid]
     near = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
