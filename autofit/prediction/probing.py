@@ -82,7 +82,7 @@ def probed(
     made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
     if stored is not None and stored.shapes_key == made.shapes_key:
         made = replace(stored.completed_by(made), device_state=made.device_state, seconds=made.seconds)
-    store.keep_probe(made)
+    store.probes.keep(made)
     return made, True
 
 
@@ -159,7 +159,7 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: s
     latest at those of another. One that cannot be read counts as absent."""
     shapes = None if model_digest is None else shapes_key(model_digest)
     try:
-        return store.probe(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
+        return store.probes.find(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
     except (KeyError, TypeError, ValueError) as error:
         _log.debug("a stored probe cannot be read: %s", error)
         return None

@@ -10,7 +10,6 @@ from typing import Any, Self, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
-from autofit.core.device.probe import Probe
 from autofit.core.frontier import Frontier
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
@@ -18,11 +17,13 @@ from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
-from autofit.store import attempts, contexts, estimates, probes, ranking, repeats
+from autofit.store import attempts, contexts, ranking, repeats
 from autofit.store.access import Access
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import Database
+from autofit.store.estimates import Estimates
+from autofit.store.probes import Probes
 from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
@@ -64,6 +65,8 @@ class Store:
         """What changes searches."""
         self.access = Access(database)
         """Who may ask over HTTP."""
+        self.estimates = Estimates(database)
+        self.probes = Probes(database)
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
@@ -259,29 +262,6 @@ class Store:
             .order_by(func.max(TrialRow.id).desc())
         )
         return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
-
-    def known_estimates(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The estimates with these keys that are here, by key, each as the JSON object that was kept."""
-        asked = list(keys)
-        return self._database.fetch(lambda c: estimates.known(c, asked))
-
-    def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps estimates, as JSON objects by their keys, in place of those that have the same keys.
-
-        Raises `ValueError` if one holds NaN or infinity.
-        """
-        self._database.commit(lambda c: estimates.keep(c, found))
-
-    def probe(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
-        """The probe of this hardware and stack for models of these shapes; the latest of any, if there is none."""
-        return self._database.fetch(lambda c: probes.find(c, hardware_key, stack_key, shapes_key))
-
-    def keep_probe(self, probe: Probe) -> None:
-        """Keeps a probe in place of an earlier one of the same hardware, stack and shapes.
-
-        Raises `ValueError` if it holds NaN or infinity.
-        """
-        self._database.commit(lambda c: probes.keep(c, probe))
 
     def search(self, search_id: str) -> Search | None:
         """The search with this id, or None."""

@@ -173,7 +173,7 @@ def test_configs_in_an_emulated_format_are_foretold_from_those_in_fp32(
 ) -> None:
     times = {"fp32": 1.0, "bf16": slower}
     rates = {product(f, layout): 1e-13 * times[f] for f in times for layout in LAYOUTS}
-    store.keep_probe(
+    store.probes.keep(
         Probe(
             hardware=job.hardware,
             stack=job.stack,
@@ -204,15 +204,15 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
 ) -> None:
     asked: list[list[Config]] = []
     looked_up: list[int] = []
-    known_estimates = store.known_estimates
+    known = store.estimates.known
 
     def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         looked_up.append(len(list(keys)))
-        return known_estimates(keys)
+        return known(keys)
 
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
     monkeypatch.setattr(sweep, "get_ready", asked.append)
-    monkeypatch.setattr(store, "known_estimates", counted)
+    monkeypatch.setattr(store.estimates, "known", counted)
     ahead = predictor_of(job, store)
     ahead.get_ready()
     found = ahead.predict(lambda done, total: None)
