@@ -7,12 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from autofit.store.database.engine import Database, to_text
+from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
 from autofit.store.rows import now, put
 from autofit.store.tables import Body, EstimateRow
-
-# Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
-_AT_ONCE = 1000
 
 
 class Estimates:
@@ -27,8 +24,8 @@ class Estimates:
 
         def work(connection: Connection) -> dict[str, Body]:
             found: dict[str, Body] = {}
-            for start in range(0, len(asked), _AT_ONCE):
-                part = EstimateRow.key.in_(asked[start : start + _AT_ONCE])
+            for start in range(0, len(asked), ROWS_AT_ONCE):
+                part = EstimateRow.key.in_(asked[start : start + ROWS_AT_ONCE])
                 for key, body in connection.execute(select(EstimateRow.key, EstimateRow.estimate).where(part)):
                     found[key] = body
             return found

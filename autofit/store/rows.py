@@ -24,6 +24,7 @@ from autofit.core.outcome import (
     Trial,
     outcome_from_json,
 )
+from autofit.core.units import LARGEST_INTEGER
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
@@ -34,7 +35,6 @@ Values = dict[str, Any]
 """A row's columns by name."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LARGEST = 2**63 - 1
 
 
 def now() -> str:
@@ -147,7 +147,7 @@ def trial_values(trial: Trial) -> Values:
         "node": trial.node,
     }
     for name, value in values.items():
-        if isinstance(value, int) and abs(value) > _LARGEST:
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise ValueError(f"{name} is {value}: beyond 64 bits")
     return values
 

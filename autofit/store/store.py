@@ -21,7 +21,7 @@ from autofit.store import attempts, contexts, ranking, repeats
 from autofit.store.access import Access
 from autofit.store.database import schema
 from autofit.store.database.address import Address
-from autofit.store.database.engine import Database
+from autofit.store.database.engine import ROWS_AT_ONCE, Database
 from autofit.store.estimates import Estimates
 from autofit.store.probes import Probes
 from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
@@ -30,8 +30,6 @@ from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
-
-_AT_ONCE = 500
 
 
 class Conditions(TypedDict, total=False):
@@ -289,7 +287,7 @@ class Store:
         return self._database.fetch(lambda c: [self._reader.trial(c, row) for row in c.execute(query)])
 
     def _read_trials(self, query: Select[*tuple[Any, ...]]) -> Iterator[Trial]:
-        query = query.execution_options(yield_per=_AT_ONCE)
+        query = query.execution_options(yield_per=ROWS_AT_ONCE)
         with self._database.read() as connection, connection.execute(query) as rows:
             for row in rows:
                 yield self._reader.trial(connection, row)
