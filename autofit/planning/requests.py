@@ -15,6 +15,9 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 
+USUAL_SECONDS = 600.0
+"""A search's time budget unless another is given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
@@ -102,7 +105,7 @@ class SearchRequest:
     device: str = "auto"
     memory_limit_bytes: int | None = None
     max_trials: int | None = None
-    time_budget_seconds: float | None = 600.0
+    time_budget_seconds: float | None = USUAL_SECONDS
     workers: int | None = None
     ray_address: str | None = None
     in_place: bool = False

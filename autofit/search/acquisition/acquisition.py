@@ -13,6 +13,7 @@ from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
 from autofit.planning.plan import Plan
+from autofit.planning.requests import USUAL_SECONDS
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
@@ -20,7 +21,7 @@ from autofit.search.acquisition.regret import regret_bound, timing_deviation
 from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
 from autofit.search.acquisition.surrogate import TIME, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
-from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
 from autofit.training.flops import least_token_seconds
@@ -108,7 +109,7 @@ class Acquisition:
     ) -> None:
         """`lower_bounds`: bytes that each config takes at least. `methods`: the most faithful first; the first that
         fits will be recommended. If empty, all count alike. `batch`: sequences of a device's optimizer step; the
-        largest micro-batch if not given. `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given.
+        largest micro-batch if not given. `budget_seconds`: of the search; `USUAL_SECONDS` if not given.
         `least_seconds`: of a step of each method, by what the device's arithmetic takes; None where that is unknown.
         `thorough`: all methods count alike for a whole frontier, and any gain is worth its trial."""
         self._state = state
