@@ -199,7 +199,7 @@ def _transfers(found: Probe) -> dict[str, float]:
     between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
     figures = found.figures
     ways = {
-        HOST_LINK: [figures.get(transfer(way, pinned=True)) for way in WAYS],
+        HOST_LINK: [figures.get(transfer(way)) for way in WAYS],
         LINK: [figures.get(collective(name)) for name in COLLECTIVES],
         HOST_UPDATE: [figures.get(UPDATE_ON_HOST)],
     }
