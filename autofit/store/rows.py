@@ -165,11 +165,9 @@ class Reader:
         return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware)
 
     def stack(self, connection: Connection, key: str) -> Stack:
-        """The stack with this key."""
         return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
 
     def workload(self, connection: Connection, key: str) -> Workload:
-        """The workload with this key."""
         return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload)
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
