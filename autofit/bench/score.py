@@ -98,9 +98,9 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     )
 
 
-def trials_to(trace: Trace, best: Point, within: float = CLOSE) -> int | None:
-    """After how many trials one had run that is slower than the best by at most the share `within`; None for never."""
-    near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - within)
+def trials_to(trace: Trace, best: Point) -> int | None:
+    """After how many trials one had run that is as near the best as `CLOSE`; None for never."""
+    near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - CLOSE)
     return next(near, None)
 
 

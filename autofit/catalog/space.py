@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from autofit.core.errors import UsageError, unknown
+from autofit.core.errors import UsageError, spelled, unknown
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Goal
 
@@ -283,7 +283,7 @@ class _File:
         }
         for axis, kept in read["only"].items():
             if values[axis] and not set(kept) & set(values[axis]):
-                message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(_spell, kept))}"
+                message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(spelled, kept))}"
                 raise self.error(parts["only"][1], message)
         self.text(parts, "because")  # it is for whoever reads the file
         return Rule(**read)
@@ -307,7 +307,7 @@ class _File:
         for item in items:
             value = self.value(axis, item)
             if value in found:
-                raise self.error(item, f"value {_spell(value)} of {axis.name} is listed twice")
+                raise self.error(item, f"value {spelled(value)} of {axis.name} is listed twice")
             found.append(value)
         return tuple(sorted(found, key=int if axis.numeric else axis.values.index))
 
@@ -357,10 +357,6 @@ class _File:
 
 def _is_null(node: Node) -> bool:
     return node.tag == "tag:yaml.org,2002:null"
-
-
-def _spell(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _kind(node: Node) -> str:

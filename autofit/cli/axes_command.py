@@ -8,6 +8,7 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.output import columns, print_json
+from autofit.core.errors import spelled
 
 if TYPE_CHECKING:
     from autofit.core.lattice import Axis
@@ -71,27 +72,21 @@ def _list(every: tuple[Axis, ...]) -> str:
 
 
 def _values(axis: Axis) -> str:
-    return ", ".join(_spelled(value) for value in axis.values) or f"whole numbers; {axis.where}"
-
-
-def _spelled(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ", ".join(spelled(value) for value in axis.values) or f"whole numbers; {axis.where}"
 
 
 def _in_full(axis: Axis) -> str:
     from autofit.techniques.trainer_names import names_of
 
     names = names_of(axis.name)
-    rows = [("valid", axis.where), ("default", _spelled(axis.recipe)), ("changes", _changes(axis))]
+    rows = [("valid", axis.where), ("default", spelled(axis.recipe)), ("changes", _changes(axis))]
     rows.append(("in trainers", ", ".join(key for name in names for key in name.keys)))
     parts = [f"{axis.name}: {axis.does}", columns(rows), CHANGES]
     if axis.values:
         described = [("value, lightest first", "changes", "what it does, and what it needs", "in trainers")]
         for value in axis.values:
-            theirs = [said for name in names if (said := name.theirs(_spelled(value)))]
-            described.append(
-                (_spelled(value), axis.effect(value).label, axis.meanings[value], ", ".join(theirs) or "-")
-            )
+            theirs = [said for name in names if (said := name.theirs(spelled(value)))]
+            described.append((spelled(value), axis.effect(value).label, axis.meanings[value], ", ".join(theirs) or "-"))
         parts.insert(1, columns(described))
     return "\n\n".join(parts)
 

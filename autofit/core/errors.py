@@ -46,6 +46,13 @@ def in_one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
+def lines_of(said: str | BaseException, otherwise: str | None = None) -> list[str]:
+    """The lines of a text, or of an error's message, that are not blank. Where there is none, one line: `otherwise`, or
+    the type of `said`."""
+    lines = [stripped for line in str(said).splitlines() if (stripped := line.strip())]
+    return lines or [type(said).__name__ if otherwise is None else otherwise]
+
+
 class StoreError(EnvironmentLacks):
     """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
 
@@ -60,9 +67,14 @@ class Interrupted(AutofitError):
     exit_code = 130
 
 
+def spelled(value: object) -> str:
+    """A value as users write it: true and false in small letters."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def unknown(kind: str, given: object, valid: Iterable[object]) -> UsageError:
     """The error for a name that is not one of `valid`: it suggests the nearest ones, or lists all if there are few."""
-    names = [str(name).lower() if isinstance(name, bool) else str(name) for name in valid]
+    names = [spelled(name) for name in valid]
     near = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
     if near:
         hint = f"did you mean {' or '.join(near)}?"

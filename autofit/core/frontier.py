@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from autofit.core.document import Document
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Measurement, Trial
+from autofit.core.outcome import Measurement, Trial
 from autofit.core.repeatability import widened
 from autofit.core.workload import METHODS, Workload
 
@@ -87,11 +87,11 @@ class Point:
 
 def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
     """The trial as a point; None if it did not fit."""
-    if not isinstance(trial.outcome, Fits):
+    if trial.measurement is None:
         return None
     return Point(
         config=trial.config,
-        measurement=trial.outcome.measurement,
+        measurement=trial.measurement,
         trial_id=trial.trial_id,
         runs=runs,
         between=between,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autofit.core.errors import UsageError, unknown
+from autofit.core.errors import UsageError, spelled, unknown
 from autofit.core.workload import LARGEST_COUNT, Effect, check_count, digest
 
 MAX_DIGITS = len(str(LARGEST_COUNT))
@@ -80,8 +80,7 @@ class Axis:
                 raise UsageError(f"value of {self.name} is too long for a number")
             return self.check(int(text) if text.isdecimal() else text)
         for known in self.values:
-            spelled = str(known).lower() if isinstance(known, bool) else str(known)
-            if spelled == text.strip().lower():
+            if spelled(known) == text.strip().lower():
                 return known
         raise unknown(f"value of {self.name}", text, self.values)
 
@@ -173,7 +172,7 @@ class Config:
         return cls.of(dict(data))
 
     def __str__(self) -> str:
-        return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.items)
+        return ",".join(f"{k}={spelled(v)}" for k, v in self.items)
 
 
 def no_exception(lighter: Config, heavier: Config) -> bool:

@@ -337,6 +337,11 @@ class Trial:
         return self.device_state.doubts(self.hardware)
 
     @property
+    def measurement(self) -> Measurement | None:
+        """What it measured; None unless it fits."""
+        return self.outcome.measurement if isinstance(self.outcome, Fits) else None
+
+    @property
     def timed_in_full(self) -> bool:
         return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
 

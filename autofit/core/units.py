@@ -7,6 +7,8 @@ from fractions import Fraction
 
 from autofit.core.errors import UsageError
 
+LARGEST_INTEGER = 2**63 - 1
+"""Of 64 bits: what databases and torch's generators accept."""
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
 _BYTES = {

@@ -78,7 +78,7 @@ def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | 
 
 def most_memory(attempts: Sequence[Trial]) -> int:
     """The most bytes of device memory that any attempt was given or, where more, took."""
-    taken = (t.outcome.measurement.device_bytes for t in attempts if isinstance(t.outcome, Fits))
+    taken = (m.device_bytes for t in attempts if (m := t.measurement))
     return max((*taken, *(t.memory_limit_bytes for t in attempts)))
 
 
@@ -114,7 +114,7 @@ class Contradiction:
     @property
     def measured(self) -> tuple[tuple[Trial, Measurement], ...]:
         """The `fitted` trials, each with its measurement."""
-        return tuple((t, t.outcome.measurement) for t in self.fitted if isinstance(t.outcome, Fits))
+        return tuple((t, m) for t in self.fitted if (m := t.measurement))
 
     def to_json(self) -> dict[str, Any]:
         one = self.fitted[0]

@@ -235,7 +235,6 @@ class Change:
     """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory)."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "roles": list(self.roles),
             "change": dict(self.values),
@@ -253,5 +252,4 @@ class Lightest:
     """Its name in the catalog; None where no card holds the config, and for a CPU."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {"card": self.card, "estimate": self.estimate.short_json()}

@@ -30,7 +30,6 @@ def sweep(
     *,
     memory_limit_bytes: int,
     report: Callable[[int], None] = lambda done: None,
-    processes: int | None = None,
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
@@ -39,11 +38,10 @@ def sweep(
 
     `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
     those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might
-    (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own. `processes`
-    of None uses one process per core.
+    (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own.
     """
     groups = groups_of(configs)
-    workers = workers_for(configs, processes)
+    workers = workers_for(configs)
     ends = math.inf if seconds is None else time.monotonic() + seconds
     if workers > 1:
         parts = _in_processes(job, groups, memory_limit_bytes, workers, ends)
@@ -58,11 +56,12 @@ def sweep(
     return {config: found[config] for config in configs if config in found}
 
 
-def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
-    """How many processes `sweep` uses: one for a few configs, and no more than there are groups that share traces."""
+def workers_for(configs: Sequence[Config]) -> int:
+    """How many processes `sweep` uses: one for a few configs, else one per core, but no more than there are groups that
+    share traces."""
     if len(configs) < WORTH_PROCESSES:
         return 1
-    return min(len(groups_of(configs)), processes or len(os.sched_getaffinity(0)))
+    return min(len(groups_of(configs)), len(os.sched_getaffinity(0)))
 
 
 def get_ready(configs: Sequence[Config]) -> None:

@@ -16,7 +16,6 @@ from autofit.planning.requests import SearchRequest as SearchRequest
 from autofit.planning.requests import WorkloadOptions as WorkloadOptions
 from autofit.planning.requests import hub_id as hub_id
 from autofit.prediction.estimating import Estimation as Estimation
-from autofit.prediction.estimating import estimate as estimate
 from autofit.prediction.predicted_frontier import PredictedFrontier as PredictedFrontier
 from autofit.prediction.predicted_frontier import predict_frontier as predict_frontier
 from autofit.store.trial_log import StoredTrials as StoredTrials

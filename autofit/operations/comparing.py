@@ -161,8 +161,8 @@ def judged(trials: Iterable[Trial]) -> Residuals:
 def _errors(name: str, pairs: Iterable[tuple[Prediction, Trial]]) -> Iterator[float]:
     """Of one quantity, for the trials that have it both predicted and measured."""
     for said, trial in pairs:
-        if isinstance(trial.outcome, Fits):
-            predicted, measured = QUANTITIES[name](said, trial.outcome.measurement)
+        if trial.measurement is not None:
+            predicted, measured = QUANTITIES[name](said, trial.measurement)
             if predicted is not None and measured > 0:
                 yield predicted / measured - 1.0
 

@@ -12,12 +12,8 @@ from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.estimate.estimate import Estimate
-from autofit.planning.requests import WorkloadOptions, memory_limit
-from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.calibration import rates_for
-from autofit.prediction.estimate_cache import readable
-from autofit.prediction.estimating import site, why_not
-from autofit.prediction.memory_deviations import memory_deviations
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import setting, why_not
 from autofit.techniques import AXES, Job
 
 if TYPE_CHECKING:
@@ -102,13 +98,7 @@ class Comparison:
         store: str | None = None,
     ) -> None:
         """Arguments as for `explain`; nothing is traced yet."""
-        device, stack = site(hardware)
-        job = options.job((device, stack))
-        with readable(store) as opened:
-            self._job = as_trials_show(job, opened)
-            self._rates = rates_for(device, stack, opened, self._job.workload.key, self._job.model.digest)
-            self._deviations = memory_deviations(device, opened)
-        self._limit = memory_limit(memory_limit_bytes, device, options.devices)
+        self._job, self._limit, self._rates, self._deviations = setting(options, hardware, memory_limit_bytes, store)
         self._estimators: dict[int, Estimator] = {}
 
     def estimate(self, config: Config) -> Estimate:

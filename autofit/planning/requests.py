@@ -9,11 +9,14 @@ from typing import Any
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware, Stack
-from autofit.core.units import MIB
+from autofit.core.units import LARGEST_INTEGER, MIB
 from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
+
+USUAL_SECONDS = 600.0
+"""A search's time budget unless another is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +66,8 @@ class WorkloadOptions:
         trials that failed because of them."""
         for name in ("seq_len", "global_batch", "devices"):
             check_count(name.replace("_", "-"), getattr(self, name))
-        most = 2**63 - 1  # what torch's generators and databases accept
-        if abs(self.seed) > most:
-            raise UsageError(f"seed is {self.seed}: it must be from {-most} to {most}")
+        if abs(self.seed) > LARGEST_INTEGER:
+            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_INTEGER} to {LARGEST_INTEGER}")
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.
@@ -103,7 +105,7 @@ class SearchRequest:
     device: str = "auto"
     memory_limit_bytes: int | None = None
     max_trials: int | None = None
-    time_budget_seconds: float | None = 600.0
+    time_budget_seconds: float | None = USUAL_SECONDS
     workers: int | None = None
     ray_address: str | None = None
     in_place: bool = False

@@ -51,7 +51,7 @@ class EstimateCache:
         if self._store is None:
             return {}
         try:
-            bodies = self._store.known_estimates(keys)
+            bodies = self._store.estimates.known(keys)
         except StoreError as error:
             self._give_up(error)
             return {}
@@ -74,7 +74,7 @@ class EstimateCache:
         if self._store is None or not traced:
             return
         try:
-            self._store.keep_estimates(traced)
+            self._store.estimates.keep(traced)
         except (StoreError, ValueError) as error:
             self._give_up(error)
 

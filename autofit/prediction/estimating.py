@@ -31,28 +31,6 @@ if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
 
 
-def estimate(
-    options: WorkloadOptions,
-    config: Config,
-    *,
-    hardware: str = "auto",
-    memory_limit_bytes: int | None = None,
-    exact: bool = False,
-    store: str | None = None,
-) -> Estimate:
-    """Predict the memory and speed of `config` on a catalog card or, with `auto`, on this machine's device.
-
-    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any, and
-    predicted memory is as sure as those trials show.
-    `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
-    there, saying why. `Estimation` also gives advice and the memory timeline.
-    """
-    asked = Estimation.of(
-        options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact, store=store
-    )
-    return asked.estimate()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimation:
     """A config that can be estimated: all answers share their traces."""
@@ -80,18 +58,16 @@ class Estimation:
         exact: bool = False,
         store: str | None = None,
     ) -> Estimation:
-        """Arguments and errors as for `estimate`; nothing is traced yet."""
-        device, stack = site(hardware)
-        job = options.job((device, stack))
+        """`config` on a catalog card or, with `auto`, on this machine's device; nothing is traced yet.
+
+        The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any,
+        and predicted memory is as sure as those trials show. `exact` traces every decoder layer instead of repeating a
+        few. Raises `UsageError` for a config that cannot work there, saying why.
+        """
+        job, limit, rates, deviations = setting(options, hardware, memory_limit_bytes, store)
         reason = why_not(config, job)
         if reason is not None:
             raise UsageError(reason)
-        limit = memory_limit(memory_limit_bytes, device, options.devices)
-
-        with readable(store) as opened:
-            job = as_trials_show(job, opened)
-            rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
-            deviations = memory_deviations(device, opened)
         return cls(
             job=job,
             rates=rates,
@@ -148,6 +124,19 @@ class Estimation:
             return self.estimator.trace(self.config).timeline
         except NotTraced as error:
             raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
+
+
+def setting(
+    options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
+) -> tuple[Job, int, Rates | None, Mapping[str, MemoryDeviation]]:
+    """The job on a catalog card or, with `auto`, on this machine's device; the limit there; and, as far as the store's
+    trials show them, the device's rates and how far off predicted memory is, by method. Raises `UsageError`."""
+    device, stack = site(hardware)
+    job, limit = options.job((device, stack)), memory_limit(memory_limit_bytes, device, options.devices)
+    with readable(store) as opened:
+        job = as_trials_show(job, opened)
+        rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
+        return job, limit, rates, memory_deviations(device, opened)
 
 
 def config_on(hardware: str, values: Mapping[str, object]) -> Config:

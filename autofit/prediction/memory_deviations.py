@@ -11,7 +11,7 @@ from statistics import fmean, pvariance
 from autofit.core.errors import StoreError
 from autofit.core.hardware import Hardware
 from autofit.core.normal import mean_above
-from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.outcome import OutOfMemory, Trial
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
 from autofit.estimate.version import is_current
@@ -57,9 +57,9 @@ def memory_errors(trials: Iterable[Trial]) -> list[float]:
         if said is None or said.device_bytes <= 0 or said.memory_error > 0 or not is_current(said):
             continue  # a formula's error says nothing about that of traces
         predicted = math.log(said.device_bytes)
-        if isinstance(trial.outcome, Fits):
-            if trial.outcome.measurement.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
-                errors.append(math.log(trial.outcome.measurement.device_bytes) - predicted)
+        if measured := trial.measurement:
+            if measured.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
+                errors.append(math.log(measured.device_bytes) - predicted)
         elif ran_out_on_device(trial):
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
     mean, deviation = normal_of(errors)

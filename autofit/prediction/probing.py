@@ -25,7 +25,7 @@ from autofit.core.device.probe import (
 from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
 from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.hardware import Hardware, Stack
-from autofit.core.outcome import Fits, StepWork
+from autofit.core.outcome import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.probe.shapes import usual_model
 from autofit.store import Store
@@ -82,7 +82,7 @@ def probed(
     made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
     if stored is not None and stored.shapes_key == made.shapes_key:
         made = replace(stored.completed_by(made), device_state=made.device_state, seconds=made.seconds)
-    store.keep_probe(made)
+    store.probes.keep(made)
     return made, True
 
 
@@ -138,7 +138,7 @@ def _contradicted(found: Probe, store: Store) -> bool:
     here, stack = found.hardware.key, found.stack.key
     missed, least = [], 1.0
     for trial in store.trials(hardware_key=here, stack_key=stack, limit=50, newest_first=True):
-        said, outcome = trial.prediction, trial.outcome
+        said = trial.prediction
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
@@ -149,8 +149,8 @@ def _contradicted(found: Probe, store: Store) -> bool:
         foretold = said.step_seconds if said.work is None else seconds(said.work, rates)
         if not foretold:
             continue
-        if isinstance(outcome, Fits):
-            missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
+        if trial.measurement is not None:
+            missed.append(abs(math.log(trial.measurement.step_seconds.median / foretold)))
         least = max(least, (trial.least_step_seconds or 0.0) / foretold)
     return (bool(missed) and median(missed) > math.log(2.0)) or least > 5.0
 
@@ -160,7 +160,7 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: s
     latest at those of another. One that cannot be read counts as absent."""
     shapes = None if model_digest is None else shapes_key(model_digest)
     try:
-        return store.probe(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
+        return store.probes.find(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
     except (KeyError, TypeError, ValueError) as error:
         _log.debug("a stored probe cannot be read: %s", error)
         return None
@@ -201,7 +201,7 @@ def _transfers(found: Probe) -> dict[str, float]:
     between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
     figures = found.figures
     ways = {
-        HOST_LINK: [figures.get(transfer(way, pinned=True)) for way in WAYS],
+        HOST_LINK: [figures.get(transfer(way)) for way in WAYS],
         LINK: [figures.get(collective(name)) for name in COLLECTIVES],
         HOST_UPDATE: [figures.get(UPDATE_ON_HOST)],
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
+from autofit.core.errors import in_one_line
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 from autofit.techniques import Job
@@ -21,8 +22,8 @@ from autofit.trial.machine import nvml
 if TYPE_CHECKING:
     from autofit.probe.bench import Bench
 
-TRANSFERS, KERNELS, ON_HOST, BESIDE = "transfers", "attention kernels", "updates on the host", "context"
-FIGURES = (TRANSFERS, KERNELS, ON_HOST, BETWEEN_RANKS, BESIDE)
+TRANSFERS, ON_HOST, BESIDE = "transfers", "updates on the host", "context"
+FIGURES = (TRANSFERS, ON_HOST, BETWEEN_RANKS, BESIDE)
 """The parts whose figures are no rates of a kind of work."""
 
 Found = Iterator[dict[str, float] | MeasuredStep]
@@ -58,7 +59,7 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
                     rates |= found
                     reports.send({"seconds_per": found})
         except Exception as error:
-            failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+            failure = in_one_line(error)[:300]
             _recover(bench, failure)
         reports.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
 
@@ -67,7 +68,7 @@ def _parts(
     bench: Bench, request: dict[str, Any], hardware: Hardware, rates: Mapping[str, float], held_by_others: int
 ) -> dict[str, Part]:
     """Every part by its name, in order; `rates` are those of all parts that have ended."""
-    from autofit.probe import kernels, memory_bound, products, ranks, transfers, updates
+    from autofit.probe import memory_bound, products, ranks, transfers, updates
     from autofit.probe.bench import FORMATS
 
     shapes, environments = request["shapes"], request["environments"]
@@ -78,7 +79,6 @@ def _parts(
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)
     if bench.accelerator:
         parts[TRANSFERS] = partial(transfers.measure, bench)
-        parts[KERNELS] = partial(kernels.measure, bench, shapes)
         parts[ON_HOST] = updates.measure_on_host
     else:
         parts["new pages"] = partial(memory_bound.measure_pages, bench, shapes)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from autofit.core.device.probe import collective
+from autofit.core.errors import lines_of
 from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
@@ -55,8 +56,8 @@ def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator
         for rank, (process, log) in enumerate(zip(every, logs, strict=True)):
             if process.poll() != 0:
                 log.seek(0)
-                said = log.read().strip().splitlines() or ["no end within 120 s"]
-                raise RuntimeError(f"rank {rank}: {said[-1][:200]}")
+                said = lines_of(log.read(), "no end within 120 s")[-1]
+                raise RuntimeError(f"rank {rank}: {said[:200]}")
         told = every[0].communicate()[0]
     yield {collective(name): rate for name, rate in json.loads(told).items()}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from autofit.catalog.models import Model, shape
 from autofit.core.device.probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
-from autofit.core.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import now
 from autofit.estimate.warm import context
@@ -140,7 +140,8 @@ class _Progress:
                     "the device cannot be probed: its driver does not let a killed process end",
                     remedy="check nvidia-smi, and dmesg for Xid errors; it may take a reset or a reboot",
                 )
-            self._ended(why or _last_line(Path(output.name)), ended_before)
+            said = lines_of(Path(output.name).read_text(errors="replace"), "it said nothing")
+            self._ended(why or said[-1][:300], ended_before)
 
     def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
@@ -213,8 +214,3 @@ def _run(child: Child, request: dict[str, Any], reports: Connection, output: str
     os.environ.update(environment)
     prefer_as_oom_victim()
     child(request, reports)
-
-
-def _last_line(output: Path) -> str:
-    lines = output.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"

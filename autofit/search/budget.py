@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autofit.planning.plan import Limits
+from autofit.planning.requests import USUAL_SECONDS
 
 TIMING_SECONDS = 3.0
 """Time spent on the repeats of one trial, beyond the minimum number: enough to rank. More would hardly make its figure
@@ -21,11 +22,10 @@ LEAST_DEADLINE_SECONDS = 90.0
 """No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
 
 ALLOWANCE_SHARE = 0.1
-"""Share of the time budget that any trial may take: a wrong belief may cost that, and not the search."""
+"""Share of the time budget, `USUAL_SECONDS` where there is none, that any trial may take: a wrong belief may cost that,
+and not the search."""
 ALLOWANCE_FACTOR = 1.5
 """Multiple of its expected duration that a trial may take, where that is more."""
-USUAL_SECONDS = 600.0
-"""Of which `ALLOWANCE_SHARE` is taken where a search has no time budget: the command line's default."""
 
 
 def wall_clock() -> float:

@@ -81,7 +81,8 @@ def against(trial: Trial, baseline: Trial) -> Trial:
 
     Where only one of them rounds its master weights, what follows the first update differs for that reason alone.
     """
-    own, expected = _measurement(trial), _measurement(baseline)
+    own, expected = trial.measurement, baseline.measurement
+    assert own is not None and expected is not None
     precision = trial.config.text("precision")
     reason = _other_gradient(own, expected, GRADIENT_TOLERANCE.get(precision, GRADIENT_TOLERANCE["default"]))
     rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
@@ -114,8 +115,3 @@ def _other_loss(own: Measurement, expected: Measurement, tolerance: float, steps
 def first_known(norms: Sequence[float | None]) -> float | None:
     """The first gradient that loss scaling did not overflow; the weights are still the initial ones there."""
     return next((norm for norm in norms if norm is not None), None)
-
-
-def _measurement(trial: Trial) -> Measurement:
-    assert isinstance(trial.outcome, Fits)
-    return trial.outcome.measurement

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.core.frontier import Point, dominates, point
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import DEADLINE_SECONDS, Fits, OutOfMemory, Trial
+from autofit.core.outcome import DEADLINE_SECONDS, OutOfMemory, Trial
 from autofit.core.verdict import contradiction, verdict
 from autofit.planning.plan import Plan
 from autofit.trial.measure.pace import UNSTEADY
@@ -209,7 +209,7 @@ class LatticeState:
         """Whether the trial shows that its config needs more than the limit."""
         if isinstance(trial.outcome, OutOfMemory):
             return True
-        return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes > self.memory_limit_bytes
+        return trial.measurement is not None and not trial.fits_within(self.memory_limit_bytes)
 
     def measured(self) -> list[Point]:
         """Every config that has trained, including beyond the limit, in the order learnt."""

@@ -13,12 +13,10 @@ from sqlalchemy import Connection, func, insert, select, text
 from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.contexts import Context, newest_trial, renew
+from autofit.store.database.engine import ROWS_AT_ONCE
 from autofit.store.rows import Values, keep, readable, storable, trial_values
 from autofit.store.searches.lease import Lease, own_number, tell
 from autofit.store.tables import SearchRow, TrialRow
-
-# Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
-_CHUNK = 500
 
 Identity = tuple[str, str, str, str, int]
 """Keys of hardware, stack, workload and config, and the memory limit in bytes."""
@@ -69,7 +67,7 @@ def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
         connection.execute(text(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"))
     added = repeated = 0
     kept: dict[tuple[object, ...], dict[str, str]] = {}
-    for chunk in _chunks(map(storable, trials), _CHUNK):
+    for chunk in _chunks(map(storable, trials), ROWS_AT_ONCE):
         rows = [_row(connection, trial, kept) for trial in chunk]
         attempts, seen = _present(connection, rows)
         new: list[Values] = []

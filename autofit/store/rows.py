@@ -24,6 +24,7 @@ from autofit.core.outcome import (
     Trial,
     outcome_from_json,
 )
+from autofit.core.units import LARGEST_INTEGER
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
@@ -34,7 +35,6 @@ Values = dict[str, Any]
 """A row's columns by name."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LARGEST = 2**63 - 1
 
 
 def now() -> str:
@@ -127,7 +127,7 @@ def trial_values(trial: Trial) -> Values:
         raise ValueError(f"recorded_at {trial.recorded_at!r} has no time zone")
     check_text(trial.workload.model, "the model's name")
     check_text(trial.hardware.name, "the hardware's name")
-    measured = trial.outcome.measurement if isinstance(trial.outcome, Fits) else None
+    measured = trial.measurement
     values = {
         "hardware_key": trial.hardware.key,
         "config_key": trial.config.key,
@@ -147,7 +147,7 @@ def trial_values(trial: Trial) -> Values:
         "node": trial.node,
     }
     for name, value in values.items():
-        if isinstance(value, int) and abs(value) > _LARGEST:
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise ValueError(f"{name} is {value}: beyond 64 bits")
     return values
 
@@ -165,11 +165,9 @@ class Reader:
         return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware)
 
     def stack(self, connection: Connection, key: str) -> Stack:
-        """The stack with this key."""
         return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
 
     def workload(self, connection: Connection, key: str) -> Workload:
-        """The workload with this key."""
         return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload)
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:

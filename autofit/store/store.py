@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +10,6 @@ from typing import Any, Self, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
-from autofit.core.device.probe import Probe
 from autofit.core.frontier import Frontier
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
@@ -18,19 +17,19 @@ from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
-from autofit.store import attempts, contexts, estimates, probes, ranking, repeats
+from autofit.store import attempts, contexts, ranking, repeats
 from autofit.store.access import Access
 from autofit.store.database import schema
 from autofit.store.database.address import Address
-from autofit.store.database.engine import Database
+from autofit.store.database.engine import ROWS_AT_ONCE, Database
+from autofit.store.estimates import Estimates
+from autofit.store.probes import Probes
 from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
-
-_AT_ONCE = 500
 
 
 class Conditions(TypedDict, total=False):
@@ -64,6 +63,8 @@ class Store:
         """What changes searches."""
         self.access = Access(database)
         """Who may ask over HTTP."""
+        self.estimates = Estimates(database)
+        self.probes = Probes(database)
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
@@ -201,14 +202,12 @@ class Store:
         stack_key: str,
         workload_key: str,
         memory_limit_bytes: int | None = None,
-        allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
         """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
-        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the
-        same answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that
-        no other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory`
-        configs.
+        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. The frontier's
+        `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
+        `out_of_memory` count all attempts, its `contradictory` configs.
         """
         limit = memory_limit_bytes or 0
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
@@ -222,7 +221,7 @@ class Store:
             points = ranking.undominated(connection, self._reader, keys, limit, between)
             both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
-                sorted((p for p in points if allowed(p.config)), key=lambda p: p.trial_id or 0),
+                sorted(points, key=lambda p: p.trial_id or 0),
                 hardware=self._reader.hardware(connection, newest),
                 workload=self._reader.workload(connection, workload_key),
                 stack=self._reader.stack(connection, stack_key),
@@ -262,29 +261,6 @@ class Store:
         )
         return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
 
-    def known_estimates(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The estimates with these keys that are here, by key, each as the JSON object that was kept."""
-        asked = list(keys)
-        return self._database.fetch(lambda c: estimates.known(c, asked))
-
-    def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps estimates, as JSON objects by their keys, in place of those that have the same keys.
-
-        Raises `ValueError` if one holds NaN or infinity.
-        """
-        self._database.commit(lambda c: estimates.keep(c, found))
-
-    def probe(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
-        """The probe of this hardware and stack for models of these shapes; the latest of any, if there is none."""
-        return self._database.fetch(lambda c: probes.find(c, hardware_key, stack_key, shapes_key))
-
-    def keep_probe(self, probe: Probe) -> None:
-        """Keeps a probe in place of an earlier one of the same hardware, stack and shapes.
-
-        Raises `ValueError` if it holds NaN or infinity.
-        """
-        self._database.commit(lambda c: probes.keep(c, probe))
-
     def search(self, search_id: str) -> Search | None:
         """The search with this id, or None."""
         found = self._read_searches(SearchRow.search_id == search_id)
@@ -311,7 +287,7 @@ class Store:
         return self._database.fetch(lambda c: [self._reader.trial(c, row) for row in c.execute(query)])
 
     def _read_trials(self, query: Select[*tuple[Any, ...]]) -> Iterator[Trial]:
-        query = query.execution_options(yield_per=_AT_ONCE)
+        query = query.execution_options(yield_per=ROWS_AT_ONCE)
         with self._database.read() as connection, connection.execute(query) as rows:
             for row in rows:
                 yield self._reader.trial(connection, row)

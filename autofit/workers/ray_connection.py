@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.distribution import not_installed
-from autofit.core.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
 from autofit.workers.private_folder import PrivateFolder
 
@@ -80,7 +80,7 @@ def connect(address: str | None) -> Connection:
         if folder is not None:
             folder.release()
         raise EnvironmentLacks(
-            f"Ray cannot be reached: {cause(error)}",
+            f"Ray cannot be reached: {lines_of(error)[-1]}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"
             if address
             else "run `autofit doctor`, or use --in-place",
@@ -171,8 +171,3 @@ def _with_gpus(ray: Any, accelerator: str | None) -> list[dict[str, float]]:
 def cpus_per_node(ray: Any) -> list[float]:
     """CPUs of each node that may run trials; a cluster's head often has none."""
     return [node["Resources"]["CPU"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-
-
-def cause(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

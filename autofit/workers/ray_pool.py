@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autofit.core.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Crashed
@@ -23,7 +23,7 @@ from autofit.trial.process.group import Gathering
 from autofit.trial.process.group_runner import tell_of_waiting
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
-from autofit.workers.ray_connection import cause, connect, cpus_per_gpu, cpus_per_node, gpus, wait_for_nodes
+from autofit.workers.ray_connection import connect, cpus_per_gpu, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
 
 START_SECONDS = 300.0
@@ -225,7 +225,7 @@ class RayPool:
             if isinstance(lacks := getattr(error, "cause", None), EnvironmentLacks):
                 raise lacks from error
             raise EnvironmentLacks(
-                f"Ray's worker failed: {cause(error)}", remedy="run `autofit doctor` on that machine"
+                f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
             ) from error
         return answers
 
@@ -373,7 +373,8 @@ class RayPool:
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error, lost) or isinstance(error.cause, lost):
                 return None  # the call waited for another worker, which was lost
-            return Attempt(outcome=Crashed(reason=f"the worker failed: {cause(error)}", transient=True), seconds=0.0)
+            reason = f"the worker failed: {lines_of(error)[-1]}"
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=0.0)
         except self._ray.exceptions.RayError:
             return None
         return Attempt.from_json(data)

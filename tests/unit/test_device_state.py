@@ -47,7 +47,7 @@ def of_card(**changed: object) -> DeviceState:
         (of_processor(own_seconds=10.0, threads=1), None),  # what others use of free cores does no harm
         (of_processor(own_seconds=5.0, threads=1), "other processes took"),
         (of_processor(busy_seconds=28.0, own_seconds=28.0, stolen_seconds=12.0), "steal 30%"),
-        (of_processor(held_seconds=6.0, held_periods=50), "quota"),
+        (of_processor(held_seconds=6.0), "quota"),
         (of_processor(heat_events=3), "heat"),
         (
             DeviceState(

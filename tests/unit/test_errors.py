@@ -16,6 +16,7 @@ from autofit.core.errors import (
     StoreError,
     UsageError,
     in_one_line,
+    lines_of,
     unknown,
 )
 from autofit.core.lattice import Axis
@@ -64,6 +65,13 @@ def test_what_a_worker_lacks_arrives_as_it_was() -> None:
 )
 def test_what_another_library_says_is_told_in_one_line(error: Exception, line: str) -> None:
     assert in_one_line(error) == line
+
+
+def test_the_lines_of_what_another_library_says_are_never_none() -> None:
+    assert (
+        lines_of(" at first\n\n  at last \n") == lines_of(ValueError("at first\n \nat last")) == ["at first", "at last"]
+    )
+    assert (lines_of(ValueError("\n")), lines_of(" ", "nothing")) == (["ValueError"], ["nothing"])
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_first() -> None:

@@ -27,9 +27,9 @@ CUT_SHORT = re.compile(
 WAYS = ("to the device", "to the host")
 
 
-def transfer(way: str, *, pinned: bool) -> str:
-    """The figure of copies one of the `WAYS`, from or into pinned memory or any other."""
-    return f"transfers {way}, {'pinned' if pinned else 'not pinned'}, bytes per second"
+def transfer(way: str) -> str:
+    """The figure of copies one of the `WAYS`, from or into pinned memory."""
+    return f"transfers {way}, pinned, bytes per second"
 
 
 CONTEXT = "context and kernels of libraries, bytes"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from autofit.core.document import Document
+from autofit.core.document import Document, read
 from autofit.core.hardware import Hardware
 from autofit.core.units import GIB, format_bytes
 
@@ -23,8 +24,23 @@ THROTTLE_WORDS = {
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
 
 
+_UNREAD = frozenset(
+    ("held_periods", "frequency_mhz", "memory_clock_mhz", "memory_clock_max_mhz", "power_watts", "temperature_celsius")
+)
+"""Fields that states once had, and that nothing read."""
+
+
+class _State(Document):
+    __slots__ = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`, of older states too."""
+        return read(cls, {name: value for name, value in data.items() if name not in _UNREAD})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorState(Document):
+class ProcessorState(_State):
     """The processor while a trial was timed, from the kernel's counters. Seconds are of processor time, all its cores'
     together."""
 
@@ -40,10 +56,6 @@ class ProcessorState(Document):
     """What the hypervisor gave to other machines while somebody here wanted it (steal, proc(5))."""
     held_seconds: float | None = None
     """For how long the quota of a control group held its threads back; None without control groups."""
-    held_periods: int | None = None
-    """In how many of the quota's periods it did."""
-    frequency_mhz: float | None = None
-    """Mean clock of those cores at the end; None where the kernel does not say, as under most hypervisors."""
     heat_events: int | None = None
     """How often cores were slowed down for their heat; None where the kernel does not count it."""
 
@@ -73,22 +85,16 @@ class ProcessorState(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardState(Document):
+class CardState(_State):
     """An NVIDIA card while a trial was timed, as NVML shows it; None for what the card or its driver does not say."""
 
     uuid: str
     sm_clock_mhz: int | None = None
     """Lowest clock of the multiprocessors that was seen."""
     sm_clock_max_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    memory_clock_max_mhz: int | None = None
-    power_watts: float | None = None
-    """Highest draw that was seen."""
     power_limit_watts: float | None = None
     """The limit that is enforced, whoever set it."""
     power_limit_default_watts: float | None = None
-    temperature_celsius: int | None = None
-    """Highest that was seen."""
     throttle_mask: int | None = None
     """All of NVML's reasons for a lower clock that were seen, as bits."""
     others_bytes: int | None = None

@@ -39,7 +39,6 @@ class Events:
 
     @classmethod
     def joined(cls, parts: Iterable[Events]) -> Events:
-        """All parts, in order."""
         every = list(parts)
         return cls(
             np.concatenate([p.storages for p in every]),

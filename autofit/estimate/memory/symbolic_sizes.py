@@ -48,7 +48,6 @@ class SymbolicSizes:
 
     @classmethod
     def joined(cls, parts: Sequence[SymbolicSizes]) -> SymbolicSizes:
-        """All parts, in order."""
         return cls(
             np.concatenate([p.constants for p in parts]),
             np.concatenate([p.of_micro_batch for p in parts]),

@@ -122,7 +122,6 @@ class Works:
 
     @classmethod
     def joined(cls, parts: Sequence[Works]) -> Works:
-        """All parts, in order."""
         starts = np.cumsum([0, *(len(p.families) for p in parts)])
         return cls(
             SymbolicSizes.joined([p.flops for p in parts]),

@@ -30,13 +30,13 @@ def _one(passes: Sequence[Trial], deviation: float) -> Trial:
     if len(passes) == 1:
         return passes[0]
     seconds = statistics.fmean(trial.seconds for trial in passes)
-    failed = next((trial for trial in passes if not isinstance(trial.outcome, Fits)), None)
+    failed = next((trial for trial in passes if trial.measurement is None), None)
     if failed is not None:
         return replace(failed, seconds=seconds)
-    speeds = [_speed(trial) for trial in passes]
+    speeds = _speeds(passes)
     middle = passes[speeds.index(statistics.median_low(speeds))]
-    assert isinstance(middle.outcome, Fits)
-    measured = middle.outcome.measurement
+    measured = middle.measurement
+    assert measured is not None
     mean = statistics.geometric_mean(speeds)
     slower = measured.tokens_per_second / mean
     steps = StepSeconds(
@@ -55,13 +55,13 @@ def _deviation(repeated: Iterable[Sequence[Trial]]) -> float:
     """Pooled standard deviation of the logarithm of speed between trials of one config; 0 if none has fitted twice."""
     squares, freedom = 0.0, 0
     for passes in repeated:
-        logarithms = [math.log(_speed(trial)) for trial in passes if isinstance(trial.outcome, Fits)]
+        logarithms = [math.log(speed) for speed in _speeds(passes)]
         if len(logarithms) > 1:
             squares += statistics.variance(logarithms) * (len(logarithms) - 1)
             freedom += len(logarithms) - 1
     return math.sqrt(squares / freedom) if freedom else 0.0
 
 
-def _speed(trial: Trial) -> float:
-    assert isinstance(trial.outcome, Fits)
-    return trial.outcome.measurement.tokens_per_second
+def _speeds(passes: Iterable[Trial]) -> list[float]:
+    """Tokens per second of those that fit."""
+    return [measured.tokens_per_second for trial in passes if (measured := trial.measurement) is not None]

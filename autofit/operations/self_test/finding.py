@@ -91,7 +91,6 @@ class Shown:
     finding: Finding
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         named = {"name": self.name, "shows": self.shows, "technique": self.technique}
         return named | self.finding.to_json()
 
@@ -147,7 +146,6 @@ class Report:
         return "; ".join(parts) + "." + disturbed + unfinished
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "schema": SCHEMA,
             "autofit": self.autofit,

@@ -38,7 +38,8 @@ def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
     any update."""
     if trial.hardware.is_emulated:
         return None
-    own, expected = measurement(trial), measurement(plain)
+    own, expected = trial.measurement, plain.measurement
+    assert own is not None and expected is not None
     if updates_alike:
         judged = against(trial, plain).outcome
         return judged.reason if isinstance(judged, Diverged) else None
@@ -56,12 +57,6 @@ def _of(tolerances: Mapping[str, float], precision: str) -> float:
     return tolerances.get(precision, tolerances["default"])
 
 
-def measurement(trial: Trial) -> Measurement:
-    """What a trial that fitted has measured."""
-    assert isinstance(trial.outcome, Fits)
-    return trial.outcome.measurement
-
-
 def loss_gap(own: Measurement, expected: Measurement) -> float:
     """Relative difference of the first step's loss."""
     return own.losses[0] / expected.losses[0] - 1.0
@@ -75,12 +70,14 @@ def gradient_gap(own: Measurement, expected: Measurement) -> float | None:
 
 def tiny_figure(trial: Trial, plain: Trial | None) -> str:
     """A tiny run's step time and, with a plain run, how it compares, unless nothing is computed here."""
-    own = measurement(trial)
+    own = trial.measurement
+    assert own is not None
     step = own.step_seconds.median
     said = f"step {1000 * step:.1f} ms"
     if plain is None or plain is trial or trial.hardware.is_emulated:
         return said
-    expected = measurement(plain)
+    expected = plain.measurement
+    assert expected is not None
     said += f", {step / expected.step_seconds.median:.1f}x plain; loss {loss_gap(own, expected):+.2%}"
     turn = gradient_gap(own, expected)
     return said if turn is None or plain.config["method"] != trial.config["method"] else f"{said}, gradient {turn:+.2%}"
@@ -88,18 +85,19 @@ def tiny_figure(trial: Trial, plain: Trial | None) -> str:
 
 def size_figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
     """A real run's speed and its memory: seen by the driver, allocated, and predicted."""
-    own = measurement(trial)
+    own = trial.measurement
+    assert own is not None
     said = f"{own.tokens_per_second:,.0f} tokens/s, driver-seen {format_bytes(own.device_bytes)}"
     if own.peak_allocated_bytes != own.device_bytes:
         said += f", allocated {format_bytes(own.peak_allocated_bytes)}"
     if "error" in predicted:
         return f"{said}, not predicted ({predicted['error']})"
-    return f"{said}, predicted {format_bytes(predicted['device_bytes'])} ({memory_gap(trial, predicted):+.1%})"
+    return f"{said}, predicted {format_bytes(predicted['device_bytes'])} ({memory_gap(own, predicted):+.1%})"
 
 
-def memory_gap(trial: Trial, predicted: Mapping[str, Any]) -> float:
+def memory_gap(own: Measurement, predicted: Mapping[str, Any]) -> float:
     """Relative difference of the predicted from the driver-seen memory."""
-    return float(predicted["device_bytes"] / measurement(trial).device_bytes - 1.0)
+    return float(predicted["device_bytes"] / own.device_bytes - 1.0)
 
 
 def cut(seconds: float) -> Finding:

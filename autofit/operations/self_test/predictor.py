@@ -27,7 +27,6 @@ class Predictor:
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def start(self) -> None:
-        """Start the process now, so that its imports overlap with other work."""
         if self._process is None or not self._process.is_alive():
             spawning = multiprocessing.get_context("spawn")
             self._answers, theirs = spawning.Pipe()

@@ -15,7 +15,7 @@ from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.operations.self_test.bench import TINY, Bench
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.operations.self_test.judging import measurement, memory_gap, size_figure, unfit
+from autofit.operations.self_test.judging import memory_gap, size_figure, unfit
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
 
@@ -132,9 +132,9 @@ def _job(bench: Bench, model: str, tokens: int) -> Job:
 def _limits(bench: Bench, seconds: float) -> Finding:
     until = time.monotonic() + seconds
     known = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
-    if known is None:
+    if known is None or known.measurement is None:
         return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
-    need = measurement(known).device_bytes
+    need = known.measurement.device_bytes
     job = bench.job_of(known)
     low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, bench.limit)
     below = bench.trial(job, known.config, seconds=until - time.monotonic(), limit=low)
@@ -159,12 +159,12 @@ def _predictions(bench: Bench, seconds: float) -> Finding:
     fitted = [
         (trial, found.predicted)
         for found in bench.findings.values()
-        if found.predicted is not None and isinstance((trial := found.trials[-1]).outcome, Fits)
+        if found.predicted is not None and (trial := found.trials[-1]).measurement is not None
     ]
     failed = [predicted for _, predicted in fitted if predicted.get("defect")]
     errors = sorted({str(predicted["error"]) for predicted in failed})
-    real = [(t, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
-    gaps = [memory_gap(trial, predicted) for trial, predicted in real]
+    real = [(t.measurement, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
+    gaps = [memory_gap(measured, predicted) for measured, predicted in real if measured is not None]
     made = sum("error" not in predicted for _, predicted in fitted)
     said = f"{made} of {len(fitted)} estimates made"
     if gaps:

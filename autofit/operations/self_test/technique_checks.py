@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from autofit.core.errors import spelled
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.outcome import Trial
 from autofit.core.workload import Effect
@@ -20,10 +21,10 @@ ADAPTERS = ("rank", "targets")
 
 
 def _check(axis: Axis, value: Value, run: Callable[[Bench, float], Finding], **times: float) -> Check:
-    written = str(value).lower() if isinstance(value, bool) else value
+    written = f"{axis.name}={spelled(value)}"
     return Check(
-        name=f"{axis.name}={written}",
-        shows=f"Whether {axis.name}={written} trains the tiny model as the plain recipe does.",
+        name=written,
+        shows=f"Whether {written} trains the tiny model as the plain recipe does.",
         run=run,
         technique=True,
         **times,

@@ -11,9 +11,9 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
-from autofit.core.errors import StoreError
+from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
 from autofit.trial.machine.detection import detect
 
@@ -75,7 +75,7 @@ class Runner:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
         told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
         command = [sys.executable, "-m", "autofit.operations.service.driver"]
-        with tempfile.TemporaryFile() as errors:
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:
             # Standard input and not arguments: the store's address may hold a password.
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -88,7 +88,8 @@ class Runner:
             finally:  # an interrupt included
                 _end(child)
                 _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
-                self._see_to_it(store, lease, child.returncode, _last_line(errors))
+                errors.seek(0)
+                self._see_to_it(store, lease, child.returncode, lines_of(errors.read(), "")[-1])
 
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
         """Return when the driver has ended, or should be made to."""
@@ -122,9 +123,3 @@ def _end(child: subprocess.Popen[Any]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""

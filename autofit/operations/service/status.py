@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autofit.core.outcome import Fits
 from autofit.store import QueueStatus, Store
 
 LATEST = 200
@@ -30,12 +29,12 @@ def status(store: Store) -> Status:
     """Looks into the store. Raises `StoreError`."""
     memory, seconds = [], []
     for trial in store.predicted(latest=LATEST):
-        said, outcome = trial.prediction, trial.outcome
-        if said is None or not isinstance(outcome, Fits):
+        said, measured = trial.prediction, trial.measurement
+        if said is None or measured is None:
             continue
-        memory.append(abs(outcome.measurement.device_bytes / max(said.device_bytes, 1) - 1))
+        memory.append(abs(measured.device_bytes / max(said.device_bytes, 1) - 1))
         if said.step_seconds:
-            seconds.append(abs(outcome.measurement.step_seconds.median / said.step_seconds - 1))
+            seconds.append(abs(measured.step_seconds.median / said.step_seconds - 1))
     return Status(
         trials=store.outcomes(),
         queue=store.queue.status(),

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
 from autofit.core.lattice import Config
 from autofit.planning.plan import Plan
+from autofit.planning.requests import USUAL_SECONDS
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.belief import Belief, likeliest
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
 from autofit.search.acquisition.step_times import Mixture
 from autofit.search.acquisition.surrogate import Rows
-from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
 from autofit.training.flops import least_token_seconds
@@ -100,8 +101,8 @@ class Acquisition:
         thorough: bool = False,
     ) -> None:
         """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
-        `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given. `thorough`: all methods count alike for a
-        whole frontier, and any gain is worth its trial. The others are those of `Belief`."""
+        `budget_seconds`: of the search; `USUAL_SECONDS` if not given. `thorough`: all methods count alike for a whole
+        frontier, and any gain is worth its trial. The others are those of `Belief`."""
         self._state = state
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough

@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.outcome import OutOfMemory, Trial
 from autofit.core.workload import digest
 from autofit.search.acquisition.acquisition import Acquisition
 from autofit.search.acquisition.sampler import DIRECTIONS, LatticeSampler, parameters, suggested
@@ -102,8 +102,7 @@ class Adviser:
         pruned trials and would ask for the same region again.
         """
         limit = float(self._state.memory_limit_bytes)
-        if isinstance(trial.outcome, Fits):
-            m = trial.outcome.measurement
+        if m := trial.measurement:
             return float(m.device_bytes), m.tokens_per_second, m.device_bytes - limit
         if isinstance(trial.outcome, OutOfMemory):
             return 2.0 * limit, 0.0, limit

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Fits, Prediction, TimedOut, Trial
+from autofit.core.outcome import Prediction, TimedOut, Trial
 from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.measure.pace import micro_steps_run, running_seconds, warm_up_seconds
@@ -49,8 +49,7 @@ class TrialCosts:
     def _set_up_in(self, trial: Trial) -> float | None:
         """Seconds before the warm-up, at least a tenth. A trial that was killed before any step is one that took as
         long."""
-        if isinstance(trial.outcome, Fits):
-            measured = trial.outcome.measurement
+        if measured := trial.measurement:
             row = self._row_of[trial.config]
             step = float(self._shares[row] * measured.step_seconds.median)
             return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), 0.1)

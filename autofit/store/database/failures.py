@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from autofit.core.errors import StoreError
+from autofit.core.errors import StoreError, lines_of
 from autofit.store.database.address import Address
 
 _LOCKED = "is locked by another process"
@@ -72,7 +72,7 @@ def store_error(error: Exception, address: Address) -> StoreError:
     cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         cause = error.orig
-    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0].strip()
+    said = lines_of(cause)[0]
     if address.is_sqlite:
         known, code = _SQLITE, str(getattr(cause, "sqlite_errorname", None) or "")
     else:

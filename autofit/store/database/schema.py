@@ -56,7 +56,6 @@ class StoreReport(Document):
     """Configs whose trials contradict each other: this is not damage; the cautious reading is used."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {**Document.to_json(self), "sound": self.sound}
 
     @property

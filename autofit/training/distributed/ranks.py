@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autofit.core.errors import lines_of
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
     except (OSError, RuntimeError) as error:
         if "out of memory" in str(error).lower():
             raise  # NCCL's buffers are part of what training needs
-        raise NoMeeting(f"the ranks cannot meet: {_first_line(error)}") from error
+        raise NoMeeting(f"the ranks cannot meet: {lines_of(error)[0]}") from error
     return Ranks(rank, size)
 
 
@@ -144,7 +145,3 @@ def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> 
         master_listen_fd=listener,
     )
     return made
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

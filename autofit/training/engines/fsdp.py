@@ -82,7 +82,6 @@ class FsdpEngine(LocalEngine):
                 module.set_force_sum_reduction_for_comms(True)
 
     def update(self) -> torch.Tensor:
-        """Take one optimizer step on the shards and free the gradients; their L2 norm over all ranks, fp32 scalar."""
         norm: Any = super().update()
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole

@@ -32,7 +32,6 @@ class LocalEngine:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> torch.Tensor:
-        """Take one optimizer step and free the gradients; returns their L2 norm before clipping, fp32 scalar."""
         self._scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
         self._scaler.step(self.optimizer)

@@ -110,7 +110,6 @@ class ZeroEngine:
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def update(self) -> torch.Tensor:
-        """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar."""
         self._engine.step()
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autofit.core.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.lattice import Config
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.axes.sharding import uses_deepspeed
@@ -211,7 +211,7 @@ def _is_open(file: Path, descriptors: Path) -> bool:
 
 def _complaint(error: Exception) -> str:
     """The compiler's first error if it reported one, else the last line: ninja's last line only counts errors."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    lines = lines_of(error)
     return next((line for line in lines if ": error:" in line or "fatal error:" in line), lines[-1])[:300]
 
 

@@ -29,16 +29,15 @@ def memory_left_bytes(machine: int) -> int:
     return min([machine, *(max(0, limit - _memory_held(group)) for group, limit in _memory_limits())])
 
 
-def held_back() -> tuple[float, int] | None:
-    """Processor seconds for which quotas have held the threads of this process's groups back since they exist, and the
-    number of periods in which they did; None without such groups. Of nested groups, the one that was held back most."""
+def held_back() -> float | None:
+    """Processor seconds for which quotas have held the threads of this process's groups back since they exist; None
+    without such groups. Of nested groups, the one that was held back most."""
     found = []
     for group in _groups("cpu"):
         with suppress(OSError, ValueError):
             said = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
             if "nr_throttled" in said:  # version 2 gives microseconds, version 1 nanoseconds
-                seconds = int(said.get("throttled_usec", 0)) / 1e6 + int(said.get("throttled_time", 0)) / 1e9
-                found.append((seconds, int(said["nr_throttled"])))
+                found.append(int(said.get("throttled_usec", 0)) / 1e6 + int(said.get("throttled_time", 0)) / 1e9)
     return max(found, default=None)
 
 

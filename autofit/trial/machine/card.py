@@ -14,7 +14,7 @@ from autofit.trial.machine import nvml
 T = TypeVar("T")
 UNCORRECTED, SINCE_BOOT = 1, 0
 """nvmlMemoryErrorType_t and nvmlEccCounterType_t (nvml.h)."""
-SM, MEMORY = 1, 2
+SM = 1
 """nvmlClockType_t."""
 
 
@@ -36,7 +36,6 @@ class CardWatch:
             self._limits = CardState(
                 uuid=card.uuid,
                 sm_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", SM)),
-                memory_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", MEMORY)),
                 power_limit_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementLimit") / 1000),
                 power_limit_default_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementDefaultLimit") / 1000),
                 others_bytes=self.others_bytes,
@@ -54,9 +53,6 @@ class CardWatch:
                 CardState(
                     uuid=card.uuid,
                     sm_clock_mhz=_said(lambda: card.ask("nvmlDeviceGetClockInfo", SM)),
-                    memory_clock_mhz=_said(lambda: card.ask("nvmlDeviceGetClockInfo", MEMORY)),
-                    power_watts=_said(lambda: card.ask("nvmlDeviceGetPowerUsage") / 1000),
-                    temperature_celsius=_said(lambda: card.ask("nvmlDeviceGetTemperature", 0)),
                     throttle_mask=_said(lambda: card.ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
                     others_share=_said(lambda: self._others_share(card)),
                     memory_errors=errors - self._errors_before if known else None,  # type: ignore[operator]
@@ -74,9 +70,6 @@ class CardWatch:
         return replace(
             self._limits,
             sm_clock_mhz=self._of("sm_clock_mhz", min, [look for look in self._looks if _is_limited(look)] or None),
-            memory_clock_mhz=self._of("memory_clock_mhz", min),
-            power_watts=self._of("power_watts", max),
-            temperature_celsius=self._of("temperature_celsius", max),
             throttle_mask=mask,
             others_share=self._of("others_share", fmean),
             memory_errors=self._of("memory_errors", max),

@@ -44,8 +44,6 @@ class NvidiaDevices:
     """The NVIDIA devices of one machine."""
 
     driver: str
-    installed: int
-    """Cards in the machine, including hidden ones."""
     visible: tuple[NvidiaDevice, ...]
     """In the order of CUDA_VISIBLE_DEVICES, or else in that of their slots (PCI), which is CUDA's own order only if
     CUDA_DEVICE_ORDER is PCI_BUS_ID: by default CUDA begins with the fastest card."""
@@ -65,7 +63,6 @@ def devices() -> NvidiaDevices | None:
             handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
             return NvidiaDevices(
                 driver=_text(pynvml.nvmlSystemGetDriverVersion()),
-                installed=pynvml.nvmlDeviceGetCount(),
                 visible=tuple(_describe(*handle) for handle in handles),
             )
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):

@@ -24,7 +24,8 @@ class Counters:
     stolen: float
     own: dict[int, float]
     """Of each process of the trial."""
-    held: tuple[float, int] | None
+    held: float | None
+    """For how long a quota held threads back."""
     heat_events: int | None
 
 
@@ -71,7 +72,7 @@ def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
     """What happened from one reading to the other, to a trial that computes with so many threads."""
     held = None
     if before.held is not None and after.held is not None:
-        held = after.held[0] - before.held[0], after.held[1] - before.held[1]
+        held = after.held - before.held
     heat = None
     if before.heat_events is not None and after.heat_events is not None:
         heat = after.heat_events - before.heat_events
@@ -83,9 +84,7 @@ def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
         busy_seconds=after.busy - before.busy,
         own_seconds=max(0.0, own),
         stolen_seconds=after.stolen - before.stolen,
-        held_seconds=None if held is None else held[0],
-        held_periods=None if held is None else held[1],
-        frequency_mhz=_frequency(),
+        held_seconds=held,
         heat_events=heat,
     )
 
@@ -109,14 +108,6 @@ def _heat_events(allowed: Iterable[int]) -> int | None:
         if (count := _number(CORES / f"cpu{core}" / "thermal_throttle" / "core_throttle_count")) is not None
     ]
     return sum(found) if found else None
-
-
-def _frequency() -> float | None:
-    """Mean clock of the cores that this process may use, in MHz."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    files = (CORES / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in allowed)
-    found = [kilohertz for file in files if (kilohertz := _number(file)) is not None]
-    return sum(found) / len(found) / 1000 if found else None
 
 
 def _number(file: Path) -> int | None:

@@ -143,9 +143,9 @@ class ChildProcess:
         _reap_orphans(self._others)
         return status
 
-    def tail(self, size: int = 8192) -> str:
-        """The last of its output, up to `size` bytes."""
-        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - size))
+    def tail(self) -> str:
+        """The last of its output, up to 8 KiB."""
+        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - 8192))
         return self.output.read().decode(errors="replace")
 
 

@@ -45,7 +45,6 @@ class GroupRunner:
         self._runners = [TrialRunner(kind=kind, device=rank, entry=entry, spawn=spawn) for rank in range(ranks)]
 
     def start(self) -> None:
-        """Start the parents now, so that their imports overlap with other work."""
         for runner in self._runners:
             runner.start()
 

@@ -41,7 +41,7 @@ def test_the_truth_of_a_table(table: Recorded, configs: list[Config]) -> None:
 
 def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
     made = trace(table, [configs[i] for i in (4, 1, 2, 6, 3, 0)], seconds=2.0)
-    assert [trials_to(made, table.best, within) for within in (0.05, 0.02, 0.01, 0.0)] == [3, 5, 5, 6]
+    assert trials_to(made, table.best) == 5
     found = score(table, [made])
     assert (found.near, found.trials, found.seconds) == (1, Spread(median=5, p90=5), Spread(median=10.0, p90=10.0))
     assert found.out_of_memory.median == 1  # the crash is none

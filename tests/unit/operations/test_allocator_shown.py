@@ -16,7 +16,7 @@ from unit.store.test_store_failures import sql
 
 from autofit.core.outcome import Trial
 from autofit.estimate.assumptions import CONTEXT_BYTES
-from autofit.operations import Estimation, WorkloadOptions, estimate
+from autofit.operations import Estimation, WorkloadOptions
 from autofit.operations.explaining import Comparison
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
@@ -80,7 +80,7 @@ def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: s
     options, config = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4), complete({"method": "lora"})
 
     def found() -> tuple[int, int, bool]:
-        made = estimate(options, config, hardware=CARD.name, store=path)
+        made = Estimation.of(options, config, hardware=CARD.name, store=path).estimate()
         assumed = {word: any(word in said for said in made.assumptions) for word in ("expandable segments", "context")}
         assert assumed["context"] is assumed["expandable segments"]
         assert made.breakdown["context"] == (CONTEXT_BYTES if assumed["context"] else CONTEXT)

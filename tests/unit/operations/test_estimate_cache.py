@@ -148,7 +148,7 @@ def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.Lo
     assert "locked by another process" in caplog.text
     assert len(caplog.records) == 1, "what fails once is not waited for again"
     assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
-    assert store.known_estimates(["a"]) == {}
+    assert store.estimates.known(["a"]) == {}
 
 
 def test_a_damaged_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,10 +161,10 @@ def test_a_damaged_store_fails_nobody(store: Store, path: Path, caplog: pytest.L
 
 def test_an_estimate_that_makes_no_sense_is_made_anew(store: Store) -> None:
     cache = EstimateCache(store)
-    store.keep_estimates({"a": {"device_bytes": 1}, "b": ESTIMATE.to_json()})
+    store.estimates.keep({"a": {"device_bytes": 1}, "b": ESTIMATE.to_json()})
     assert set(cache.known(["a", "b"], JOB, memory_limit_bytes=1)) == {"b"}
 
 
 def test_what_json_has_not_is_not_kept(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     EstimateCache(store).keep({"a": replace(ESTIMATE, tokens_per_second=float("inf"))})
-    assert store.known_estimates(["a"]) == {}
+    assert store.estimates.known(["a"]) == {}

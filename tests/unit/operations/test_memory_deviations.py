@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from unit.store.test_store_failures import sql
 from autofit.core.outcome import Outcome, Prediction, Trial
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
-from autofit.operations import WorkloadOptions, estimate
+from autofit.operations import Estimation, WorkloadOptions
 from autofit.prediction.memory_deviations import UNKNOWN, memory_deviations
 from autofit.store import Store
 from autofit.techniques import complete
@@ -78,11 +79,11 @@ def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path
     (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
     options = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4)
     config = complete({"method": "lora", "checkpointing": "full"})
-    needed = estimate(options, config, hardware="h100-80g", store=path).device_bytes
+    asked = partial(Estimation.of, options, config, hardware="h100-80g", store=path)
+    needed = asked().estimate().device_bytes
 
     def certainty() -> str | None:
-        limit = int(1.13 * needed)
-        return estimate(options, config, hardware="h100-80g", memory_limit_bytes=limit, store=path).certainty
+        return asked(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
 
     assert certainty() == "likely"
     add_lora(store)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from jobs import tiny_model
 from tiny import CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
 
-from autofit import operations
 from autofit.catalog.models import load
 from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.device.work_kinds import LAYOUTS, product
@@ -25,11 +24,12 @@ from autofit.core.lattice import Config, Lattice
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate import sweep
+from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimating import site
+from autofit.prediction.estimating import Estimation, site
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
@@ -173,7 +173,7 @@ def test_configs_in_an_emulated_format_are_foretold_from_those_in_fp32(
 ) -> None:
     times = {"fp32": 1.0, "bf16": slower}
     rates = {product(f, layout): 1e-13 * times[f] for f in times for layout in LAYOUTS}
-    store.keep_probe(
+    store.probes.keep(
         Probe(
             hardware=job.hardware,
             stack=job.stack,
@@ -204,15 +204,15 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
 ) -> None:
     asked: list[list[Config]] = []
     looked_up: list[int] = []
-    known_estimates = store.known_estimates
+    known = store.estimates.known
 
     def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         looked_up.append(len(list(keys)))
-        return known_estimates(keys)
+        return known(keys)
 
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
     monkeypatch.setattr(sweep, "get_ready", asked.append)
-    monkeypatch.setattr(store, "known_estimates", counted)
+    monkeypatch.setattr(store.estimates, "known", counted)
     ahead = predictor_of(job, store)
     ahead.get_ready()
     found = ahead.predict(lambda done, total: None)
@@ -285,7 +285,10 @@ def test_a_device_that_estimates_are_not_for_has_none(job: Job) -> None:
 def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(tmp_path / "store.db")
     config = complete(parse("method=lora,micro_batch=2"))
-    asked = partial(operations.estimate, OPTIONS, config, hardware="h100-80g", store=url)
+
+    def asked(**further: Any) -> Estimate:
+        return Estimation.of(OPTIONS, config, hardware="h100-80g", store=url, **further).estimate()
+
     made = asked()
     traced: list[Config] = []
     monkeypatch.setattr(Estimator, "trace", lambda self, of: traced.append(of))

@@ -119,8 +119,9 @@ def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: S
     the host, are as fast as they were measured, and disks as guessed."""
     sheet = seconds_per_byte(HARDWARE)
     host = 1.0 / sheet[HOST_LINK]
-    figures = {transfer(WAYS[0], pinned=True): host / 4, transfer(WAYS[1], pinned=True): host}
+    figures = {transfer(WAYS[0]): host / 4, transfer(WAYS[1]): host}
     figures |= {collective("reduction"): 5e9, collective("gather"): 4e9, UPDATE_ON_HOST: 20e9}
+    figures |= {"flash attention in bf16, FLOP per second": 4e14}  # older probes measured it
     found = made_probe(parts=(ProbePart(name="transfers", seconds=1.0, figures=figures),))
     waiting = replace(WORK, waits={HOST_LINK: 2.0 * host})
     rates = rates_of(found, guess())
@@ -134,7 +135,7 @@ def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: S
 
 
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
-    store.keep_probe(made_probe(slower=3.0))
+    store.probes.keep(made_probe(slower=3.0))
 
     def factor(hardware: object = HARDWARE, stack: object = STACK, digest: str = DIGEST) -> float:
         found = rates_for(hardware, stack, store, "", digest)  # type: ignore[arg-type]
@@ -148,7 +149,7 @@ def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
 
 
 def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
-    store.keep_probe(made_probe())
+    store.probes.keep(made_probe())
     own, other = (rates_for(HARDWARE, STACK, store, "", digest) for digest in (DIGEST, "another model"))
     assert own is not None and other is not None and other.relative_error > own.relative_error
 
@@ -198,7 +199,7 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, believed: bool
 ) -> None:
     old, model = made_probe(), load(MODEL)
-    store.keep_probe(old)
+    store.probes.keep(old)
     taken = slower * seconds(WORK, rates_of(old, guess()))
     fitting = fits(1.0, 512 / taken)
     said = Prediction(
@@ -218,7 +219,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, believed: bool
 ) -> None:
     old, anew = made_probe(), made_probe(recorded_at="2026-01-03T00:00:00+00:00")
-    store.keep_probe(old)
+    store.probes.keep(old)
     taken = seconds(WORK, rates_of(old, guess()))
     said = Prediction(
         peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
@@ -249,10 +250,10 @@ def test_a_probe_under_another_power_limit_or_of_another_part_of_a_card_is_not_u
     store: Store, other: dict[str, object]
 ) -> None:
     here = replace(HARDWARE, **other)  # type: ignore[arg-type]
-    store.keep_probe(made_probe())
+    store.probes.keep(made_probe())
     assert stored_probe(here, STACK, store, DIGEST) is None
     assert stored_probe(HARDWARE, replace(STACK, torch="2.99.0"), store, DIGEST) is None
-    store.keep_probe(made_probe(hardware=here))
+    store.probes.keep(made_probe(hardware=here))
     found = stored_probe(here, STACK, store, DIGEST)
     assert found is not None and found.hardware == here
 
@@ -284,7 +285,7 @@ def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_ca
 
 
 def test_a_probe_of_another_version_is_not_used(store: Store) -> None:
-    store.keep_probe(made_probe(version=PROBE_VERSION - 1))
+    store.probes.keep(made_probe(version=PROBE_VERSION - 1))
     assert stored_probe(HARDWARE, STACK, store, DIGEST) is None
     assert stored_probe(HARDWARE, STACK, store, "another model") is None
     without = made_probe().to_json()
@@ -308,7 +309,7 @@ def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
 
     monkeypatch.setattr("autofit.probe.run.run", run)
     short = made_probe(parts=(*parts, ProbePart(name="real step", seconds=0.1, failure=full)))
-    store.keep_probe(short)
+    store.probes.keep(short)
     model = load(MODEL)
     found, measured = probed(model, HARDWARE, STACK, store)
     assert measured and asked == [(short, ("real step",))]
@@ -327,7 +328,7 @@ def test_what_happens_between_ranks_is_measured_once_there_are_several(
         return made_probe(parts=(between,))
 
     monkeypatch.setattr("autofit.probe.run.run", run)
-    store.keep_probe(made_probe())
+    store.probes.keep(made_probe())
     model = load(MODEL)
     assert not probed(model, HARDWARE, STACK, store)[1]
     found, measured = probed(model, HARDWARE, STACK, store, ranks=2)

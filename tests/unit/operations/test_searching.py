@@ -119,7 +119,7 @@ def test_the_number_formats_that_the_device_only_emulates_are_told(
         product(name, layout): 1e-9 if name in ("bf16", "fp16") else 1e-11 for name in FORMATS for layout in LAYOUTS
     }
     part = ProbePart(name="products", seconds=1.0, seconds_per=products)
-    store.keep_probe(made_probe(hardware=hardware, stack=stack, parts=(part,)))
+    store.probes.keep(made_probe(hardware=hardware, stack=stack, parts=(part,)))
     told = operations.search(request_)
     assert told.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), "no config of the space is in fp16"
     assert told.emulated[0] in result_text(told)

@@ -23,13 +23,12 @@ from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import seconds
 from autofit.prediction.probing import rates_of
 from autofit.probe import bench as bench_module
-from autofit.probe import kernels, ranks, real_step, updates
+from autofit.probe import ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
 from autofit.probe.products import _another, fitted, roofline
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_SECONDS, _enough
 from autofit.probe.run import run
-from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
 from autofit.trial.machine.detection import cpu
 
@@ -192,16 +191,6 @@ def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() 
         rates = fitted([(f, b, by * 1e-3) for (f, b, _), by in zip(samples, noise, strict=True)])
         assert min(rates) > 0
     assert fitted(samples[:1])[0] > 0
-
-
-def test_each_attention_kernel_that_runs_here_is_measured() -> None:
-    shapes = Shapes(hidden=64, feed_forward=128, heads=2, head_width=16, vocabulary=64)
-    found = {
-        name: rate for one in kernels.measure(Bench(torch.device("cpu")), shapes, 64) for name, rate in one.items()
-    }
-    assert {"flash attention in fp32, FLOP per second", "unfused attention in fp32, FLOP per second"} <= set(found)
-    assert not any("cuDNN" in name for name in found), "one that does not run is left out"
-    assert min(found.values()) > 0
 
 
 def test_ranks_reduce_and_gather_and_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.core.units import GIB
 from autofit.core.workload import Goal
 from autofit.planning.plan import Limits, Plan
+from autofit.planning.requests import USUAL_SECONDS
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition import belief
 from autofit.search.acquisition.acquisition import (
@@ -38,7 +39,7 @@ from autofit.search.acquisition.acquisition import (
 from autofit.search.acquisition.adviser import OVER_LIMIT, Adviser
 from autofit.search.acquisition.gains import Front, area_gain
 from autofit.search.acquisition.sampler import ABSENT, LatticeSampler, parameters, suggested
-from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import AXES, complete, only_slower
 

@@ -49,8 +49,8 @@ def fill(store: Store) -> None:
         store.add(a_trial(outcome=outcome, prediction=PREDICTION, recorded_at=next(times)))
     for state in (SHARED, None):
         store.add(a_trial(config=CONFIG.replace(rank=64), device_state=state, recorded_at=next(times)))
-    store.keep_estimates({"0" * 64: {"device_bytes": 21 * 2**30}})
-    store.keep_probe(a_probe())
+    store.estimates.keep({"0" * 64: {"device_bytes": 21 * 2**30}})
+    store.probes.keep(a_probe())
     store.access.create("ann", "run")
     store.access.create("bob", "read")
     store.access.revoke("bob")

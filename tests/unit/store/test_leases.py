@@ -191,7 +191,7 @@ def test_a_lost_connection_is_made_again(store: Store, make_trial: MakeTrial, lo
     search_id = submit(store, trial)
     lease = store.queue.claim("a:1:0")
     assert lease is not None
-    store.keep_estimates({"0" * 64: {"fits": True}})
+    store.estimates.keep({"0" * 64: {"fits": True}})
     stored = store.add(trial, lease=lease)
     assert [t.trial_id for t in store.trials()] == [stored.trial_id]
     assert [e.seq for e in store.queue.events(search_id)] == [1, 2, 3]

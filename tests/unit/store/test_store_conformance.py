@@ -253,42 +253,42 @@ class TestEstimates:
             "mfu": None,
             "size": 2**53 + 1,
         }
-        store.keep_estimates({"a": first, "b": {}})
-        assert store.known_estimates(["b", "a", "c", "a"]) == {"a": first, "b": {}}
-        assert store.known_estimates([]) == {}
+        store.estimates.keep({"a": first, "b": {}})
+        assert store.estimates.known(["b", "a", "c", "a"]) == {"a": first, "b": {}}
+        assert store.estimates.known([]) == {}
 
     def test_the_latest_stays(self, store: Store) -> None:
-        store.keep_estimates({"a": {"device_bytes": 1}})
-        store.keep_estimates({"a": {"device_bytes": 2}, "b": {"device_bytes": 3}})
-        store.keep_estimates({})
-        assert store.known_estimates(iter(["a", "b"])) == {"a": {"device_bytes": 2}, "b": {"device_bytes": 3}}
+        store.estimates.keep({"a": {"device_bytes": 1}})
+        store.estimates.keep({"a": {"device_bytes": 2}, "b": {"device_bytes": 3}})
+        store.estimates.keep({})
+        assert store.estimates.known(iter(["a", "b"])) == {"a": {"device_bytes": 2}, "b": {"device_bytes": 3}}
 
     def test_refuses_what_json_has_not(self, store: Store) -> None:
         with pytest.raises(ValueError):
-            store.keep_estimates({"a": {}, "b": {"step_seconds": math.inf}})
-        assert store.known_estimates(["a", "b"]) == {}
+            store.estimates.keep({"a": {}, "b": {"step_seconds": math.inf}})
+        assert store.estimates.known(["a", "b"]) == {}
 
     def test_threads_may_keep_the_same(self, store: Store) -> None:
         same = {f"{number:064x}": {"device_bytes": number} for number in range(500)}
         threads = [
-            threading.Thread(target=store.keep_estimates, args=[dict(list(same.items())[::step])])
+            threading.Thread(target=store.estimates.keep, args=[dict(list(same.items())[::step])])
             for step in (1, -1, 2, 1)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert store.known_estimates(same) == same
+        assert store.estimates.known(same) == same
 
     def test_a_whole_lattice_is_looked_up_at_once(self, store: Store) -> None:
         parts = {f"part-{number}": 10**9 + number for number in range(12)}
         many = {
             f"{number:064x}": {"device_bytes": number, "breakdown": parts, "phases": parts} for number in range(6000)
         }
-        store.keep_estimates(many)
+        store.estimates.keep(many)
         statements: list[str] = []
         event.listen(store._database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        assert store.known_estimates(many) == many
+        assert store.estimates.known(many) == many
         assert len([said for said in statements if "FROM estimates" in said]) <= 6
 
 
@@ -298,28 +298,28 @@ class TestProbes:
     def test_gives_back_the_newest_of_each_device_and_shapes(self, store: Store) -> None:
         first = a_probe()
         keys = {"hardware_key": first.hardware.key, "stack_key": first.stack.key}
-        assert store.probe(**keys) is None
-        store.keep_probe(first)
-        assert store.probe(**keys, shapes_key=first.shapes_key) == first
+        assert store.probes.find(**keys) is None
+        store.probes.keep(first)
+        assert store.probes.find(**keys, shapes_key=first.shapes_key) == first
         again = replace(first, seconds=8.5, recorded_at="2026-01-02T00:00:00+00:00")
         other = replace(first, shapes_key="1" * 16, recorded_at="2026-01-01T12:00:00+00:00")
-        store.keep_probe(again)
-        store.keep_probe(other)
-        assert store.probe(**keys, shapes_key=first.shapes_key) == again
-        assert store.probe(**keys, shapes_key=other.shapes_key) == other
-        assert store.probe(**keys) == again, "the latest, whatever the shapes"
+        store.probes.keep(again)
+        store.probes.keep(other)
+        assert store.probes.find(**keys, shapes_key=first.shapes_key) == again
+        assert store.probes.find(**keys, shapes_key=other.shapes_key) == other
+        assert store.probes.find(**keys) == again, "the latest, whatever the shapes"
 
     def test_is_of_no_other_hardware_and_stack(self, store: Store) -> None:
         kept = a_probe()
-        store.keep_probe(kept)
+        store.probes.keep(kept)
         newer = replace(kept.stack, torch="2.99.0")
-        assert store.probe(hardware_key=kept.hardware.key, stack_key=newer.key) is None
+        assert store.probes.find(hardware_key=kept.hardware.key, stack_key=newer.key) is None
         slower = replace(kept.hardware, cores=1)
-        assert store.probe(hardware_key=slower.key, stack_key=kept.stack.key) is None
+        assert store.probes.find(hardware_key=slower.key, stack_key=kept.stack.key) is None
 
     def test_refuses_what_json_has_not(self, store: Store) -> None:
         with pytest.raises(ValueError):
-            store.keep_probe(a_probe(seconds=math.nan))
+            store.probes.keep(a_probe(seconds=math.nan))
 
 
 class TestSearches:

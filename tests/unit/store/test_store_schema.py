@@ -108,7 +108,7 @@ def test_predictions_are_all_that_an_older_schema_loses(
 ) -> None:
     with Store.open(url) as store:
         kept = store.add(make_trial(prediction=prediction))
-        store.keep_estimates({"0" * 64: {"fits": True}})
+        store.estimates.keep({"0" * 64: {"fits": True}})
     to_revision(url, "0002")
     assert "estimates" not in check(url).counts
     upgrade(url)

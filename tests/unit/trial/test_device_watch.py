@@ -113,8 +113,6 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
         ClockInfo=lambda kind: next(clocks) if kind == 1 else 2619,
         MaxClockInfo=1980,
         PowerManagementLimit=700_000,
-        PowerUsage=650_000,
-        Temperature=lambda sensor: 61,
         CurrentClocksThrottleReasons=lambda: next(masks),
         TotalEccErrors=lambda *kinds: next(errors),
     )
@@ -125,8 +123,8 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     state = seen.state()
     assert state is not None
     assert (state.sm_clock_mhz, state.sm_clock_max_mhz, state.throttle_mask) == (1200, 1980, 0x24)
-    assert (state.power_watts, state.power_limit_watts, state.power_limit_default_watts) == (650.0, 700.0, 700.0)
-    assert (state.temperature_celsius, state.memory_errors, state.others_bytes) == (61, 1, 300 * MIB)
+    assert (state.power_limit_watts, state.power_limit_default_watts) == (700.0, 700.0)
+    assert (state.memory_errors, state.others_bytes) == (1, 300 * MIB)
     assert state.others_share is None, "it was not told"
 
 
