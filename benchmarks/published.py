@@ -7,9 +7,9 @@ memory  peaks of allocated memory in published/measurements.csv. `config` there 
         GPUs the runs used torch's older `FullyShardedDataParallel`, the prediction is for ours, `fully_shard`: at the
         loss both hold the root and one more layer (torch/distributed/fsdp/_runtime_utils.py).
 speeds  of the same runs on one GPU and of published/speeds.csv, predicted from data sheets alone. The time to launch an
-        operation (`guessed_rates.OPERATION_SECONDS`) was taken from the two smallest runs of that file's smallest model. Its
-        Qwen models are traced as Llamas of the same widths. The runs of TransformerEngine's example pad their batches,
-        so their figures are upper bounds.
+        operation (`OPERATION_SECONDS` of guessed_rates.py) was taken from the two smallest runs of that file's smallest
+        model. Its Qwen models are traced as Llamas of the same widths. The runs of TransformerEngine's example pad
+        their batches, so their figures are upper bounds.
 
 Exits with 0 only if every target is reached. One to two minutes each.
 """
