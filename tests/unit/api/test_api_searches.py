@@ -87,6 +87,10 @@ def test_a_key_stands_for_one_search(client: TestClient, store: Store) -> None:
     assert (other.status_code, other.headers["content-type"]) == (422, "application/problem+json")
 
 
+def test_an_empty_key_is_none(client: TestClient) -> None:
+    assert len({start(client, "", seed=seed)["search_id"] for seed in (0, 1)}) == 2
+
+
 def test_what_is_asked_reaches_the_runner(client: TestClient, store: Store) -> None:
     asked = {"method": "lora", "min_rank": 16, "allow": "training", "max_trials": 3, "space": "smoke", "thorough": True}
     found = store.search(start(client, **asked)["search_id"])
