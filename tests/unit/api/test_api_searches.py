@@ -143,6 +143,8 @@ WRONG = {
     "a misspelt method": ({"method": "lara"}, "did you mean lora"),
     "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),
     "a time without a unit": ({"time_budget": "soon"}, "soon"),
+    "a limit of too many digits": ({"memory_limit": f"{'9' * 5000}GiB"}, "is not understood"),
+    "a time of too many digits": ({"time_budget": f"{'9' * 400}d"}, "is not understood"),
     "no trial": ({"max_trials": 0}, "max_trials"),
     "an unknown option": ({"modle": "smollm2-135m"}, "modle"),
     "a sequence beyond the model": ({"seq_len": 9000}, "longer than the 8192 positions"),
