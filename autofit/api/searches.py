@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.access import RUN, MayRun, Refused
+from autofit.api.access import RUN, Guarded, MayRun, Refused
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.models import Models
 from autofit.catalog import space
@@ -88,7 +88,7 @@ def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")
 
 
 StoredSearch = Annotated[Search, Depends(stored_search)]
-ROUTES = APIRouter()
+ROUTES = APIRouter(route_class=Guarded)
 
 
 @ROUTES.post(
