@@ -92,6 +92,7 @@ def test_tokens_are_declared(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     assert described["paths"]["/v1/searches"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert described["paths"]["/readyz"]["get"]["security"] == [{"HTTPBearer": []}, {}], "a token may be left out"
 
 
 def test_the_documentation_loads_nothing_from_elsewhere(client: TestClient) -> None:
