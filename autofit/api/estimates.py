@@ -19,7 +19,7 @@ ROUTES = APIRouter()
 class AskedEstimate(BaseModel):
     """The options of `autofit estimate`, by the same names and with the same defaults."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(description="Name of a catalog model")
     config: dict[str, str | int | bool] = Field(
         default={}, description="Axis -> value; absent axes take the plain recipe's"

@@ -27,7 +27,7 @@ EVENT_SECONDS = 0.5
 class AskedSearch(BaseModel):
     """The options of `autofit search`, by the same names and with the same defaults."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(description="Name of a catalog model")
     seq_len: int = Field(default=2048, ge=2, description="Tokens per sequence")
     global_batch: int = Field(default=64, ge=1, description="Sequences per optimizer step")

@@ -146,6 +146,8 @@ WRONG = {
     "a limit of too many digits": ({"memory_limit": f"{'9' * 5000}GiB"}, "is not understood"),
     "a time of too many digits": ({"time_budget": f"{'9' * 400}d"}, "is not understood"),
     "no trial": ({"max_trials": 0}, "max_trials"),
+    "a number for a yes": ({"predict": 1}, "predict: Input should be a valid boolean"),
+    "text for a number": ({"seq_len": "128"}, "seq_len: Input should be a valid integer"),
     "an unknown option": ({"modle": "smollm2-135m"}, "modle"),
     "a sequence beyond the model": ({"seq_len": 9000}, "longer than the 8192 positions"),
 }

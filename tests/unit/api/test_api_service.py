@@ -198,6 +198,7 @@ WRONG = [
     ({"seq_len": 9000}, "longer than the 8192 positions"),
     ({"config": {"a": [1]}}, "config"),
     ({"advise": True}, "advise"),
+    ({"advice": 0}, "advice: Input should be a valid boolean"),
 ]
 
 
