@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI
 from fastapi_swagger import patch_fastapi
 
 from autofit import __version__
-from autofit.api import access, answers, catalog, estimates, health, limits, metrics, problems, searches
+from autofit.api import access, answers, catalog, estimates, examples, health, limits, metrics, problems, searches
 from autofit.api.common import PROBLEM
 from autofit.api.models import NamedModels
 from autofit.api.page import ROUTES as PAGES
@@ -72,6 +72,7 @@ def create_app(
     for group in (answers, estimates, searches, catalog, health):
         app.include_router(group.ROUTES)
     app.include_router(PAGES)
+    examples.install(app)
     problems.install(app)
     limits.install(app)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)

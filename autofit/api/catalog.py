@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
 
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
@@ -21,8 +22,8 @@ ROUTES = APIRouter()
     summary="The models of the catalog",
     responses={200: {"model": list[ModelAnswer]}},
 )
-def models() -> list[dict[str, Any]]:
-    return listing()
+def models() -> JSONResponse:
+    return JSONResponse(listing())
 
 
 @ROUTES.get(
@@ -31,9 +32,9 @@ def models() -> list[dict[str, Any]]:
     summary="The cards of the catalog, and what trials have run on",
     responses={200: {"model": HardwareAnswer}},
 )
-def hardware(store: OpenedStore) -> dict[str, Any]:
+def hardware(store: OpenedStore) -> JSONResponse:
     measured = [one.to_json() for one in store.hardware()]
-    return {"cards": [card.to_json() for card in cards()], "measured": measured}
+    return JSONResponse({"cards": [card.to_json() for card in cards()], "measured": measured})
 
 
 @ROUTES.get(
@@ -44,5 +45,5 @@ def hardware(store: OpenedStore) -> dict[str, Any]:
 )
 def spaces(
     global_batch: Annotated[int, Query(ge=1, le=2**20, description="Sequences per optimizer step")] = 64,
-) -> list[dict[str, Any]]:
-    return space_summaries(global_batch)
+) -> JSONResponse:
+    return JSONResponse(space_summaries(global_batch))

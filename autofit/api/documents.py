@@ -123,7 +123,7 @@ class EstimateAnswer(BaseModel):
     config: ConfigValues
     hardware: str
     fits: bool
-    certainty: str | None = Field(examples=["sure", "likely", "unlikely"])
+    certainty: str | None = Field(examples=["sure", "likely", "unsure"])
     headroom_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -178,6 +178,21 @@ class AuditEntry(Answer):
     token: str
     action: Literal["search", "cancel"]
     search_id: str
+
+
+class HealthAnswer(Answer):
+    """The server is running."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class ReadyAnswer(Answer):
+    """The server can answer, and run searches if it has a runner of its own."""
+
+    status: Literal["ok"]
+    store: Literal["ok"]
+    runner: Literal["ok"] | None = Field(default=None, description="Left out by a server without a runner")
 
 
 class ProblemAnswer(BaseModel):

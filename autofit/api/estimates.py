@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.api.common import STRICT, OpenedStore
@@ -20,18 +19,7 @@ ROUTES = APIRouter()
 class AskedEstimate(BaseModel):
     """The options of `autofit estimate`, by the same names and with the same defaults."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "llama-3.1-8b",
-                    "hardware": "rtx-4090",
-                    "config": {"method": "qlora", "micro_batch": 4, "checkpointing": "full"},
-                }
-            ]
-        },
-    )
+    model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(description="Name of a catalog model")
     config: dict[str, str | int | bool] = Field(
         default={}, description="Axis -> value; absent axes take the plain recipe's"
@@ -52,9 +40,8 @@ class AskedEstimate(BaseModel):
     summary="What a config needs, and how fast it is, predicted",
     responses={200: {"model": EstimateAnswer}},
 )
-def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> dict[str, Any]:
+def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> JSONResponse:
     told = {**asked.model_dump(exclude={"memory_limit", "hardware"}), "model": models.named(asked.model)}
     told["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     told["hardware"] = only_hardware(store) if asked.hardware == "auto" else asked.hardware
-    found: dict[str, Any] = request.app.state.estimating.call(estimated, told, store.url)
-    return found
+    return JSONResponse(request.app.state.estimating.call(estimated, told, store.url))

@@ -5,25 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from autofit import __version__
+from autofit.api import problems
 from autofit.api.access import ADMIN
 from autofit.api.common import STRICT, OpenedStore
-from autofit.api.documents import AuditEntry
+from autofit.api.documents import AuditEntry, HealthAnswer, ReadyAnswer
 from autofit.core.errors import StoreError
 
 ROUTES = APIRouter()
+OPEN: dict[str, Any] = {"security": [{}]}
+"""Added to what the API's description says of a route: a token may be left out."""
 
 
 @ROUTES.head("/healthz", include_in_schema=False)  # by which some load balancers probe
-@ROUTES.get("/healthz", summary="Whether the server is running")
-def healthz() -> dict[str, str]:
+@ROUTES.get("/healthz", summary="Whether the server is running", openapi_extra=OPEN)
+def healthz() -> HealthAnswer:
     """Answers without a token."""
-    return {"status": "ok", "version": __version__}
+    return HealthAnswer(status="ok", version=__version__)
 
 
-@ROUTES.get("/readyz", summary="Whether the store answers and the server's own runner lives")
+@ROUTES.get(
+    "/readyz",
+    summary="Whether the store answers and the server's own runner lives",
+    responses={200: {"model": ReadyAnswer}},
+    openapi_extra=OPEN,
+)
 def readyz(store: OpenedStore, request: Request) -> JSONResponse:
     """Answers without a token; with status 503 if not."""
     checks = {"store": "ok"}
@@ -34,11 +42,13 @@ def readyz(store: OpenedStore, request: Request) -> JSONResponse:
     runner = request.app.state.runner
     if runner is not None:
         checks["runner"] = "ok" if runner.is_alive() else "it has not looked for searches lately"
-    ready = all(found == "ok" for found in checks.values())
-    return JSONResponse({"status": "ok" if ready else "not ready", **checks}, status_code=200 if ready else 503)
+    wrong = [f"the {name}: {found}" for name, found in checks.items() if found != "ok"]
+    if wrong:
+        return problems.problem(503, "Not ready", "; ".join(wrong), **checks)
+    return JSONResponse({"status": "ok", **checks})
 
 
-@ROUTES.get("/metrics", dependencies=STRICT, summary="Figures for Prometheus", response_class=Response)
+@ROUTES.get("/metrics", dependencies=STRICT, summary="Figures for Prometheus", response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -51,6 +61,6 @@ def metrics(request: Request) -> Response:
     summary="Who has started and cancelled what, newest first",
     responses={200: {"model": list[AuditEntry]}},
 )
-def audit(store: OpenedStore) -> list[dict[str, Any]]:
+def audit(store: OpenedStore) -> JSONResponse:
     """Needs a token with the scope admin."""
-    return [one.to_json() for one in store.access.audit()]
+    return JSONResponse([one.to_json() for one in store.access.audit()])

@@ -61,6 +61,11 @@ def install(app: FastAPI) -> None:
         title = "Not found" if error.status_code == 404 else "Error"
         response = problem(error.status_code, title, str(error.detail))
         response.headers.update(error.headers or {})
+        described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))
+        if (
+            error.status_code == 405 and described
+        ):  # each verb is a route of its own, and the first one speaks for itself
+            response.headers["Allow"] = ", ".join(verb.upper() for verb in described)
         return response
 
     @app.exception_handler(Exception)

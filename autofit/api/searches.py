@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.access import RUN, MayRun, Refused
+from autofit.api.access import RUN, Guarded, MayRun, Refused
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.models import Models
 from autofit.catalog import space
@@ -27,10 +27,7 @@ EVENT_SECONDS = 0.5
 class AskedSearch(BaseModel):
     """The options of `autofit search`, by the same names and with the same defaults."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"model": "llama-3.1-8b", "hardware": "h100-80g", "memory_limit": "40GiB"}]},
-    )
+    model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(description="Name of a catalog model")
     seq_len: int = Field(default=2048, ge=2, description="Tokens per sequence")
     global_batch: int = Field(default=64, ge=1, description="Sequences per optimizer step")
@@ -53,20 +50,16 @@ class AskedSearch(BaseModel):
 class SearchState(BaseModel):
     """Where a search stands."""
 
-    search_id: str = Field(examples=["9f0c1e5a7d3b4c2e8f6a1b0d2c4e6f80"])
-    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}", examples=["queued"])
-    asked: dict[str, Any] = Field(examples=[{"model": "llama-3.1-8b", "seq_len": 2048, "hardware": "h100-80g"}])
-    waiting_for: str | None = Field(
-        description="What has to come before it goes on; null while it does", examples=["a runner with h100-80g"]
-    )
-    result: dict[str, Any] | None = Field(
-        description="What it answered, or the reason why not; null before it ends", examples=[None]
-    )
-    started_at: str = Field(examples=["2026-01-01T00:00:00+00:00"])
-    ended_at: str | None = Field(examples=[None])
-    drivers: int = Field(description="How many processes have driven it so far", examples=[0])
-    spent_seconds: float = Field(examples=[0.0])
-    spent_trials: int = Field(examples=[0])
+    search_id: str
+    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}")
+    asked: dict[str, Any]
+    waiting_for: str | None = Field(description="What has to come before it goes on; null while it does")
+    result: dict[str, Any] | None = Field(description="What it answered, or the reason why not; null before it ends")
+    started_at: str
+    ended_at: str | None
+    drivers: int = Field(description="How many processes have driven it so far")
+    spent_seconds: float
+    spent_trials: int
 
     @classmethod
     def of(cls, found: Search) -> SearchState:
@@ -88,7 +81,7 @@ def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")
 
 
 StoredSearch = Annotated[Search, Depends(stored_search)]
-ROUTES = APIRouter()
+ROUTES = APIRouter(route_class=Guarded)
 
 
 @ROUTES.post(

@@ -18,9 +18,11 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", re.ASCII)
+_NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)"
+"""Of no more digits than an int and a float can be made of."""
+_SIZE = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)", re.ASCII)
 _BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
+_PART = re.compile(rf"{_NUMBER}\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
 
 
 def round_up(value: int, multiple: int) -> int:

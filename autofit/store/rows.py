@@ -88,9 +88,14 @@ def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> No
     connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=newest), rows)
 
 
+def is_storable(text: str) -> bool:
+    """Whether every database can hold it."""
+    return "\0" not in text and not _SURROGATE.search(text)
+
+
 def check_text(text: str, what: str) -> str:
     """`text` if every database can hold it; raises `ValueError` otherwise."""
-    if "\0" in text or _SURROGATE.search(text):
+    if not is_storable(text):
         raise ValueError(f"{what} holds a character that no database can store: {text!r}")
     return text
 

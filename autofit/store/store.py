@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
-from sqlalchemy import ColumnElement, Connection, Select, func, null, select
+from sqlalchemy import ColumnElement, Connection, Select, false, func, null, select
 
 from autofit.core.frontier import Frontier
 from autofit.core.hardware import Hardware, Stack
@@ -24,7 +24,7 @@ from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database
 from autofit.store.estimates import Estimates
 from autofit.store.probes import Probes
-from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
+from autofit.store.rows import TRIAL_COLUMNS, Reader, is_storable, new_uid, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
@@ -299,8 +299,8 @@ def _where(asked: Conditions) -> list[ColumnElement[bool]]:
     given = {name: asked.get(name) for name in columns}
     found = [getattr(TrialRow, name) == value for name, value in given.items() if value is not None]
     of_workload = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
-    if model is not None:
-        of_workload.append(WorkloadRow.model == model)
+    if model is not None:  # databases refuse to compare with what they cannot hold
+        of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:
         found.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
     return found

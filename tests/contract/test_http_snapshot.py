@@ -37,6 +37,7 @@ CHANGING = {("post", "/v1/searches"), ("delete", "/v1/searches/{search_id}")}
 BODIES = (
     *("AskedSearch", "SearchState", "AskedEstimate", "EstimateAnswer", "RecommendationAnswer", "FrontierAnswer"),
     *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "AuditEntry"),
+    *("HealthAnswer", "ReadyAnswer"),
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),

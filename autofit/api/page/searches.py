@@ -40,7 +40,8 @@ def listed(request: Request, store: OpenedStore, models: Models) -> Response:
 
 @ROUTES.post("/searches", dependencies=[RUN])
 def start(request: Request, given: Fields, store: OpenedStore, models: Models, token: MayRun) -> Response:
-    begun = searches.start(AskedSearch.model_validate(given), store, Response(), token, models)
+    asked = AskedSearch.model_validate(given, strict=False)  # a form holds text
+    begun = searches.start(asked, store, Response(), token, models)
     return _go_to(request, f"/searches/{begun.search_id}")
 
 

@@ -88,12 +88,12 @@ class SearchQueue:
         by: str | None = None,
     ) -> str:
         """Queues a search for a runner with this hardware, and returns its id; or that of the queued or running search
-        with the same `digest`, or of the one that was asked for with the same `key`.
+        with the same `digest`, or of the one that was asked for with the same `key`; an empty one is none.
 
         `by` names the token that asks, for the audit. Raises `KeyReused` if that one's digest is another,
         and `QueueFull`.
         """
-        search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "idempotency_key": key}
+        search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "idempotency_key": key or None}
         to_text(dict(request))
 
         def found_or_made(connection: Connection) -> str:

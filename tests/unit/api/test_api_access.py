@@ -83,6 +83,8 @@ def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> 
 
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
     assert client.post("/v1/searches", json={"modle": 1}).status_code == 401
+    told = {"Content-Type": "application/json"}
+    assert client.post("/v1/searches", content="no JSON", headers=told).status_code == 401
     assert client.delete("/v1/searches/none").status_code == 401
 
 
@@ -90,6 +92,7 @@ def test_tokens_are_declared(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     assert described["paths"]["/v1/searches"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert described["paths"]["/readyz"]["get"]["security"] == [{"HTTPBearer": []}, {}], "a token may be left out"
 
 
 def test_the_documentation_loads_nothing_from_elsewhere(client: TestClient) -> None:

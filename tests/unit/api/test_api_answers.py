@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from jobs import tiny_model
 from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial, out_of_memory
 
+from autofit.api.app import create_app
 from autofit.operations import WorkloadOptions
 from autofit.store import Store
 
@@ -203,6 +204,13 @@ def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> N
     assert get(client, "/v1/trials", model=MODEL)["total"] == len(MADE)
     found = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
     assert (found["total"], [t["outcome"] for t in found["trials"]]) == (1, ["out_of_memory"])
+
+
+def test_no_trial_is_of_a_model_that_no_database_can_name(url: str) -> None:
+    with Store.open(url) as store:
+        client = TestClient(create_app(store), raise_server_exceptions=False)
+        assert get(client, "/v1/trials", model="\0")["total"] == 0
+        assert client.get("/v1/frontier", params={"model": "\0"}).status_code == 400
 
 
 def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> None:

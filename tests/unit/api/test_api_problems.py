@@ -84,6 +84,8 @@ def test_another_verb_is_refused_and_says_which_is_right(guarded: TestClient) ->
     answer = guarded.post("/v1/trials", headers={"Authorization": f"Bearer {TOKEN}"})
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
     assert answer.headers.get("allow") == "GET"  # RFC 9110, section 15.5.6: it must be there
+    answer = guarded.put("/v1/searches/none", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "DELETE"}
 
 
 def test_what_nobody_foresaw_is_a_problem_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

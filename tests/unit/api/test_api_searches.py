@@ -87,6 +87,10 @@ def test_a_key_stands_for_one_search(client: TestClient, store: Store) -> None:
     assert (other.status_code, other.headers["content-type"]) == (422, "application/problem+json")
 
 
+def test_an_empty_key_is_none(client: TestClient) -> None:
+    assert len({start(client, "", seed=seed)["search_id"] for seed in (0, 1)}) == 2
+
+
 def test_what_is_asked_reaches_the_runner(client: TestClient, store: Store) -> None:
     asked = {"method": "lora", "min_rank": 16, "allow": "training", "max_trials": 3, "space": "smoke", "thorough": True}
     found = store.search(start(client, **asked)["search_id"])
@@ -139,7 +143,11 @@ WRONG = {
     "a misspelt method": ({"method": "lara"}, "did you mean lora"),
     "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),
     "a time without a unit": ({"time_budget": "soon"}, "soon"),
+    "a limit of too many digits": ({"memory_limit": f"{'9' * 5000}GiB"}, "is not understood"),
+    "a time of too many digits": ({"time_budget": f"{'9' * 400}d"}, "is not understood"),
     "no trial": ({"max_trials": 0}, "max_trials"),
+    "a number for a yes": ({"predict": 1}, "predict: Input should be a valid boolean"),
+    "text for a number": ({"seq_len": "128"}, "seq_len: Input should be a valid integer"),
     "an unknown option": ({"modle": "smollm2-135m"}, "modle"),
     "a sequence beyond the model": ({"seq_len": 9000}, "longer than the 8192 positions"),
 }

@@ -136,7 +136,8 @@ def test_ready_means_that_the_store_answers_and_the_runner_lives(store: Store, m
     runner.alive = False
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["store"]) == (503, "ok")
-    assert "not looked" in answer.json()["runner"]
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "not looked" in answer.json()["runner"] and answer.json()["runner"] in answer.json()["detail"]
     runner.alive = True
     store.close()
     monkeypatch.setattr(store, "version", fails)
@@ -197,6 +198,7 @@ WRONG = [
     ({"seq_len": 9000}, "longer than the 8192 positions"),
     ({"config": {"a": [1]}}, "config"),
     ({"advise": True}, "advise"),
+    ({"advice": 0}, "advice: Input should be a valid boolean"),
 ]
 
 
