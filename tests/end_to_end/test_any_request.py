@@ -164,9 +164,9 @@ def test_every_answer_is_as_described(server: Server, store: Store, caller: str)
         statuses.add(answer.status_code)
         expected = refusal(caller, case.operation.label)
         if expected is None:
-            assert answer.status_code != 401
+            assert answer.status_code != 401, case.as_curl_command()
         elif answer.status_code != 405:
-            assert answer.status_code == expected
+            assert answer.status_code == expected, case.as_curl_command()
 
     for kind in KINDS:
         for operation in server.operations(kind):
