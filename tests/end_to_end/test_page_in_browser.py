@@ -172,7 +172,7 @@ def test_a_search_is_started_watched_and_cancelled(browser: Any, store: Store) -
     playwright.expect(state).to_contain_text("1 trial,")
     browser.get_by_role("button", name="Cancel").click()
     playwright.expect(state).to_contain_text("cancelled")
-    assert browser.locator("#live tbody tr").count() == 1
+    playwright.expect(browser.locator("#live tbody tr")).to_have_count(1)
 
 
 def claimed(store: Store) -> Lease:

@@ -27,8 +27,9 @@ LOST_SECONDS = 10.0
 """How long reads and writes are retried whose connection was lost: about what a server takes to restart."""
 LOCK = 0x6175746F666974
 """"autofit" in ASCII: PostgreSQL's advisory locks are numbers. Whoever migrates has it alone, writers share it."""
-ROWS_AT_ONCE = 500
-"""Read or written by one statement, far below the number of parameters that it may have (SQLite: 32,766)."""
+ROWS_AT_ONCE = 1000
+"""Read or written by one statement: far below the number of parameters that it may have (SQLite: 32,766), yet enough to
+keep statements few."""
 
 T = TypeVar("T")
 
