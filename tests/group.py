@@ -56,6 +56,7 @@ def on_ranks(ranks: int, function: Function, cases: Sequence[Case]) -> list[list
 def _rank(rank: int, ranks: int, folder: str, function: Function, cases: list[Case], pipe: Any) -> None:
     torch.set_num_threads(1)
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # the server may have been started by another, before it was set
     os.dup2(os.open(Path(folder) / f"stdout-{rank}", os.O_WRONLY | os.O_CREAT), 1)
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
