@@ -13,10 +13,11 @@ from fastapi.responses import JSONResponse
 from autofit import export, operations
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
-from autofit.api.query import LARGEST_INTEGER, Question, TrialQuery
+from autofit.api.query import Question, TrialQuery
 from autofit.api.remembered import Content, of_question, of_trials
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
+from autofit.core.units import LARGEST_INTEGER
 from autofit.operations.recommendation import recommend, search_command
 from autofit.operations.service.estimating import predicted_recommendation
 from autofit.store import Store

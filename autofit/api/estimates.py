@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.api.common import STRICT, OpenedStore
 from autofit.api.documents import EstimateAnswer
 from autofit.api.models import Models
-from autofit.api.query import LARGEST_INTEGER, only_hardware
-from autofit.core.units import as_bytes
+from autofit.api.query import only_hardware
+from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.operations.service.estimating import estimated
 
 ROUTES = APIRouter()

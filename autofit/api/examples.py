@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from autofit import __version__
+from autofit.core.units import GIB
 
-GIB = 2**30
 SEARCH_ID = "9f0c1e5a7d3b4c2e8f6a1b0d2c4e6f80"
 AT = "2026-01-01T00:00:00+00:00"
 CONFIG = {

@@ -12,7 +12,7 @@ from autofit.api.models import Models
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
-from autofit.core.units import as_bytes
+from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
@@ -87,9 +87,6 @@ def trial_filter(
         "workload": {name: value for name, value in workload.items() if value is not None},
     }
 
-
-LARGEST_INTEGER = 2**63 - 1
-"""Largest integer that the databases hold (64-bit, signed)."""
 
 WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]

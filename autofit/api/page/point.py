@@ -12,8 +12,8 @@ from autofit.api.common import OpenedStore
 from autofit.api.models import Models
 from autofit.api.page.forms import workload_query
 from autofit.api.page.rendering import PageRoute, render
-from autofit.api.query import LARGEST_INTEGER
 from autofit.core.outcome import Fits, Trial
+from autofit.core.units import LARGEST_INTEGER
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import of_trial
 from autofit.operations.service.estimating import estimated
