@@ -74,7 +74,7 @@ def create_app(
     app.include_router(PAGES)
     examples.install(app)
     problems.install(app)
-    limits.install(app)
+    app.add_middleware(limits.LimitedBody)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)
-    metrics.install(app, app.state.metrics)  # the last one added is the first that sees a request
+    app.add_middleware(metrics.Observed, app.state.metrics)  # the last one added is the first that sees a request
     return app

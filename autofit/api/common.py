@@ -1,14 +1,43 @@
-"""What several groups of routes share: the store, the refusal of unknown parameters, how errors are documented."""
+"""What all groups of routes share: the store, what they refuse before they answer, how errors are documented."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
 
+from autofit.api.access import Needs
 from autofit.api.documents import ProblemAnswer
 from autofit.core.errors import unknown
 from autofit.store import Store
+
+
+class Strict(APIRoute):
+    """A route that asks for the token before it reads the body, which FastAPI itself does before any dependency, and
+    that refuses parameters that it does not have: ignoring them would answer a different question."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        needed = [each.dependency for each in self.dependencies if isinstance(each.dependency, Needs)]
+
+        async def strict(request: Request) -> Response:
+            for needs in needed:
+                needs(request)
+            if request.query_params and self.include_in_schema:
+                self._check_names(request)
+            return await handler(request)
+
+        return strict
+
+    def _check_names(self, request: Request) -> None:
+        described = request.app.openapi()["paths"][self.path][request.method.lower()]
+        names = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "query"]
+        for name in request.query_params:
+            if name not in names:
+                raise unknown("parameter", name, names)
 
 
 async def opened_store(request: Request) -> Store:
@@ -17,17 +46,7 @@ async def opened_store(request: Request) -> Store:
     return found
 
 
-async def refuse_other_parameters(request: Request) -> None:
-    """Reject parameters that the route does not have: ignoring them would answer a different question."""
-    described = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
-    names = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "query"]
-    for name in request.query_params:
-        if name not in names:
-            raise unknown("parameter", name, names)
-
-
 OpenedStore = Annotated[Store, Depends(opened_store)]
-STRICT = [Depends(refuse_other_parameters)]
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
     "content": {"application/problem+json": {"schema": ProblemAnswer.model_json_schema()}},

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Query
+from pydantic import BaseModel, Field
 
-from autofit.api.common import OpenedStore
-from autofit.api.models import Models
+from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
@@ -18,92 +17,96 @@ from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
 
-
-def workload_options(
-    store: OpenedStore,
-    models: Models,
-    model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
-    seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
-    global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
-    lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
-    devices: Annotated[int, Query(ge=1)] = 1,
-    seed: int = 0,
-) -> WorkloadOptions | Workload:
-    """The workload that the query describes."""
-    found = models.find(model)
-    asked = WorkloadOptions.of(found or model, seq_len, global_batch, lora_dropout, devices, seed)
-    if found is not None:
-        return asked
-    measured = store.workloads(model=model)
-    if not measured:
-        raise unknown("model", model, (*names(), *models.own(), *sorted({w.model for w in store.workloads()})))
-    return Workload(**asdict(asked), model_digest=measured[0].model_digest)
+TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 
 
-async def memory_limit_option(
-    memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None,
-) -> int | None:
-    """The memory limit in bytes; raises `UsageError`."""
-    return as_bytes(memory_limit)
+class WorkloadQuery(BaseModel):
+    """What is trained."""
+
+    model: str = Field(description="Name of a catalog model, or of another model that was measured")
+    seq_len: int = Field(default=2048, ge=2, description=TOKENS)
+    global_batch: int = Field(default=64, ge=1, description=SEQUENCES)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    devices: int = Field(default=1, ge=1)
+    seed: int = 0
+
+    def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
+        """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
+        found = models.find(self.model)
+        asked = WorkloadOptions.of(
+            found or self.model, self.seq_len, self.global_batch, self.lora_dropout, self.devices, self.seed
+        )
+        if found is not None:
+            return asked
+        measured = store.workloads(model=self.model)
+        if not measured:
+            known = (*names(), *models.own(), *sorted({w.model for w in store.workloads()}))
+            raise unknown("model", self.model, known)
+        return Workload(**asdict(asked), model_digest=measured[0].model_digest)
 
 
-async def goal_options(
-    method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
-    min_rank: Annotated[int, Query(ge=1)] = 8,
-    allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
-) -> Goal:
+class GoalQuery(BaseModel):
     """How far the answer may depart from the plain recipe."""
-    return Goal.of(method, min_rank, allow)
+
+    method: str = Field(default="any", description="any, full, lora or qlora")
+    min_rank: int = Field(default=8, ge=1)
+    allow: str = Field(default="numerics", description="exact, numerics or training")
+
+    def goal(self) -> Goal:
+        """Raises `UsageError` for a name that there is not."""
+        return Goal.of(self.method, self.min_rank, self.allow)
 
 
-def trial_filter(
-    store: OpenedStore,
-    model: str | None = None,
-    seq_len: Annotated[int | None, Query(ge=2, le=LARGEST_INTEGER, description="Tokens per sequence")] = None,
-    global_batch: Annotated[
-        int | None, Query(ge=1, le=LARGEST_INTEGER, description="Sequences per optimizer step")
-    ] = None,
-    lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
-    devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
-    seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
-    hardware: Annotated[str | None, Query(description="Name of hardware with trials, or auto")] = None,
-    outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
-) -> dict[str, Any]:
-    """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
-    if outcome is not None and outcome not in OUTCOME_KINDS:
-        raise unknown("outcome", outcome, OUTCOME_KINDS)
-    name = only_hardware(store) if hardware == "auto" else hardware or ""
-    workload = {
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "lora_dropout": lora_dropout,
-        "devices": devices,
-        "seed": seed,
-    }
-    return {
-        "model": model,
-        "outcome": outcome,
-        "hardware_key": None if hardware is None else find_hardware(name, store).key,
-        "workload": {name: value for name, value in workload.items() if value is not None},
-    }
-
-
-WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
-GoalQuery = Annotated[Goal, Depends(goal_options)]
-MemoryLimitQuery = Annotated[int | None, Depends(memory_limit_option)]
-TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
-
-
-def question(
-    store: OpenedStore,
-    workload: WorkloadQuery,
-    goal: GoalQuery,
-    memory_limit_bytes: MemoryLimitQuery,
-    hardware: Annotated[str, Query(description="Name of hardware with trials; auto: the only one")] = "auto",
-) -> dict[str, Any]:
+class Question(GoalQuery, WorkloadQuery):
     """What the operations that answer are asked."""
-    name = only_hardware(store) if hardware == "auto" else hardware
-    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": name}
+
+    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    hardware: str = Field(default="auto", description="Name of hardware with trials; auto: the only one")
+
+    def resolve(self, store: Store, models: NamedModels) -> dict[str, Any]:
+        """The arguments of those operations."""
+        return {
+            "asked": self.workload(store, models),
+            "goal": self.goal(),
+            "memory_limit_bytes": as_bytes(self.memory_limit),
+            "hardware": only_hardware(store) if self.hardware == "auto" else self.hardware,
+        }
+
+
+class TrialsQuery(BaseModel):
+    """Conditions on stored trials, and which page of them; conditions that are not given match anything."""
+
+    model: str | None = None
+    seq_len: int | None = Field(default=None, ge=2, le=LARGEST_INTEGER, description=TOKENS)
+    global_batch: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description=SEQUENCES)
+    lora_dropout: float | None = Field(default=None, ge=0, lt=1)
+    devices: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER)
+    seed: int | None = Field(default=None, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
+    hardware: str | None = Field(default=None, description="Name of hardware with trials, or auto")
+    outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
+    limit: int = Field(default=100, ge=1, le=1000)
+    offset: int = Field(default=0, ge=0, le=LARGEST_INTEGER)
+    before: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_INTEGER,
+        description="The `next` of the page before: trials older than that",
+    )
+
+    def conditions(self, store: Store) -> dict[str, Any]:
+        """As the store's queries take them."""
+        if self.outcome is not None and self.outcome not in OUTCOME_KINDS:
+            raise unknown("outcome", self.outcome, OUTCOME_KINDS)
+        if self.before is not None and self.offset:
+            raise UsageError("before and offset both say where the page begins: leave one of them out")
+        name = only_hardware(store) if self.hardware == "auto" else self.hardware
+        of_workload = {"seq_len", "global_batch", "lora_dropout", "devices", "seed"}
+        return {
+            "model": self.model,
+            "outcome": self.outcome,
+            "hardware_key": None if name is None else find_hardware(name, store).key,
+            "workload": self.model_dump(include=of_workload, exclude_none=True),
+        }
 
 
 def only_hardware(store: Store) -> str:
@@ -114,6 +117,3 @@ def only_hardware(store: Store) -> str:
     if not names:
         raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")
     return names[0]
-
-
-Question = Annotated[dict[str, Any], Depends(question)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from autofit.api.common import OpenedStore
 from autofit.api.models import Models
@@ -41,7 +41,8 @@ def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
 
 
 @ROUTES.get("/frontier")
-def frontier(request: Request, asked: Question, store: OpenedStore, models: Models) -> Response:
+def frontier(request: Request, query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
+    asked = query.resolve(store, models)
     status, answer = 200, {}
     try:
         answer = _answer(asked, store)
