@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -124,13 +126,17 @@ class Store:
         return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
-        """Keeps all of `trials`, or none if one of them raises; returns how many were added and how many repeated.
+        """Keeps `trials`, `ROWS_AT_ONCE` at a time, between which other writers have their turn; returns how many were
+        added and how many repeated.
 
-        A trial that is here already, with the same time and outcome, is not added again. Other writers wait
-        meanwhile. Raises `ValueError` as `add` does.
+        A trial that is here already, with the same time and outcome, is not added again. Raises `ValueError` as `add`
+        does, and what `trials` raises: then earlier ones are kept, but none of those that come with the bad one.
         """
-        with self._database.write() as connection:
-            return attempts.add_new(connection, trials)
+        added, repeated, every = 0, 0, map(storable, trials)
+        while chunk := list(islice(every, ROWS_AT_ONCE)):
+            new, old = self._database.commit(partial(attempts.add_new, trials=chunk))
+            added, repeated = added + new, repeated + old
+        return added, repeated
 
     def trial(self, trial_id: int) -> Trial | None:
         """The trial with this number, or None."""
