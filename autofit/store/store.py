@@ -219,18 +219,19 @@ class Store:
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 
         def work(connection: Connection) -> Frontier | None:
-            newest = contexts.newest_hardware(connection, keys)
+            newest = contexts.newest_site(connection, keys)
             if newest is None:
                 return None
+            digest, driver = newest
             trials, out_of_memory = ranking.counts(connection, keys)
             between = between_executions(repeats.of_hardware(connection, hardware_key))
             points = ranking.undominated(connection, self._reader, keys, limit, between)
             both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
                 sorted(points, key=lambda p: p.trial_id or 0),
-                hardware=self._reader.hardware(connection, newest),
+                hardware=self._reader.hardware(connection, digest),
                 workload=self._reader.workload(connection, workload_key),
-                stack=self._reader.stack(connection, stack_key),
+                stack=self._reader.stack(connection, stack_key, driver),
                 trials=trials,
                 out_of_memory=out_of_memory,
                 contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in both_ways),
