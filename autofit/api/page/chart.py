@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from autofit import operations
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models
 from autofit.api.page.rendering import HEADERS, PageRoute
-from autofit.api.query import Question
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import Question
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
-from autofit.api.query import Question
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import Question
 from autofit.core.errors import AutofitError, NothingFits
 from autofit.core.frontier import of_method
 from autofit.core.hardware import Hardware

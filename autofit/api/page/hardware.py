@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, render
-from autofit.api.query import GoalQuery, WorkloadQuery
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import GoalQuery, WorkloadQuery
 from autofit.core.errors import UsageError
 from autofit.operations.hardware_compared import OnHardware, compare_hardware, cost_per_million_tokens
 from autofit.store import Store

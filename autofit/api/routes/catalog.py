@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
-from autofit.api.common import OpenedStore, Strict
-from autofit.api.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.schema.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import listing
 from autofit.planning.lattices import space_summaries

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autofit.api import problems
-from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
+from autofit.api.middleware.loopback import TOKEN_VARIABLE, names_loopback
 from autofit.core.errors import StoreError
 from autofit.store import OPERATOR, SCOPES, Store, Token
 

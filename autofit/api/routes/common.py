@@ -9,8 +9,8 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from autofit.api.access import Needs
-from autofit.api.documents import ProblemAnswer
+from autofit.api.middleware.access import Needs
+from autofit.api.schema.documents import ProblemAnswer
 from autofit.core.errors import unknown
 from autofit.store import Store
 

@@ -11,10 +11,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.access import ADMIN, RUN, MayRun, Refused
-from autofit.api.common import OpenedStore, Strict
-from autofit.api.documents import AuditEntry
+from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
 from autofit.core.units import as_bytes, parse_duration

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from autofit import __version__
 from autofit.api import problems
-from autofit.api.common import OpenedStore
-from autofit.api.documents import HealthAnswer, ReadyAnswer
+from autofit.api.routes.common import OpenedStore
+from autofit.api.schema.documents import HealthAnswer, ReadyAnswer
 from autofit.core.errors import StoreError
 
 ROUTES = APIRouter()

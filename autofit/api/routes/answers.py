@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from autofit import export, operations
-from autofit.api.common import Strict
-from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
-from autofit.api.query import Question, TrialsQuery
-from autofit.api.remembered import Content, of_question, of_trials
+from autofit.api.routes.common import Strict
+from autofit.api.routes.query import Question, TrialsQuery
+from autofit.api.routes.remembered import Content, of_question, of_trials
+from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.recommendation import recommend, search_command

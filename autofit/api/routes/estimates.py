@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.common import OpenedStore, Strict
-from autofit.api.documents import EstimateAnswer
 from autofit.api.models import Models
-from autofit.api.query import only_hardware
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.query import only_hardware
+from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.operations.service.estimating import estimated
 
