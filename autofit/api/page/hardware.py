@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,8 +11,7 @@ from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, render
 from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.query import GoalQuery, WorkloadQuery
-from autofit.core.errors import UsageError
-from autofit.operations.hardware_compared import OnHardware, compare_hardware, cost_per_million_tokens
+from autofit.operations.hardware_compared import OnHardware, compare_hardware, price_of_an_hour
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=PageRoute)
@@ -45,7 +43,9 @@ def hardware(
     if asked is not None:
         here = workload_query(asked, **({"model": model} if model else {}))
         form |= {name: str(value) for name, value in here.items()}
-        rows = [(row, _cost(row, prices)) for row in compare_hardware(asked, goal=query.goal(), store=store)]
+        rows = [
+            (row, row.cost(prices.get(row.name))) for row in compare_hardware(asked, goal=query.goal(), store=store)
+        ]
     return render(
         request,
         "hardware.html",
@@ -70,23 +70,7 @@ def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
 def _prices(request: Request) -> dict[str, float]:
     """Hardware -> the price of one device for an hour."""
     return {
-        name.removeprefix(PRICE): _price(text) for name, text in request.query_params.items() if name.startswith(PRICE)
+        name.removeprefix(PRICE): price_of_an_hour(text)
+        for name, text in request.query_params.items()
+        if name.startswith(PRICE)
     }
-
-
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = math.nan
-    if not 0 < price < 1e6:
-        raise UsageError(f"price {text!r} is not understood: write a number such as 2.50, the price of one hour")
-    return price
-
-
-def _cost(row: OnHardware, prices: dict[str, float]) -> float | None:
-    found, price = row.recommendation, prices.get(row.hardware.name)
-    if found is None or price is None:
-        return None
-    speed = found.point.tokens_per_second
-    return cost_per_million_tokens(speed, price_per_hour=price, devices=found.workload.devices)
