@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from autofit.catalog.hardware import called
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, UsageError
 from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations.hardware_compared import OnHardware, compare_hardware
@@ -17,6 +18,7 @@ from autofit.operations.service.asked import submit
 from autofit.operations.service.runner import Runner
 from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Event, Search, Store
+from autofit.trial.machine.detection import detect
 
 LOOK_SECONDS = 1.0
 """Time between two looks at how the searches stand."""
@@ -106,6 +108,8 @@ def search_over_hardware(
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
     campaign_id = uuid4().hex
     with Store.open(request.store) as store:
+        if not all(map(called, names)):  # the name of this machine's own device, which no catalog has
+            store.queue.announce(detect(request.device)[0])
         asked = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
         ids = {name: submit(one, store, campaign_id=campaign_id) for name, one in asked.items()}
         standings = {name: Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()}
