@@ -119,7 +119,11 @@ def test_what_cannot_be_asked_is_refused(request_: SearchRequest) -> None:
     with pytest.raises(UsageError, match="--ray-address"):
         search_over_hardware(replace(request_, ray_address=None), NAMES)
     assert hardware_names(" H100-80g, l40s") == ["h100-80g", "l40s"]
-    for names, said in (("h100-80g,auto", "name every kind"), ("h100-80g,,l40s", "unknown hardware"), ("h200,zz", "zz")):
+    for names, said in (
+        ("h100-80g,auto", "name every kind"),
+        ("h100-80g,,l40s", "unknown hardware"),
+        ("h200,zz", "zz"),
+    ):
         with pytest.raises(UsageError, match=said):
             hardware_names(names)
     assert prices(["l40s=0.5"], NAMES) == {"l40s": 0.5}
