@@ -26,6 +26,7 @@ settings.load_profile("patient")
 STARTS_RAY = (
     "tests/end_to_end/test_search_command.py",
     "tests/end_to_end/test_service.py",
+    "tests/end_to_end/test_slurm.py",
     "tests/unit/workers/",
 )
 """Tests of the whole program and of Ray: never two at once."""
