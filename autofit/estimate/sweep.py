@@ -35,7 +35,8 @@ def sweep(
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
     At most `processes` share the work, which is for the caller to know: a control group's quota may be less than the
-    cores that are seen. No config is begun after `seconds`, if they are given: what is not predicted by then is left out.
+    cores that are seen. No config is begun after `seconds`, if they are given: what is not predicted by then is left
+    out.
 
     `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
     those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might

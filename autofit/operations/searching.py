@@ -112,7 +112,7 @@ def open_pool(request: SearchRequest) -> Pool:
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        accelerator=None if wanted is None else wanted.ray_accelerator_type,
+        card=wanted,
     )
 
 
