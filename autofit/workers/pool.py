@@ -34,6 +34,10 @@ class Pool(Protocol):
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained for `job` where the trials run, in one sentence; None where it can."""
 
+    def claim(self, search_id: str, epoch: int) -> None:
+        """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have
+        left running elsewhere is ended. To be called before the first trial, where the pool outlives this process."""
+
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker, or on the next one that is."""
 

@@ -21,13 +21,13 @@ from autofit.trial.process.group_runner import not_begun, tell_of_waiting
 from autofit.trial.request import TrialRequest
 from autofit.workers import cluster
 from autofit.workers.cluster import Node
-from autofit.workers.demand import Demand, Wanted, check_capacity
+from autofit.workers.demand import Wanted, check_capacity
+from autofit.workers.hiring import Hiring, Owner
 from autofit.workers.pool import Completed
 from autofit.workers.ray_connection import connect
 from autofit.workers.roster import Roster
 from autofit.workers.running import Running
 from autofit.workers.slot import START_SECONDS, Slot, State
-from autofit.workers.trial_actor import TrialActor
 
 POLL_SECONDS = 0.5
 """Time between two looks at what has come up, while nothing else is waited for."""
@@ -62,9 +62,8 @@ class RayPool:
         self._connection = connect(address)
         self._ray = self._connection.ray
         self.devices = devices
-        self._device = device
-        # In a cluster the driver may be on another machine; there Ray itself ends a lost driver's workers.
-        self._driver = os.getpid() if address is None else None
+        driver = os.getpid() if address is None else None
+        self._hiring = Hiring(ray=self._ray, device=device, driver=driver)
         self._queue: deque[_Queued] = deque()
         self._lacking: dict[tuple[Workload, tuple[Value | None, ...]], tuple[Config, Job, str | None]] = {}
         """What the workers' machines lack, keyed by what is asked of them; with a config and job that ask it."""
@@ -79,7 +78,7 @@ class RayPool:
                 wanted=wanted,
                 workers=workers,
                 is_private=address is None,
-                new_slot=self._new_slot,
+                hiring=self._hiring,
                 check=self._lacks_anything,
             )
             self._roster.renew()
@@ -96,38 +95,6 @@ class RayPool:
             return True
         return bool((cluster.could_be_added(self._ray) or {}).get("GPU"))
 
-    def _new_slot(self, demand: Demand) -> Slot:
-        """Ask Ray for the workers of one trial, which come up when it has their resources."""
-        bundle = {name: amount for name, amount in demand.bundle.items() if amount}
-        placement = self._ray.util.placement_group(
-            [dict(bundle) for _ in range(demand.ranks)],
-            strategy=demand.strategy,
-            bundle_label_selector=[dict(demand.selector) for _ in range(demand.ranks)] if demand.selector else None,
-        )
-        place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        # What the user has set for this machine is no business of another.
-        threads = None if self._driver is None else os.environ.get("OMP_NUM_THREADS")
-        worker = self._ray.remote(TrialActor)
-        actors = [
-            worker.options(
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=4,  # a trial, what stops it, what asks what it waits for, what shows the worker's end
-                num_cpus=demand.bundle["CPU"],
-                num_gpus=demand.bundle.get("GPU", 0),
-                resources={name: each for name, each in bundle.items() if name not in ("CPU", "GPU")},
-                scheduling_strategy=place(placement, placement_group_bundle_index=rank),
-            ).remote(self._device, self._driver, threads)
-            for rank in range(demand.ranks)
-        ]
-        return Slot(
-            demand=demand,
-            placement=placement,
-            actors=actors,
-            answers=[actor.site.remote() for actor in actors],
-            ends=[actor.end.remote() for actor in actors],
-        )
-
     @property
     def size(self) -> int:
         """Trials that may be under way now: one per slot that is up, or that may be asked for again."""
@@ -136,10 +103,23 @@ class RayPool:
     def site(self) -> tuple[Hardware, Stack]:
         """The workers' device and versions, with as many devices as a trial has on one machine, once one is up. Raises
         `EnvironmentLacks` if none can come up."""
-        while self._roster.site is None or not self._roster.slots:
+        if self._roster.site is None:
+            self._wait_for_one()
+        assert self._roster.site is not None
+        return self._roster.site
+
+    def _wait_for_one(self) -> None:
+        """Return once a slot is up."""
+        while not self._roster.up:
             self._pause(POLL_SECONDS)
             self._roster.renew()
-        return self._roster.site
+
+    def claim(self, search_id: str, epoch: int) -> None:
+        """The pool's trials are of this search from now on, which no other driver of it may disturb: the workers of
+        earlier ones are ended, and the pool's own bear its name. To be called before the first trial."""
+        self._hiring.owner = Owner(search_id=search_id, epoch=epoch)
+        self._hiring.end_predecessors()
+        self._roster.hire_anew()
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
@@ -151,7 +131,7 @@ class RayPool:
             return reason
         asked = (job.workload, asks(config))
         if asked not in self._lacking:
-            self.site()
+            self._wait_for_one()
             lacking = next(filter(None, (self._lacks(slot, config, job) for slot in self._roster.up)), None)
             self._lacking[asked] = config, job, lacking
         return self._lacking[asked][2]
@@ -276,9 +256,7 @@ class RayPool:
     def close(self) -> None:
         """Kill the workers and leave Ray; nothing the second time. A trial's processes end with their worker, because
         its pipe closes."""
-        roster, self._roster.slots = self._roster.slots, []
-        for slot in roster:
-            slot.end(self._ray)
+        self._roster.close()
         self._connection.close()
 
 

@@ -15,7 +15,8 @@ from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
 from autofit.workers import cluster
 from autofit.workers.cluster import Node
-from autofit.workers.demand import Demand, Wanted, check_capacity
+from autofit.workers.demand import Wanted, check_capacity
+from autofit.workers.hiring import Hiring
 from autofit.workers.slot import Site, Slot, StartFailed, State
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Roster:
     """Trials at a time; None for as many as there is room for, now and whenever more becomes free."""
     is_private: bool
     """Whether nobody else uses this Ray, and no node can join it."""
-    new_slot: Callable[[Demand], Slot]
+    hiring: Hiring
     check: Callable[[Slot], str | None] = lambda slot: None
     """Why a slot that has come up cannot run this search's trials; None if it can."""
     slots: list[Slot] = field(default_factory=list)
@@ -210,7 +211,7 @@ class Roster:
                 self.drop(slot)
             else:
                 missing -= 1
-        self.slots += [self.new_slot(demand) for _ in range(missing)]
+        self.slots += [self.hiring.slot(demand) for _ in range(missing)]
 
     def _check_hope(self) -> None:
         """Say what is waited for, if no slot is up or starting; raise `EnvironmentLacks` if that is in vain."""
@@ -249,9 +250,15 @@ class Roster:
             self._said.add(text)
             _log.warning("autofit: %s", text)
 
+    def hire_anew(self) -> None:
+        """Replace all workers, each in its place; none may be running a trial."""
+        for slot in self.slots:
+            self.hiring.hire_anew(slot)
+
     def close(self) -> None:
-        for slot in list(self.slots):
-            self.drop(slot)
+        slots, self.slots = self.slots, []
+        for slot in slots:
+            slot.end(self.ray)
 
 
 def kind(site: Site) -> tuple[str, str]:

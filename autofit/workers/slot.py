@@ -43,10 +43,10 @@ class Slot:
     demand: Demand
     placement: Any
     """Ray's placement group."""
-    actors: list[Any]
-    answers: list[Any]
+    actors: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     """References to what the workers say of their sites: they are up once all are there."""
-    ends: list[Any]
+    ends: list[Any] = field(default_factory=list)
     """References that only a worker's end resolves."""
     state: State = State.PENDING
     node_ids: tuple[str, ...] = ()

@@ -169,6 +169,9 @@ class FakePool:
         """Only what the job itself does not support; the site lacks nothing."""
         return unsupported(config, job)
 
+    def claim(self, search_id: str, epoch: int) -> None:
+        """There are no other drivers."""
+
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""
         assert not self.closed

@@ -15,7 +15,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
 from autofit.trial.machine.device_lock import NOT_BEGUN
-from autofit.workers import ray_pool, roster
+from autofit.workers import hiring, roster
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MadeCluste
 def cluster(one_cluster: MadeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeCluster]:
     """The cluster without nodes."""
     one_cluster.folder = tmp_path
-    monkeypatch.setattr(ray_pool, "TrialActor", made_actor(tmp_path))
+    monkeypatch.setattr(hiring, "TrialActor", made_actor(tmp_path))
     monkeypatch.setattr(roster, "RENEW_SECONDS", 0.1)
     yield one_cluster
     one_cluster.clear()
@@ -214,3 +214,36 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     ((slot, running),) = pool._busy.items()
     _, attempt = pool._lose(slot, running, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
     assert isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.host, "which is no failure of the machinery"
+
+
+def workers_of(search_id: str) -> set[str]:
+    """The epochs of the search's workers."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in every if actor["namespace"] == hiring.NAMESPACE]
+    return {name.split("/")[1] for name in names if name.startswith(f"{search_id}/")}
+
+
+def test_who_takes_a_search_over_ends_the_workers_of_its_earlier_driver(cluster: MadeCluster) -> None:
+    cluster.add(gpus=3)
+    earlier, other = cluster.open(workers=1), cluster.open(workers=1)
+    for pool, name, size in ((earlier, "aa", 1), (other, "aab", 2)):
+        pool.site()
+        reserved = [slot.placement for slot in pool._roster.slots]
+        pool.claim(name, 9)
+        assert [slot.placement for slot in pool._roster.slots] == reserved, "a turn that was waited for is not lost"
+        pool.submit(asked(size))
+        until(lambda pool=pool, size=size: cluster.began(size), pool)  # type: ignore[misc]
+    successor = cluster.open(workers=1)
+    successor.site()
+    successor.claim("aa", 10)
+    ((_, attempt),) = collected(earlier)
+    assert isinstance(attempt.outcome, Crashed) and attempt.outcome.worker_lost
+    successor.submit(asked(4))
+    cluster.let_end(2, 4)
+    for pool in (other, successor):
+        ((_, attempt),) = collected(pool)
+        assert isinstance(attempt.outcome, OutOfMemory)
+    assert "10" in workers_of("aa") and workers_of("aab") == {"9"}
+    earlier.claim("aa", 9)
+    successor.submit(asked(4))
+    assert isinstance(collected(successor)[0][1].outcome, OutOfMemory), "not ended by one that is superseded"

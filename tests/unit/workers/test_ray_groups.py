@@ -123,9 +123,6 @@ def test_as_many_ranks_share_a_host_as_their_group_has_on_one() -> None:
     placed = Slot(
         demand=Demand(ranks=4, bundle={}, selector={}, strategy="PACK"),
         placement=None,
-        actors=[],
-        answers=[],
-        ends=[],
         node_ids=("a", "b", "a", "a"),
     )
     own = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=1, host_memory_bytes=GIB)
