@@ -88,11 +88,11 @@ def search(
         with Store.open(request.store) as store:
             claimed = None if held is None else held.lease
             begun = begin(request, plan, store, claimed, campaign_id)
-            if pool is not None and begun.lease is not None and not begun.is_answered:
-                pool.claim(begun.lease.search_id, begun.lease.epoch)
             with ExitStack() as stack:
                 if held is None and begun.lease is not None:
                     held = stack.enter_context(Driving(store, begun.lease))
+                if pool is not None and begun.lease is not None and not begun.is_answered:
+                    pool.claim(begun.lease.search_id, begun.lease.epoch)
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
                 return _run(request, plan, store, pool, report, started, begun, held)
     finally:

@@ -158,6 +158,7 @@ class FakePool:
     returned: int = 0
     waits: int = 0
     closed: int = 0
+    claims: list[tuple[str, int]] = field(default_factory=list)
     most_at_once: int = 0
     _running: list[TrialRequest] = field(default_factory=list)
 
@@ -170,7 +171,8 @@ class FakePool:
         return unsupported(config, job)
 
     def claim(self, search_id: str, epoch: int) -> None:
-        """There are no other drivers."""
+        """Note it: there are no other drivers."""
+        self.claims.append((search_id, epoch))
 
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""

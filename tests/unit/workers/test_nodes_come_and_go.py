@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.core.generated import autoscaler_pb2
+from ray.experimental import internal_kv
 from unit.workers.made_workers import MadeCluster, asked, collected, made_actor, made_cluster, size_of, until
 
 from autofit.catalog.hardware import card
@@ -105,11 +107,21 @@ def test_a_second_search_waits_its_turn_and_both_grow_with_the_cluster(
 
 
 def test_the_first_gpu_node_is_waited_for_and_no_cpu_taken_in_its_place(cluster: MadeCluster) -> None:
+    """Where a GPU is asked for, and where the autoscaler says that it may add one."""
     cluster.add(gpus=0)
-    pool = cluster.open(device="cuda")
-    assert pool._roster.wanted.uses_gpus and pool.size == 0
-    cluster.add()
-    assert pool.site()[0].kind == "cuda" and pool.size == 1
+    asked_for = cluster.open(device="cuda")
+    assert not cluster.open()._roster.wanted.uses_gpus
+    group = autoscaler_pb2.NodeGroupConfig(resources={"GPU": 8}, min_count=0, max_count=2, name="gpus")
+    config = autoscaler_pb2.ClusterConfig(node_group_configs=[group]).SerializeToString()
+    place = ray._raylet.GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, ray._raylet.GCS_AUTOSCALER_STATE_NAMESPACE
+    internal_kv._internal_kv_put(place[0], config, overwrite=True, namespace=place[1])
+    try:
+        promised = cluster.open()
+    finally:
+        internal_kv._internal_kv_del(place[0], namespace=place[1])
+    cluster.add(gpus=2)
+    for pool in (asked_for, promised):
+        assert pool.site()[0].kind == "cuda" and pool.size >= 1
 
 
 def test_of_a_mixed_cluster_only_the_named_card_is_used(cluster: MadeCluster, caplog: pytest.LogCaptureFixture) -> None:
