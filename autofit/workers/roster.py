@@ -186,13 +186,18 @@ class Roster:
             self._say(f"{host} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
-        """End what has been idle for long, but for one; ask for it again where trials wait and nothing is idle."""
+        """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and
+        nothing is idle."""
         if needed and not self.idle:
             self.given_back -= min(needed, self.given_back)
-        for slot in [] if self.is_private or needed else self.idle:
-            if len(self.up) > 1 and time.monotonic() - slot.idle_since > IDLE_SECONDS:
-                self.drop(slot)
-                self.given_back += 1
+        if needed or self.is_private:
+            return
+        unneeded = [slot for slot in self.idle if time.monotonic() - slot.idle_since > IDLE_SECONDS]
+        waiting = [slot for slot in self.pending if not slot.is_placed and unneeded]
+        spared = len(self.up) - max(1, len(self.up) - len(unneeded))
+        for slot in [*unneeded[:spared], *waiting]:
+            self.drop(slot)
+            self.given_back += 1
 
     def _ask(self) -> None:
         """Ask Ray for as many slots as are wanted, and no longer for those that are not."""
