@@ -4,7 +4,8 @@
 
 Each context has so many made-up trials. Requests come at fixed times, whether or not earlier ones were answered: a slow
 answer delays none of them. Half ask for a recommendation, half for a frontier, of a context drawn anew. One trial is
-stored every second meanwhile. `uncached` are asked plainly, `known` with the tag of an earlier answer.
+stored every second meanwhile. `first` are what nobody has asked since the server started, one after the other;
+`uncached` are asked plainly, and `known` with the tag of an earlier answer, after that.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ async def ask(line: Any, path: str, tag: str | None) -> tuple[int, str | None]:
 
 
 async def load(port: int, paths: list[str], rate: float, seconds: float, known: bool) -> dict[str, Any]:
-    """Milliseconds from when each request was due to when it was answered."""
+    """Milliseconds from when each request was due to when it was answered. At the rate 0, every path is asked once, one
+    after the other."""
     lines: asyncio.Queue[Any] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         lines.put_nowait(await asyncio.open_connection("127.0.0.1", port))
@@ -123,9 +125,10 @@ async def load(port: int, paths: list[str], rate: float, seconds: float, known: 
         if known and tag:
             tags[path] = tag
 
-    if known:
+    if known or not rate:
         for path in paths:
             await one(path, time.perf_counter())
+    if known:
         taken.clear()
         statuses.clear()
     draw, begin = random.Random(0), time.perf_counter()
@@ -176,11 +179,10 @@ def main() -> None:
         query = "model={0.model}&seq_len={0.seq_len}&global_batch={0.global_batch}"
         paths = [f"/v1/{kind}?{query.format(w)}" for w in workloads for kind in ("recommendation", "frontier")]
         with serving(url) as (port, process, start), writing(store, workloads[0]) as stored:
-            asyncio.run(load(port, paths, 20, 5, False))  # it has loaded what it needs
             memory = [process.memory_info().rss]
             found: dict[str, Any] = {}
-            for name, known in (("uncached", False), ("known", True)):
-                found[name] = asyncio.run(load(port, paths, asked.rate, asked.seconds, known))
+            for name, rate, known in (("first", 0, False), ("uncached", asked.rate, False), ("known", asked.rate, True)):
+                found[name] = asyncio.run(load(port, paths, rate, asked.seconds, known))
                 memory.append(process.memory_info().rss)
     found |= {
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),

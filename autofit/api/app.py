@@ -11,11 +11,14 @@ from fastapi import Depends, FastAPI
 from fastapi_swagger import patch_fastapi
 
 from autofit import __version__
-from autofit.api import access, answers, catalog, estimates, examples, health, limits, metrics, problems, searches
-from autofit.api.common import PROBLEM
+from autofit.api import problems
+from autofit.api.middleware import access, limits, metrics
 from autofit.api.models import NamedModels
 from autofit.api.page import ROUTES as PAGES
-from autofit.api.remembered import Answers
+from autofit.api.routes import answers, catalog, estimates, health, searches
+from autofit.api.routes.common import PROBLEM
+from autofit.api.routes.remembered import Answers
+from autofit.api.schema import examples
 from autofit.operations.service.estimating import EstimatingProcess
 from autofit.store import Store
 
@@ -74,7 +77,7 @@ def create_app(
     app.include_router(PAGES)
     examples.install(app)
     problems.install(app)
-    limits.install(app)
+    app.add_middleware(limits.LimitedBody)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)
-    metrics.install(app, app.state.metrics)  # the last one added is the first that sees a request
+    app.add_middleware(metrics.Observed, app.state.metrics)  # the last one added is the first that sees a request
     return app

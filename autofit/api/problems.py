@@ -58,7 +58,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        title = "Not found" if error.status_code == 404 else "Error"
+        title = {404: "Not found", 413: "Too large"}.get(error.status_code, "Error")
         response = problem(error.status_code, title, str(error.detail))
         response.headers.update(error.headers or {})
         described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))

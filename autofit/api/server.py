@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autofit.api.loopback import TOKEN_VARIABLE, is_loopback
+from autofit.api.middleware.loopback import TOKEN_VARIABLE, is_loopback
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.store import NoStore, Store
 
@@ -120,7 +120,7 @@ def _runner(store: str | None) -> Iterator[_Runner | None]:
 
 
 def _log_to_standard_error() -> None:
-    from autofit.api.metrics import LOG
+    from autofit.api.middleware.metrics import LOG
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,35 @@ def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
     from autofit.trial.machine.detection import asked, detect
 
     return asked(hardware, device) or detect(device)[0]
+
+
+def hardware_names(hardware: str, device: str = "auto") -> list[str]:
+    """What --hardware names, with commas between several; called first, as `device_asked` is, and raises as that does.
+    Several are called as the catalog does."""
+    from autofit.core.errors import UsageError
+    from autofit.trial.machine.detection import asked
+
+    names = [name.strip() for name in hardware.split(",")]
+    cards = [asked(name, device) for name in names]
+    if len(names) > 1 and "auto" in names:
+        raise UsageError(f"--hardware {hardware}: auto is one of its own, name every kind")
+    return [name if card is None or len(names) == 1 else card.name for name, card in zip(names, cards, strict=True)]
+
+
+def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Hardware -> the price of one device for an hour, from `--price NAME=NUMBER`; raises `UsageError`."""
+    from autofit.core.errors import UsageError, unknown
+    from autofit.operations.hardware_compared import price_of_an_hour
+
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if len(names) == 1:
+            raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
+        if name not in names:
+            raise unknown("hardware with a price", name, names)
+        found[name] = price_of_an_hour(number)
+    return found
 
 
 def size(text: str | None) -> int | None:

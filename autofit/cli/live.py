@@ -1,37 +1,37 @@
-"""Progress of a search on standard error: a live block on a terminal, otherwise a line as each trial starts or ends."""
+"""Progress of searches on standard error: a live block on a terminal, otherwise a line as something happens."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from autofit.cli.waiting import SECONDS_BETWEEN_LINES
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from autofit.core.lattice import Config
+    from autofit.operations.over_hardware import Standing
     from autofit.search.progress import Progress
 
 
-class ProgressDisplay:
-    """Shows the progress of a search; a context manager."""
+class _Display:
+    """A block of text on a terminal, which `_live` shows; elsewhere that is None. A context manager."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._last = (-1, -1)
-        self._running: tuple[Config, ...] = ()
-        self._last_estimated = time.monotonic()
-        self._live = None
-        if self._terminal:
+        self._live: Live | None = None
+        if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
             self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> ProgressDisplay:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
@@ -41,6 +41,16 @@ class ProgressDisplay:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class ProgressDisplay(_Display):
+    """Shows the progress of a search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = (-1, -1)
+        self._running: tuple[Config, ...] = ()
+        self._last_estimated = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         if self._live is not None:
@@ -96,3 +106,33 @@ def block(progress: Progress) -> str:
 def running(config: Config, *, verifying: bool) -> str:
     """One line for a config under way."""
     return f"  {'verifying' if verifying else 'running '} {short(config)}"
+
+
+class StandingsDisplay(_Display):
+    """Shows how searches on several kinds of hardware stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, str] = {}
+
+    def __call__(self, standings: Sequence[Standing]) -> None:
+        lines = {standing.hardware: standing_line(standing) for standing in standings}
+        if self._live is not None:
+            self._live.update("\n".join(lines.values()))
+            return
+        for hardware, text in lines.items():
+            if self._last.get(hardware) != text:
+                print(text, file=sys.stderr, flush=True)
+        self._last = lines
+
+
+def standing_line(standing: Standing) -> str:
+    """Where one search stands."""
+    parts = [f"{standing.state.replace('_', ' ')}, {standing.trials} trials done"]
+    if standing.out_of_memory:
+        parts.append(f"{standing.out_of_memory} out of memory")
+    if standing.tokens_per_second is not None:
+        parts.append(f"best {standing.tokens_per_second:,.0f} tokens/s")
+    if standing.reason is not None:
+        parts.append(standing.reason)
+    return f"{standing.hardware}: {', '.join(parts)}"

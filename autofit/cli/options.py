@@ -85,6 +85,14 @@ Hardware = Annotated[
         autocompletion=completing("hardware"),
     ),
 ]
+SeveralHardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        help="auto, a name that `autofit hardware` lists, or several with commas: a search on each.",
+        autocompletion=completing("hardware"),
+    ),
+]
 Store = Annotated[
     str | None,
     typer.Option(

@@ -89,6 +89,7 @@ class Stack(Document):
     cuda: str | None = None
     """CUDA or ROCm version that torch was built for."""
     driver: str | None = None
+    """The version of NVIDIA's driver: noted with each trial, but trials under two of them are compared."""
 
     @property
     def torch_release(self) -> tuple[int, int]:
@@ -97,6 +98,8 @@ class Stack(Document):
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal stacks. Absent libraries are not part of it, so that when a later
-        version starts to record another library, the keys of stacks without it stay the same."""
-        return digest({name: version for name, version in self.to_json().items() if version is not None})
+        """A digest that is equal exactly for stacks that are equal but for their drivers, which differ between the
+        nodes of a cluster while it is upgraded. Absent libraries are not part of it, so that when a later version
+        starts to record another library, the keys of stacks without it stay the same."""
+        named = self.to_json().items()
+        return digest({name: version for name, version in named if version is not None and name != "driver"})

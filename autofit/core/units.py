@@ -10,6 +10,8 @@ from autofit.core.errors import UsageError
 LARGEST_INTEGER = 2**63 - 1
 """Of 64 bits: what databases and torch's generators accept."""
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
+A_YEAR = 366 * 86400
+"""The longest duration that is meant, in seconds."""
 
 _BYTES = {
     "b": 1,
@@ -69,7 +71,7 @@ def is_decimal(text: str) -> bool:
 def parse_duration(text: str) -> float:
     """Seconds of `text` such as `90s`, `10m` or `1h30m`.
 
-    Raises `UsageError` for a bare number, an unknown unit, or a zero duration.
+    Raises `UsageError` for a bare number, an unknown unit, a zero duration, or one of more than a year.
     """
     stripped = text.strip()
     if _BARE.fullmatch(stripped):
@@ -77,10 +79,12 @@ def parse_duration(text: str) -> float:
     parts = list(_PART.finditer(stripped))
     if not parts or "".join("".join(part[0] for part in parts).split()) != "".join(stripped.split()):
         raise UsageError(f"duration {text!r} is not understood: write a number with s, m or h, such as 10m or 1h30m")
-    seconds = float(sum(Fraction(part[1]) * _SECONDS[part[2].lower()] for part in parts))
+    seconds = sum(Fraction(part[1]) * _SECONDS[part[2].lower()] for part in parts)
     if seconds <= 0:
         raise UsageError(f"duration {text!r} is zero: give a positive duration such as 10m")
-    return seconds
+    if seconds > A_YEAR:
+        raise UsageError(f"duration {text[:20]!r} is more than a year: give one such as 10m or 1h30m")
+    return float(seconds)
 
 
 def as_seconds(duration: str | float) -> float:

@@ -3,6 +3,8 @@ from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.explaining import explain as explain
 from autofit.operations.over_devices import OverDevices as OverDevices
 from autofit.operations.over_devices import search_over_devices as search_over_devices
+from autofit.operations.over_hardware import OverHardware as OverHardware
+from autofit.operations.over_hardware import search_over_hardware as search_over_hardware
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import RecordResult as RecordResult

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, text
 
 from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.contexts import Context, newest_trial, renew
-from autofit.store.database.engine import ROWS_AT_ONCE
-from autofit.store.rows import Values, keep, readable, storable, trial_values
+from autofit.store.rows import Values, keep, readable, trial_values
 from autofit.store.searches.lease import Lease, own_number, tell
 from autofit.store.tables import SearchRow, TrialRow
 
 Identity = tuple[str, str, str, str, int]
 """Keys of hardware, stack, workload and config, and the memory limit in bytes."""
-T = TypeVar("T")
 
 
 def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> int:
@@ -54,36 +51,31 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
     return number
 
 
-def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
-    """Adds the trials that are not there yet, each as the next attempt of its identity.
+def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
+    """Adds the storable trials that are not there yet, each as the next attempt of its identity.
 
     Returns how many were added and how many were repeats, which have the same identity, time and outcome.
     Nobody else can write meanwhile.
     """
     if connection.dialect.name == "postgresql":
-        # An iterator can be read only once, so a conflict halfway through could not be retried.
         # The tables are locked in the order in which every writer takes them.
         tables = "hardware, stacks, workloads, trials, contexts"
         connection.execute(text(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"))
-    added = repeated = 0
     kept: dict[tuple[object, ...], dict[str, str]] = {}
-    for chunk in _chunks(map(storable, trials), ROWS_AT_ONCE):
-        rows = [_row(connection, trial, kept) for trial in chunk]
-        attempts, seen = _present(connection, rows)
-        new: list[Values] = []
-        for row in rows:
-            identity, mark = _identity(row), _mark(row["recorded_at"], row["evidence"])
-            if mark in seen[identity]:
-                repeated += 1
-                continue
-            seen[identity].add(mark)
-            attempts[identity] += 1
-            new.append({**row, "attempt": attempts[identity], "search_id": None})
-        if new:
-            connection.execute(insert(TrialRow), new)
-            renew(connection, {_context(row) for row in new}, newest_trial(connection))
-        added += len(new)
-    return added, repeated
+    rows = [_row(connection, trial, kept) for trial in trials]
+    attempts, seen = _present(connection, rows)
+    new: list[Values] = []
+    for row in rows:
+        identity, mark = _identity(row), _mark(row["recorded_at"], row["evidence"])
+        if mark in seen[identity]:
+            continue
+        seen[identity].add(mark)
+        attempts[identity] += 1
+        new.append({**row, "attempt": attempts[identity], "search_id": None})
+    if new:
+        connection.execute(insert(TrialRow), new)
+        renew(connection, {_context(row) for row in new}, newest_trial(connection))
+    return len(new), len(rows) - len(new)
 
 
 def _row(connection: Connection, trial: Trial, kept: dict[tuple[object, ...], dict[str, str]]) -> Values:
@@ -141,9 +133,3 @@ def _present(
             with readable(f"attempt {attempt} of config {config_key}"):
                 seen[identity].add(_mark(recorded_at, outcome_from_json(evidence).to_json()))
     return attempts, seen
-
-
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

@@ -30,9 +30,11 @@ def newest_trial(connection: Connection) -> int:
     return connection.scalar(select(func.max(TrialRow.id))) or 0
 
 
-def newest_hardware(connection: Connection, keys: Mapping[str, str]) -> str | None:
-    """The digest of the hardware that a context's newest trial ran on; None for a context without trials."""
-    return connection.scalar(_NEWEST_HARDWARE, keys)
+def newest_site(connection: Connection, keys: Mapping[str, str]) -> tuple[str, str | None] | None:
+    """The digest of the hardware that a context's newest trial ran on, and its driver; None for a context without
+    trials."""
+    found = connection.execute(_NEWEST_SITE, keys).one_or_none()
+    return None if found is None else (found.hardware_digest, found.driver)
 
 
 def hardware(connection: Connection) -> list[str]:
@@ -68,8 +70,8 @@ _EVERY_HARDWARE = (
     .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
     .order_by(TrialRow.id.desc())
 )
-_NEWEST_HARDWARE = (
-    select(TrialRow.hardware_digest)
+_NEWEST_SITE = (
+    select(TrialRow.hardware_digest, TrialRow.driver)
     .join(ContextRow, ContextRow.last_trial_id == TrialRow.id)
     .where(
         ContextRow.hardware_key == bindparam("hardware_key"),

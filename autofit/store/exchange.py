@@ -57,7 +57,8 @@ def line_of(trial: Trial) -> str:
 
 
 def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
-    """Adds the trials of `lines` that the store does not hold yet: all of them, or none if a line is bad.
+    """Adds the trials of `lines` that the store does not hold yet, as far as a line that is bad (`Store.add_new`):
+    who mends that one may import all of them again.
 
     Blank lines are skipped. Raises `UsageError` with the number of a bad line and what is wrong with it,
     and `StoreError`.

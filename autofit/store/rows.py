@@ -67,7 +67,7 @@ def keep(
         own = {"digest": hardware_digest(hardware), "key": hardware.key, "name": hardware.name}
         rows["hardware_digest"] = HardwareRow, "digest", {**own, "body": hardware.to_json()}
     if stack is not None:
-        rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": stack.to_json()}
+        rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": replace(stack, driver=None).to_json()}
     if workload is not None:
         named = {"key": workload.key, "model": workload.model}
         rows["workload_key"] = WorkloadRow, "key", {**named, "body": workload.to_json()}
@@ -150,6 +150,7 @@ def trial_values(trial: Trial) -> Values:
         "device_state": state,
         "suspect": bool(trial.doubts),
         "node": trial.node,
+        "driver": trial.stack.driver,
     }
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
@@ -169,8 +170,10 @@ class Reader:
         """The hardware whose full value has this digest."""
         return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware)
 
-    def stack(self, connection: Connection, key: str) -> Stack:
-        return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
+    def stack(self, connection: Connection, key: str, driver: str | None = None) -> Stack:
+        """The stack with this key, under this driver."""
+        found = _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
+        return found if driver is None else replace(found, driver=driver)
 
     def workload(self, connection: Connection, key: str) -> Workload:
         return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload)
@@ -182,7 +185,7 @@ class Reader:
                 config=Config.from_json(row.config),
                 workload=self.workload(connection, row.workload_key),
                 hardware=self.hardware(connection, row.hardware_digest),
-                stack=self.stack(connection, row.stack_key),
+                stack=self.stack(connection, row.stack_key, row.driver),
                 memory_limit_bytes=row.memory_limit_bytes,
                 outcome=outcome_from_json(row.evidence),
                 seconds=row.seconds,
@@ -197,6 +200,7 @@ TRIAL_COLUMNS = (
     TrialRow.id,
     TrialRow.hardware_digest,
     TrialRow.stack_key,
+    TrialRow.driver,
     TrialRow.workload_key,
     TrialRow.memory_limit_bytes,
     TrialRow.seconds,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -124,13 +126,17 @@ class Store:
         return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
-        """Keeps all of `trials`, or none if one of them raises; returns how many were added and how many repeated.
+        """Keeps `trials`, `ROWS_AT_ONCE` at a time, between which other writers have their turn; returns how many were
+        added and how many repeated.
 
-        A trial that is here already, with the same time and outcome, is not added again. Other writers wait
-        meanwhile. Raises `ValueError` as `add` does.
+        A trial that is here already, with the same time and outcome, is not added again. Raises `ValueError` as `add`
+        does, and what `trials` raises: then earlier ones are kept, but none of those that come with the bad one.
         """
-        with self._database.write() as connection:
-            return attempts.add_new(connection, trials)
+        added, repeated, every = 0, 0, map(storable, trials)
+        while chunk := list(islice(every, ROWS_AT_ONCE)):
+            new, old = self._database.commit(partial(attempts.add_new, trials=chunk))
+            added, repeated = added + new, repeated + old
+        return added, repeated
 
     def trial(self, trial_id: int) -> Trial | None:
         """The trial with this number, or None."""
@@ -213,18 +219,19 @@ class Store:
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 
         def work(connection: Connection) -> Frontier | None:
-            newest = contexts.newest_hardware(connection, keys)
+            newest = contexts.newest_site(connection, keys)
             if newest is None:
                 return None
+            digest, driver = newest
             trials, out_of_memory = ranking.counts(connection, keys)
             between = between_executions(repeats.of_hardware(connection, hardware_key))
             points = ranking.undominated(connection, self._reader, keys, limit, between)
             both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
                 sorted(points, key=lambda p: p.trial_id or 0),
-                hardware=self._reader.hardware(connection, newest),
+                hardware=self._reader.hardware(connection, digest),
                 workload=self._reader.workload(connection, workload_key),
-                stack=self._reader.stack(connection, stack_key),
+                stack=self._reader.stack(connection, stack_key, driver),
                 trials=trials,
                 out_of_memory=out_of_memory,
                 contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in both_ways),

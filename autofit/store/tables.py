@@ -46,7 +46,7 @@ class HardwareRow(Base):
 
 
 class StackRow(Base):
-    """A `Stack` value."""
+    """A `Stack` value, without the driver: that is noted with each trial."""
 
     __tablename__ = "stacks"
 
@@ -183,9 +183,11 @@ class TrialRow(Base):
     suspect: Mapped[bool] = mapped_column(server_default=false())
     """Whether the trial's time cannot be trusted (`Trial.doubts`); it counts only if there is no clean one."""
     node: Mapped[str | None]
-    """The machine that it ran on; this and the next two are None for trials of before they were recorded, and for those
-    that were imported."""
+    """The machine that it ran on; None for trials of before it was recorded, and for those that were imported."""
+    driver: Mapped[str | None]
+    """`Stack.driver`."""
     autofit_version: Mapped[str | None]
+    """This and the next are None for trials of before they were recorded, and for those that were imported."""
     search_epoch: Mapped[int | None]
     """The epoch of the lease under which it was stored; None also without a search."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
@@ -29,14 +30,17 @@ from autofit.store import Store
 from autofit.store.database.address import ENVIRONMENT, Address
 from autofit.training.prerequisites import native_ops
 
+HARDWARE_LABEL = "autofit.io/hardware"
+
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 README = (K8S / "README.md").read_text()
 PART, COMPONENT, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/component", "app.kubernetes.io/name"
-VARIANTS = ("base", *sorted(f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()))
+VARIANTS = ("base", "service", *sorted(f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()))
 SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
-OFFLOADING = ("base", "overlays/h100")
-"""Those whose search may offload."""
+OFFLOADING = ("base", "service", "overlays/h100")
+"""Those whose searches may offload."""
+COMPONENTS = ("backup", "kueue")
 
 Object = dict[str, Any]
 
@@ -64,6 +68,12 @@ def objects(variant: str) -> tuple[Object, ...]:
     return render(variant)
 
 
+@pytest.fixture(params=SEARCHES)
+def searching(request: pytest.FixtureRequest) -> str:
+    """Each variant that is one search."""
+    return str(request.param)
+
+
 def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:
     return [o for o in objects if o["kind"] == kind]
 
@@ -81,11 +91,19 @@ def ray_job(objects: tuple[Object, ...]) -> Object:
 def templates(objects: tuple[Object, ...]) -> dict[str, Object]:
     """The pod templates by component."""
     found = [o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "StatefulSet")]
-    job = ray_job(objects)["spec"]
-    found.append(job["submitterPodTemplate"])
-    found.append(job["rayClusterSpec"]["headGroupSpec"]["template"])
-    found += [group["template"] for group in job["rayClusterSpec"]["workerGroupSpecs"]]
+    found += [job["spec"]["submitterPodTemplate"] for job in of_kind(objects, "RayJob")]
+    cluster = ray_cluster(objects)
+    found.append(cluster["headGroupSpec"]["template"])
+    # Worker groups differ in their nodes alone, as a test makes sure of.
+    found += [group["template"] for group in cluster["workerGroupSpecs"]]
     return {template["metadata"]["labels"][COMPONENT]: template for template in found}
+
+
+def ray_cluster(objects: tuple[Object, ...]) -> Object:
+    """The specification of the one Ray cluster, a search's or the service's."""
+    specs = [job["spec"]["rayClusterSpec"] for job in of_kind(objects, "RayJob")]
+    (found,) = [*specs, *(cluster["spec"] for cluster in of_kind(objects, "RayCluster"))]
+    return dict(found)
 
 
 def containers(template: Object) -> Iterator[Object]:
@@ -141,14 +159,19 @@ def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
 
 def test_every_file_is_part_of_something() -> None:
     """A manifest that no kustomization names would never be applied."""
-    for folder in (K8S / "base", *(K8S / "overlays").iterdir()):
+    folders = [file.parent for file in K8S.rglob("kustomization.yaml")]
+    assert {folder.name for folder in K8S.iterdir() if folder.is_dir()} == {
+        folder.relative_to(K8S).parts[0] for folder in folders
+    }
+    for folder in folders:
         text = (folder / "kustomization.yaml").read_text()
         for file in folder.iterdir():
             assert file.name == "kustomization.yaml" or file.name in text, file
 
 
 def test_every_variant_is_listed() -> None:
-    assert set(VARIANTS) == set(SEARCHES)
+    assert set(VARIANTS) == {*SEARCHES, "service"}
+    assert {folder.name for folder in (K8S / "components").iterdir()} == set(COMPONENTS)
 
 
 def test_every_object_has_namespace_and_labels(objects: tuple[Object, ...]) -> None:
@@ -204,6 +227,8 @@ def test_mounts_have_their_volumes(objects: tuple[Object, ...]) -> None:
         volumes = {v["name"] for v in template["spec"].get("volumes", [])}
         volumes |= claimed if component == "store" else set()
         mounted = {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
+        if component == "ray-head":  # KubeRay adds the autoscaler to its pod
+            mounted |= {m["name"] for m in ray_cluster(objects).get("autoscalerOptions", {}).get("volumeMounts", [])}
         assert mounted == volumes, component
 
 
@@ -220,11 +245,12 @@ def test_commands_are_autofits_own(objects: tuple[Object, ...], variant: str) ->
     found = {}
     for container in all_containers(objects):
         words = container.get("command", [""])
-        words = words[-1].split(" || ")[0].split() if words[0] == "sh" else words
+        words = words[-1].split(" || ")[0].split("; exec ")[-1].split() if words[0] == "sh" else words
         if words[0] == "autofit":
             name, options = parsed(words[1:])
             found[name] = options
-    assert set(found) == {"serve", "db upgrade"} | ({"doctor"} if variant in OFFLOADING else set())
+    more = {"doctor"} if variant in OFFLOADING else set()
+    assert set(found) == {"serve", "db upgrade"} | more | ({"runner"} if variant == "service" else set())
     assert found["serve"]["host"] == "0.0.0.0"
 
 
@@ -236,7 +262,8 @@ def test_the_store_is_migrated_wherever_it_is_opened(objects: tuple[Object, ...]
         assert second["command"] == ["autofit", "db", "upgrade"]
 
 
-def test_the_search_is_one_that_autofit_takes(objects: tuple[Object, ...], variant: str) -> None:
+def test_the_search_is_one_that_autofit_takes(searching: str) -> None:
+    objects = render(searching)
     program, *arguments = search_words(objects)
     assert program == "autofit"
     name, options = parsed(arguments)
@@ -247,21 +274,23 @@ def test_the_search_is_one_that_autofit_takes(objects: tuple[Object, ...], varia
     assert options["method"] in ("any", *METHODS)
     assert options["allow"] in {effect.label for effect in Effect}
     assert options["memory_limit"] is None or parse_bytes(options["memory_limit"]) > 0
-    assert options["device"] == ("cpu" if variant == "overlays/cpu-smoke" else "cuda")
+    assert options["device"] == ("cpu" if searching == "overlays/cpu-smoke" else "cuda")
     assert options["ray_address"] == "auto"
     assert options["as_json"] is True
     assert options["store"] is None, "the store's URL holds a password: it is in the environment alone"
     assert options["fresh"] is False, "a retry must go on from the store"
 
 
-def test_an_option_left_empty_is_left_out_and_a_space_does_no_harm(objects: tuple[Object, ...]) -> None:
+def test_an_option_left_empty_is_left_out_and_a_space_does_no_harm(searching: str) -> None:
+    objects = render(searching)
     _, options = parsed(search_words(objects, MEMORY_LIMIT="24 GiB", TIME_BUDGET="", MAX_TRIALS="7")[1:])
     assert options["memory_limit"] == "24 GiB"
     assert options["time_budget"] == parsed(["search", "--model", "m"])[1]["time_budget"]
     assert options["max_trials"] == 7
 
 
-def test_every_option_of_search_env_is_used(objects: tuple[Object, ...]) -> None:
+def test_every_option_of_search_env_is_used(searching: str) -> None:
+    objects = render(searching)
     (options,) = of_kind(objects, "ConfigMap")
     used = set(re.findall(r"\$\{(\w+)", ray_job(objects)["spec"]["entrypoint"]))
     assert set(options["data"]) == used
@@ -272,7 +301,7 @@ def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
     options = {p.opts[0].removeprefix("--") for p in command.commands["search"].params}
     (data,) = of_kind(render("base"), "ConfigMap")
     given = {name.lower().replace("_", "-") for name in data["data"]}
-    of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place"}
+    of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place", "price"}
     named = {"workers": "`replicas`", "fresh": "measuring afresh"}
     assert options - given == of_the_cluster | named.keys()
     told = " ".join(README[README.index("`k8s/base/search.env` has") :].split("\n\n")[0].split())
@@ -280,15 +309,16 @@ def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
 
 
 def test_a_search_keeps_its_options_when_others_are_applied() -> None:
-    names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in VARIANTS}
-    assert len(names) == len(VARIANTS)
+    names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in SEARCHES}
+    assert len(names) == len(SEARCHES)
 
 
-def test_the_ray_job_resumes_and_cleans_up(objects: tuple[Object, ...], variant: str) -> None:
+def test_the_ray_job_resumes_and_cleans_up(searching: str) -> None:
+    objects = render(searching)
     job = ray_job(objects)
     spec = job["spec"]
     assert job["apiVersion"] == "ray.io/v1"
-    assert job["metadata"]["name"] == SEARCHES[variant]
+    assert job["metadata"]["name"] == SEARCHES[searching]
     assert spec["backoffLimit"] >= 1
     assert spec["shutdownAfterJobFinishes"] is True
     assert spec["ttlSecondsAfterFinished"] > 0
@@ -297,19 +327,79 @@ def test_the_ray_job_resumes_and_cleans_up(objects: tuple[Object, ...], variant:
 
 
 def test_trials_land_on_workers_alone(objects: tuple[Object, ...], variant: str) -> None:
-    cluster = ray_job(objects)["spec"]["rayClusterSpec"]
+    cluster = ray_cluster(objects)
     head = cluster["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
-    assert "nvidia.com/gpu" not in head["template"]["spec"]["containers"][0]["resources"]["limits"]
-    (group,) = cluster["workerGroupSpecs"]
-    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    (worker,) = group["template"]["spec"]["containers"]
-    assert worker["resources"]["limits"].get("nvidia.com/gpu") == (None if variant == "overlays/cpu-smoke" else 1)
-    for template in (head["template"], group["template"]):
+    for container in head["template"]["spec"]["containers"]:
+        assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        (worker,) = group["template"]["spec"]["containers"]
+        assert worker["resources"]["limits"].get("nvidia.com/gpu") == (None if variant == "overlays/cpu-smoke" else 1)
+        # By default Ray's workers give way to everything else on the machine, timed steps included.
+        assert {"name": "RAY_worker_niceness", "value": "0"} in worker["env"]
+    for template in (head["template"], *(group["template"] for group in cluster["workerGroupSpecs"])):
         mount = {m["mountPath"]: m["name"] for m in template["spec"]["containers"][0]["volumeMounts"]}
-        shared = {v["name"]: v["emptyDir"] for v in template["spec"]["volumes"]}[mount["/dev/shm"]]
+        shared = {v["name"]: v["emptyDir"] for v in template["spec"]["volumes"] if "emptyDir" in v}[mount["/dev/shm"]]
         assert shared["medium"] == "Memory"
         assert shared["sizeLimit"]
+
+
+def test_the_service_has_a_group_of_workers_for_each_card_and_none_that_wait() -> None:
+    spec = ray_cluster(render("service"))
+    assert spec["enableInTreeAutoscaling"] is True
+    pods = []
+    for group in spec["workerGroupSpecs"]:
+        card = hardware.card(group["groupName"])
+        assert group["labels"] == {HARDWARE_LABEL: card.name} and group["replicas"] == group["minReplicas"] == 0
+        pod = copy.deepcopy(group["template"]["spec"])
+        product = pod.pop("nodeSelector")["nvidia.com/gpu.product"]
+        assert hardware.called(product.replace("-", " ")) == (card,)
+        pods.append(pod)
+    assert len(pods) > 1 and all(pod == pods[0] for pod in pods)
+
+
+def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
+    spec = ray_cluster(render("service"))
+    template = spec["headGroupSpec"]["template"]
+    head, runner = template["spec"]["containers"]
+    assert (head["name"], runner["name"]) == ("ray-head", "runner")
+    assert runner["volumeMounts"] == head["volumeMounts"]
+    assert {"/tmp/ray", "/dev/shm"} <= {mount["mountPath"] for mount in head["volumeMounts"]}
+    given = {variable["name"]: variable for variable in runner["env"]}
+    assert given["RAY_AUTH_MODE"]["value"] == spec["authOptions"]["mode"]
+    (cluster,) = of_kind(render("service"), "RayCluster")
+    # The secret that KubeRay makes for a cluster, and its one key.
+    secret = {"name": cluster["metadata"]["name"], "key": "auth_token"}
+    assert given["RAY_AUTH_TOKEN"]["valueFrom"] == {"secretKeyRef": secret}
+    # The autoscaler alone has the pod's service account.
+    (mount,) = spec["autoscalerOptions"]["volumeMounts"]
+    assert mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert mount["name"] not in {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_components_render(component: str, tmp_path: Path) -> None:
+    shutil.copytree(K8S, tmp_path / "k8s")
+    overlay = tmp_path / "k8s" / "overlays" / "own"
+    overlay.mkdir()
+    named = {"resources": ["../h100"], "components": [f"../../components/{component}"]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
+    done = subprocess.run([KUBECTL, "kustomize", str(overlay)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    made = tuple(yaml.safe_load_all(done.stdout))
+    if component == "kueue":
+        (queue,) = of_kind(made, "LocalQueue")
+        assert ray_job(made)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
+        assert {queue["spec"]["clusterQueue"]} == {q["metadata"]["name"] for q in of_kind(made, "ClusterQueue")}
+        return
+    (job,) = of_kind(made, "CronJob")
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (export,) = pod["containers"]
+    assert parsed(re.findall(r"autofit (.*) \|", export["command"][-1])[0].split())[0] == "db export"
+    assert f"name: {pod['volumes'][0]['persistentVolumeClaim']['claimName']}\n" in README
+    policy = the(made, "NetworkPolicy", "autofit-store")["spec"]["ingress"][0]["from"][0]["podSelector"]
+    assert selects(policy, job["spec"]["jobTemplate"]["spec"]["template"])
 
 
 def test_workers_compile_what_offloading_needs_where_trials_find_it(objects: tuple[Object, ...], variant: str) -> None:
@@ -328,7 +418,7 @@ def test_workers_compile_what_offloading_needs_where_trials_find_it(objects: tup
 
 
 def test_ray_asks_for_a_token(objects: tuple[Object, ...]) -> None:
-    assert ray_job(objects)["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert ray_cluster(objects)["authOptions"] == {"mode": "token"}
 
 
 def test_h100_workers_ask_for_h100_nodes() -> None:
@@ -348,7 +438,7 @@ def test_ray_is_the_pinned_one(objects: tuple[Object, ...]) -> None:
     pinned = metadata.version("ray")
     if constraints.exists():
         (pinned,) = re.findall(r"^ray(?:\[\w+\])?==(\S+)", constraints.read_text(), re.MULTILINE)
-    assert ray_job(objects)["spec"]["rayClusterSpec"]["rayVersion"] == pinned
+    assert ray_cluster(objects)["rayVersion"] == pinned
 
 
 def test_variables_are_those_that_autofit_reads(objects: tuple[Object, ...]) -> None:
@@ -365,6 +455,8 @@ def test_secrets_are_referenced_and_the_readme_makes_them(objects: tuple[Object,
         for variable in container.get("env", []):
             if re.search("STORE|TOKEN|PASSWORD", variable["name"]):
                 reference = variable["valueFrom"]["secretKeyRef"]
+                if reference["name"] == "autofit-ray":
+                    continue  # which KubeRay makes
                 assert reference["key"] == variable["name"]
                 wanted.add((reference["name"], reference["key"]))
     made = set()
@@ -425,7 +517,7 @@ def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], 
     protected = {component for component, template in pods.items() if selects(spec["podSelector"], template)}
     assert protected == ({"store"} if policy == "autofit-store" else {"ray-head", "ray-worker"})
     sources = [peer for rule in spec["ingress"] for peer in rule["from"] if "namespaceSelector" not in peer]
-    assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed
+    assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed & set(pods)
 
 
 def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...]) -> None:

@@ -8,14 +8,17 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import playwright.sync_api as playwright
 import pytest
-from unit.operations.made_trials import MODEL, fill
+from unit.export import tiny_sft
+from unit.operations.made_trials import HARDWARE, MODEL, fill, fits, make_job, make_trial
 
 from autofit.api.app import create_app
+from autofit.operations import WorkloadOptions
 from autofit.store import Lease, Store
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -149,6 +152,23 @@ def test_an_export_is_copied(browser: Any) -> None:
     browser.get_by_role("button", name="Copy").click()
     playwright.expect(browser.get_by_role("button", name="Copied")).to_be_visible()
     assert '"trial_id": 5' in browser.evaluate("navigator.clipboard.readText()")
+
+
+def test_an_export_is_copied_and_trained_by_its_trainer(browser: Any, store: Store, tmp_path: Path) -> None:
+    """The file as copied, but for its model, which is large."""
+    here = replace(HARDWARE, name="cpu-8c", kind="cpu", device_name="a processor", capability=None)
+    job = make_job(WorkloadOptions(model=MODEL, seq_len=16, global_batch=4), hardware=here)
+    kept = store.add(make_trial({"method": "lora", "micro_batch": 2, "precision": "fp32"}, fits(2, 500), job=job))
+    browser.goto(f"/point/{kept.trial_id}")
+    browser.get_by_text("trl", exact=True).click()
+    browser.get_by_role("button", name="Copy").click()
+    playwright.expect(browser.get_by_role("button", name="Copied")).to_be_visible()
+    file = tmp_path / "sft.yaml"
+    file.write_text(browser.evaluate("navigator.clipboard.readText()"))
+    args, model = tiny_sft.parse(file, "--model_name_or_path", tiny_sft.save_tiny_llama(str(tmp_path / "tiny")))
+    trainer = tiny_sft.train(args, model, tmp_path, steps=2)
+    assert trainer.state.global_step == 2
+    assert next(iter(trainer.get_train_dataloader()))["input_ids"].shape == (2, 16)
 
 
 def test_a_price_gives_a_cost(browser: Any) -> None:

@@ -149,6 +149,12 @@ def test_a_duration_of_nothing_is_refused(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["367d", "9" * 30 + "h"])
+def test_a_duration_that_nobody_means_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="more than a year"):
+        parse_duration(text)
+
+
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59), st.integers(1, 999))
 def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: int, milliseconds: int) -> None:
     total = Fraction(hours * 3600 + minutes * 60 + seconds) + Fraction(milliseconds, 1000)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices
 from autofit.api.page.rendering import PageRoute, is_partial, render
+from autofit.api.routes.common import OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations.service.estimating import EstimatingProcess, estimated

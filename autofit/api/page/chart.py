@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from autofit import operations
-from autofit.api.common import OpenedStore
+from autofit.api.models import Models
 from autofit.api.page.rendering import HEADERS, PageRoute
-from autofit.api.query import Question
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import Question
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS
@@ -23,7 +24,8 @@ ROUTES = APIRouter(route_class=PageRoute)
 
 
 @ROUTES.get("/frontier/points")
-def points(request: Request, asked: Question, store: OpenedStore) -> Response:
+def points(query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
+    asked = query.resolve(store, models)
     found = operations.frontier(**asked, store=store)
     keys = {f"{name}_key": getattr(found, name).key for name in ("hardware", "stack", "workload")}
     trials = store.trials(**keys)

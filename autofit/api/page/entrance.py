@@ -7,7 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from autofit.api.access import COOKIE
+from autofit.api.middleware.access import COOKIE
 from autofit.api.page.forms import Fields
 from autofit.api.page.rendering import PageRoute, render
 

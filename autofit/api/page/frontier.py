@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
-from autofit.api.query import Question
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import Question
 from autofit.core.errors import AutofitError, NothingFits
 from autofit.core.frontier import of_method
 from autofit.core.hardware import Hardware
@@ -41,7 +41,8 @@ def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
 
 
 @ROUTES.get("/frontier")
-def frontier(request: Request, asked: Question, store: OpenedStore, models: Models) -> Response:
+def frontier(request: Request, query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
+    asked = query.resolve(store, models)
     status, answer = 200, {}
     try:
         answer = _answer(asked, store)

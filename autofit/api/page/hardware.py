@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from autofit.api.common import OpenedStore
 from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, render
-from autofit.api.query import GoalQuery, workload_options
-from autofit.core.errors import UsageError
-from autofit.operations.hardware_compared import OnHardware, compare_hardware, cost_per_million_tokens
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.query import GoalQuery, WorkloadQuery
+from autofit.operations.hardware_compared import OnHardware, compare_hardware, price_of_an_hour
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=PageRoute)
@@ -21,27 +19,33 @@ PRICE = "price."
 """What the name of a price's field begins with; the hardware's follows."""
 
 
+class Compared(GoalQuery):
+    """The fields of the page's form; what is left out is that of the workload that was measured last."""
+
+    model: str = ""
+    seq_len: int | None = None
+    global_batch: int | None = None
+    devices: int | None = None
+
+
 @ROUTES.get("/hardware")
 def hardware(
     request: Request,
     store: OpenedStore,
     models: Models,
-    goal: GoalQuery,
-    model: str = "",
-    seq_len: int | None = None,
-    global_batch: int | None = None,
-    devices: int | None = None,
+    query: Annotated[Compared, Query()],
 ) -> Response:
-    form = chosen(request.query_params.items())
-    given = {"seq_len": seq_len, "global_batch": global_batch, "devices": devices}
-    asked = _workload(store, models, model, {name: value for name, value in given.items() if value is not None})
+    form, model = chosen(request.query_params.items()), query.model
+    asked = _workload(store, models, query)
     prices = _prices(request)
     rows: list[tuple[OnHardware, float | None]] = []
     here: dict[str, Any] = {}
     if asked is not None:
         here = workload_query(asked, **({"model": model} if model else {}))
         form |= {name: str(value) for name, value in here.items()}
-        rows = [(row, _cost(row, prices)) for row in compare_hardware(asked, goal=goal, store=store)]
+        rows = [
+            (row, row.cost(prices.get(row.name))) for row in compare_hardware(asked, goal=query.goal(), store=store)
+        ]
     return render(
         request,
         "hardware.html",
@@ -54,34 +58,19 @@ def hardware(
     )
 
 
-def _workload(store: Store, models: NamedModels, model: str, given: dict[str, int]) -> Any:
+def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
     """The workload that is asked about; without figures, the one of the model that was measured last."""
-    latest = store.workloads(model=model or None)
+    given = query.model_dump(include={"seq_len", "global_batch", "devices"}, exclude_none=True)
+    latest = store.workloads(model=query.model or None)
     if latest and not given:
         return latest[0]
-    return workload_options(store, models, model, **given) if model else None
+    return WorkloadQuery(model=query.model, **given).workload(store, models) if query.model else None
 
 
 def _prices(request: Request) -> dict[str, float]:
     """Hardware -> the price of one device for an hour."""
     return {
-        name.removeprefix(PRICE): _price(text) for name, text in request.query_params.items() if name.startswith(PRICE)
+        name.removeprefix(PRICE): price_of_an_hour(text)
+        for name, text in request.query_params.items()
+        if name.startswith(PRICE)
     }
-
-
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = math.nan
-    if not 0 < price < 1e6:
-        raise UsageError(f"price {text!r} is not understood: write a number such as 2.50, the price of one hour")
-    return price
-
-
-def _cost(row: OnHardware, prices: dict[str, float]) -> float | None:
-    found, price = row.recommendation, prices.get(row.hardware.name)
-    if found is None or price is None:
-        return None
-    speed = found.point.tokens_per_second
-    return cost_per_million_tokens(speed, price_per_hour=price, devices=found.workload.devices)

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 
 from autofit import __version__
-from autofit.api.access import Refused
+from autofit.api.middleware.access import Refused
 from autofit.api.page.static import address
 from autofit.api.problems import status_of
 from autofit.core.errors import AutofitError

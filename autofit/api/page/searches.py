@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from autofit.api import searches
-from autofit.api.access import RUN, MayRun
-from autofit.api.common import OpenedStore
+from autofit.api.middleware.access import RUN, MayRun
 from autofit.api.models import Models
 from autofit.api.page.forms import Fields, choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
-from autofit.api.searches import AskedSearch, SearchState, StoredSearch
+from autofit.api.routes import searches
+from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.searches import AskedSearch, SearchState, StoredSearch
 from autofit.catalog import space
 from autofit.catalog.hardware import cards
 from autofit.core.units import format_duration

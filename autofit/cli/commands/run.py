@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, given, read_config, size, warn_of_emulated_bf16
+from autofit.cli.arguments import (
+    device_asked,
+    given,
+    hardware_names,
+    prices,
+    read_config,
+    size,
+    warn_of_emulated_bf16,
+)
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
 
 if TYPE_CHECKING:
@@ -24,7 +34,10 @@ def search(
     min_rank: options.MinRank = 8,
     allow: options.Allow = "numerics",
     space: options.Space = None,
-    hardware: options.Hardware = "auto",
+    hardware: options.SeveralHardware = "auto",
+    price: Annotated[
+        list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
+    ] = None,
     device: options.Device = "auto",
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
@@ -61,12 +74,11 @@ def search(
       autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
       autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
       autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
+      autofit search --model qwen3-8b --ray-address auto --hardware h100-80g,l40s --price h100-80g=2.50
 
     Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
     """
-    from autofit.trial.machine.detection import asked
-
-    asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
+    names = hardware_names(hardware, device)  # a wrong one is refused before anything is imported that takes long
 
     from autofit import operations
     from autofit.core.errors import UsageError
@@ -77,7 +89,7 @@ def search(
         workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
         goal=Goal.of(method, min_rank, allow),
         space=space,
-        hardware=hardware,
+        hardware=names[0],
         device=device,
         memory_limit_bytes=size(memory_limit),
         max_trials=max_trials,
@@ -90,6 +102,12 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
+    per_hour = prices(price or [], names)
+    if len(names) > 1:
+        if dry_run or fewer_devices:
+            raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")
+        _search_each(request, names, per_hour, as_json=as_json)
+        return
     if not dry_run:
         _search(request, fewer_devices=fewer_devices, as_json=as_json)
         return
@@ -105,15 +123,10 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.text.search import over_devices_text, result_text
-    from autofit.core.errors import Interrupted
 
     run = operations.search_over_devices if fewer_devices else operations.search
-    try:
-        with nothing_fits_as_json(as_json), ProgressDisplay() as display:
-            result = run(request, display)
-    except KeyboardInterrupt:
-        said = "interrupted; what was measured is stored, the same command resumes from there"
-        raise Interrupted(said) from None
+    with _resumable(), nothing_fits_as_json(as_json), ProgressDisplay() as display:
+        result = run(request, display)
     every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
     warn_of_emulated_bf16(every[0].frontier.hardware)
     warn_of_contradictions(sum(one.frontier.contradictory for one in every))
@@ -121,6 +134,28 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
         print_json(result.to_json())
     else:
         print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
+
+
+def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:
+    from autofit import operations
+    from autofit.cli.live import StandingsDisplay
+    from autofit.cli.text.search import over_hardware_text
+
+    with _resumable(), StandingsDisplay() as display:
+        found = operations.search_over_hardware(request, names, display)
+    print_json(found.to_json(prices)) if as_json else print(over_hardware_text(found, prices))
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say of an interrupted search what becomes of it."""
+    from autofit.core.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = "interrupted; what was measured is stored, the same command resumes from there"
+        raise Interrupted(said) from None
 
 
 def _predict(request: SearchRequest, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -12,7 +13,7 @@ from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
     from autofit.core.frontier import Recommendation
-    from autofit.operations import OverDevices, SearchResult
+    from autofit.operations import OverDevices, OverHardware, SearchResult
     from autofit.operations.disturbed import Disturbed
 
 
@@ -90,6 +91,31 @@ def _regret(bound: float) -> str:
     times = 1 / (1 - min(bound, MOST_TOLD))
     how = f"{times:.0f} times as fast or more" if bound > MOST_TOLD else f"{times:.1f} times as fast (95 % confidence)"
     return f"The best config of this method may be {how}. {WHY_WIDE}"
+
+
+def over_hardware_text(found: OverHardware, prices: Mapping[str, float]) -> str:
+    """What each kind of hardware gives and costs, after the fastest and the cheapest."""
+    rows = [("hardware", "tokens/s", "memory of each", "per million tokens", "config")]
+    costs = {}
+    for row in found.rows:
+        r = row.recommendation
+        if r is None:
+            rows.append((row.name, "", "", "", row.reason or ""))
+            continue
+        cost = row.cost(prices.get(row.name))
+        if cost is not None:
+            costs[row.name] = cost
+        told = "" if cost is None else f"{cost:,.4g}"
+        speed = f"{r.point.tokens_per_second:,.0f}"
+        rows.append((row.name, speed, format_bytes(r.point.device_bytes), told, short(r.point.config)))
+    first = found.rows[0]
+    assert first.recommendation is not None, "else the search would have raised"
+    said = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
+    if costs:
+        cheapest = min(costs, key=lambda name: costs[name])
+        said.append(f"{cheapest} is the cheapest: {costs[cheapest]:,.4g} per million tokens.")
+    shown = rows if prices else [(*row[:3], row[4]) for row in rows]
+    return f"{' '.join(said)}\n\n{columns(shown, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
 
 
 def over_devices_text(found: OverDevices) -> str:

@@ -65,16 +65,30 @@ def hardware_for(name: str | None, store: Store) -> str:
     raise unknown("hardware", name, known)
 
 
-def submit(request: SearchRequest, store: Store, *, key: str | None = None, by: str | None = None) -> str:
+def submit(
+    request: SearchRequest,
+    store: Store,
+    *,
+    key: str | None = None,
+    by: str | None = None,
+    campaign_id: str | None = None,
+) -> str:
     """Queue a search for a runner, and return its id: that of the queued or running one which asks the same, or of the
     one that was asked for with the same idempotency `key`.
 
-    `by` names the token that asks, for the audit. Raises `UsageError` for what no runner could search.
+    `by` names the token that asks, for the audit; searches that are asked for together share a campaign. Raises
+    `UsageError` for what no runner could search.
     """
     hardware = hardware_for(request.hardware, store)
     _, workload = request.workload.resolve()
     asked = {**to_json(request), "hardware": hardware}
     found = digest_of(request, workload, hardware)
     return store.queue.submit(
-        digest=found, workload=workload, request={"asked": asked}, hardware_name=hardware, key=key, by=by
+        digest=found,
+        workload=workload,
+        request={"asked": asked},
+        hardware_name=hardware,
+        key=key,
+        by=by,
+        campaign_id=campaign_id,
     )

@@ -32,12 +32,20 @@ _log = logging.getLogger(__name__)
 class Runner:
     """Drives the searches of a store on this machine, or on a Ray cluster."""
 
-    def __init__(self, store: str | None, *, ray_address: str | None = None, in_place: bool = False) -> None:
-        """Without `ray_address` it takes searches for this machine's device only; raises `EnvironmentLacks` if there is
-        none that trials can use."""
+    def __init__(
+        self,
+        store: str | None,
+        *,
+        ray_address: str | None = None,
+        in_place: bool = False,
+        search_id: str | None = None,
+    ) -> None:
+        """With `search_id` it drives that search alone. Otherwise, without `ray_address`, it takes searches for this
+        machine's device only; raises `EnvironmentLacks` if there is none that trials can use."""
         self._store = store
         self._driven = {"ray_address": ray_address, "in_place": in_place}
-        self._hardware = None if ray_address is not None else detect()[0]
+        self._search_id = search_id
+        self._hardware = None if ray_address is not None or search_id is not None else detect()[0]
         self._over = threading.Event()
         self._looked_at = time.monotonic()
 
@@ -60,7 +68,7 @@ class Runner:
                         store.queue.announce(self._hardware)
                         announced = True
                     names = None if self._hardware is None else [self._hardware.name]
-                    lease = store.queue.claim(new_owner(), names)
+                    lease = store.queue.claim(new_owner(), names, search_id=self._search_id)
                     if lease is not None:
                         self._drive(store, lease)
                         continue

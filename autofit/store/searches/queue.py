@@ -86,6 +86,7 @@ class SearchQueue:
         hardware_name: str,
         key: str | None = None,
         by: str | None = None,
+        campaign_id: str | None = None,
     ) -> str:
         """Queues a search for a runner with this hardware, and returns its id; or that of the queued or running search
         with the same `digest`, or of the one that was asked for with the same `key`; an empty one is none.
@@ -93,7 +94,8 @@ class SearchQueue:
         `by` names the token that asks, for the audit. Raises `KeyReused` if that one's digest is another,
         and `QueueFull`.
         """
-        search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "idempotency_key": key or None}
+        search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
+        new["idempotency_key"] = key or None
         to_text(dict(request))
 
         def found_or_made(connection: Connection) -> str:
@@ -119,9 +121,11 @@ class SearchQueue:
 
         return self._database.commit(work)
 
-    def claim(self, owner: str, hardware: Collection[str] | None = None) -> Lease | None:
+    def claim(
+        self, owner: str, hardware: Collection[str] | None = None, *, search_id: str | None = None
+    ) -> Lease | None:
         """The lease of the search that has waited longest for one of this hardware (None: for any), or whose driver has
-        gone; None if there is none."""
+        gone; None if there is none. With `search_id`, of that search alone."""
 
         def work(connection: Connection) -> Lease | None:
             running = SearchRow.state == "running"
@@ -130,6 +134,8 @@ class SearchQueue:
             name = SearchRow.hardware_name
             ours = name.is_not(None) if hardware is None else name.in_(hardware)
             waiting = select(SearchRow).where(ours, or_(SearchRow.state == "queued", left))
+            if search_id is not None:
+                waiting = waiting.where(SearchRow.search_id == search_id)
             first = waiting.order_by(SearchRow.started_at, SearchRow.search_id).limit(1)
             row = connection.execute(first.with_for_update(skip_locked=True)).one_or_none()
             return None if row is None else _taken(connection, row, owner)

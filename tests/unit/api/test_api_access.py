@@ -13,7 +13,7 @@ from jobs import tiny_model
 from unit.operations.made_trials import MODEL
 
 from autofit.api.app import create_app
-from autofit.api.limits import BODY_BYTES
+from autofit.api.middleware.limits import BODY_BYTES
 from autofit.store import OPERATOR, Store
 
 SEARCH = {"model": MODEL, "seq_len": 128, "global_batch": 4}

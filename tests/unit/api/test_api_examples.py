@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from autofit.api.app import create_app
-from autofit.api.examples import EXAMPLES
+from autofit.api.schema.examples import EXAMPLES
 from autofit.store import Store
 
 

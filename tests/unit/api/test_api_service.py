@@ -12,9 +12,10 @@ from pydantic import TypeAdapter
 from unit.operations.made_trials import MODEL, fits, make_trial
 
 from autofit import export, operations
-from autofit.api import answers, documents, remembered
-from autofit.api.answers import NOTES_HEADER
 from autofit.api.app import create_app
+from autofit.api.routes import answers, remembered
+from autofit.api.routes.answers import NOTES_HEADER
+from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.service.estimating import EstimatingProcess, Overloaded, estimated
 from autofit.store import Store

@@ -12,10 +12,7 @@ import torch
 import transformers
 import yaml
 from export_samples import OPTIM, checkpointing_kwargs, make_config, make_recommendation
-from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers import training_args as training_args_module
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.core.frontier import Recommendation
@@ -23,6 +20,7 @@ from autofit.core.lattice import Config, Value
 from autofit.export import export
 
 trl = pytest.importorskip("trl")
+tiny_sft = pytest.importorskip("unit.export.tiny_sft")
 
 CHECKPOINTING: dict[str, Any] = {
     "none": None,
@@ -41,14 +39,9 @@ def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse(recommendation: Recommendation, file: Path, source: str = "org/model") -> tuple[Any, Any]:
-    """SFTConfig and ModelConfig; every key is known to one of them. No model is in ZeRO-3's shares afterwards."""
+    """What `trl sft` makes of the exported file."""
     file.write_text(export(recommendation, format="trl", source=source).text)
-    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
-    _, training, model = parser.parse_args_and_config(
-        ["--config", str(file), "--learning_rate", "1e-4"], fail_with_unknown_args=True
-    )
-    unset_hf_deepspeed_config()
-    return training, model
+    return tiny_sft.parse(file)
 
 
 def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
@@ -140,33 +133,15 @@ def test_launch_fixes_the_number_of_processes() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a Llama of four small layers and a tokenizer."""
-    folder = str(tmp_path_factory.mktemp("tiny"))
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=4, **sizes)).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
-    return folder
+    return tiny_sft.save_tiny_llama(str(tmp_path_factory.mktemp("tiny")))
 
 
 def train(source: str, folder: Path, **values: Value) -> Any:
     """What `trl sft` does with the file, on sequences of sixteen tokens."""
-    from datasets import Dataset
-
     recommendation = make_recommendation(make_config(micro_batch=2, **values), seq_len=16, global_batch=4)
     recommendation = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
     args, model = parse(recommendation, folder / "config.yaml", source)
-    args.output_dir, args.max_steps, args.save_strategy = str(folder), 1, "no"
-    args.model_init_kwargs = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
-    trainer = trl.SFTTrainer(
-        model=model.model_name_or_path,
-        args=args,
-        train_dataset=Dataset.from_dict({"input_ids": [list(range(2, 50))] * 8}),
-        quantization_config=trl.get_quantization_config(model),
-        peft_config=trl.get_peft_config(model),
-    )
-    trainer.train()
-    return trainer
+    return tiny_sft.train(args, model, folder, steps=1)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -102,6 +102,20 @@ def test_carries_more_trials_than_one_chunk(store: Store, other: Store, make_tri
     assert store.add_new(trials) == (0, 1300)
 
 
+def test_others_write_while_much_is_imported(store: Store, make_trial: MakeTrial) -> None:
+    trials = [make_trial(config=make_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
+
+    def read() -> Iterator[Trial]:
+        yield from trials
+        store.add(make_trial())
+        raise UsageError("a bad line")
+
+    with pytest.raises(UsageError, match="a bad line"):
+        store.add_new(read())
+    assert store.count() == 1001
+    assert store.add_new(trials) == (300, 1000)
+
+
 def test_adds_what_is_new_beside_what_is_not(
     store: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
 ) -> None:

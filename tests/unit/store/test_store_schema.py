@@ -18,6 +18,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
+from unit.store.conftest import a_probe
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
@@ -197,6 +198,36 @@ def test_an_upgrade_keeps_every_trial(url: str, next_revision: Path) -> None:
     with Store.open(url) as store:
         assert store.trials() == [Trial.from_json(json.loads(line)) for line in before]
     assert check(url).sound
+
+
+def test_trials_under_two_drivers_come_together(url: str, make_trial: Callable[..., Trial]) -> None:
+    """Up to revision 0009 each driver had a frontier of its own."""
+    trial = make_trial()
+    under = {driver: replace(trial, stack=replace(trial.stack, driver=driver)) for driver in ("570.1", "580.2", None)}
+    with Store.open(url) as store:
+        kept = [store.add(under[driver]) for driver in ("570.1", "580.2", "580.2", None)]
+        store.probes.keep(a_probe())
+    to_revision(url, "0009")
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        attempts = connection.execute(text("SELECT attempt FROM trials ORDER BY id")).scalars().all()
+        assert connection.scalar(text("SELECT count(*) FROM contexts")) == 3
+        older = (
+            "SELECT p.hardware_key, t.stack_key, p.shapes_key, p.body, '2020' FROM probes p, trials t WHERE t.id = 1"
+        )
+        connection.execute(text(f"INSERT INTO probes {older}"))
+    engine.dispose()
+    assert attempts == [1, 1, 2, 1]
+    upgrade(url)
+    assert check(url).sound and check(url).counts["contexts"] == check(url).counts["stacks"] == 1
+    assert check(url).counts["probes"] == 1
+    with Store.open(url) as store:
+        assert store.trials() == kept
+        frontier = store.frontier(
+            hardware_key=trial.hardware.key, stack_key=trial.stack.key, workload_key=trial.workload.key
+        )
+        assert frontier is not None and frontier.trials == 4
+        assert store.add(under["580.2"]).trial_id == 5
 
 
 def test_a_failed_upgrade_changes_nothing(url: str, next_revision: Path) -> None:

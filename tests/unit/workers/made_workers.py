@@ -44,7 +44,12 @@ def made_actor(folder: Path) -> type:
                 memory_bytes=80 * 2**30,
                 host_memory_bytes=int(self.labels.get("host-gib", "64")) * 2**30,
             )
-            stack = Stack(python="3.11", torch="2.13", transformers="5.17", driver=self.labels.get("driver"))
+            stack = Stack(
+                python="3.11",
+                torch=self.labels.get("torch", "2.13"),
+                transformers="5.17",
+                driver=self.labels.get("driver"),
+            )
             return {"hardware": hardware.to_json(), "stack": stack.to_json()}
 
         def end(self) -> None:

@@ -147,15 +147,15 @@ def test_of_a_mixed_cluster_only_the_named_card_is_used(cluster: MadeCluster, ca
     assert len(caplog.records) == 2
 
 
-def test_a_node_with_another_driver_or_no_working_one_is_left_out(
+def test_a_node_with_other_libraries_or_none_is_left_out(
     cluster: MadeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As while an upgrade goes from node to node: most have one version."""
-    cluster.add(driver="570")
-    cluster.add(gpus=2, driver="580")
+    """Most have one version."""
+    cluster.add(torch="2.12")
+    cluster.add(gpus=2, torch="2.13")
     cluster.add(broken="yes")
     pool = cluster.open()
-    assert pool.site()[1].driver == "580"
+    assert pool.site()[1].torch == "2.13"
     until(lambda: pool._roster.renew() or (pool.size == 2 and len(caplog.records) == 2))
     assert "the library versions there differ" in caplog.text
     assert "torch is not installed (install it)" in caplog.text
@@ -169,16 +169,18 @@ def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, mon
 
 
 def test_a_trial_is_of_the_hardware_that_ran_it_and_gets_its_share_of_the_cores(cluster: MadeCluster) -> None:
-    cluster.add(host_gib="32")
-    cluster.add(gpus=2, host_gib="512")
+    """Also while drivers are upgraded node by node."""
+    cluster.add(host_gib="32", driver="570")
+    cluster.add(gpus=2, host_gib="512", driver="580")
     pool = cluster.open()
     pool.site()
     for size in (1, 2, 4):
         pool.submit(asked(size))
     until(lambda: all(cluster.began(size) for size in (1, 2, 4)), pool)
     cluster.let_end(1, 2, 4)
-    seen = sorted((r.job.hardware.host_memory_bytes // GIB, a.outcome.reason) for r, a in collected(pool, 3))
-    assert seen == [(32, "sharing 1"), (512, "sharing 2"), (512, "sharing 2")]
+    ended = [(request.trial(attempt), attempt.outcome) for request, attempt in collected(pool, 3)]
+    seen = sorted((t.hardware.host_memory_bytes // GIB, t.stack.driver, o.reason) for t, o in ended)
+    assert seen == [(32, "570", "sharing 1"), (512, "580", "sharing 2"), (512, "580", "sharing 2")]
 
 
 def test_what_is_not_needed_is_given_back_and_asked_for_again(

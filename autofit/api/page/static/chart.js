@@ -63,8 +63,8 @@ document.addEventListener("htmx:afterSwap", () => {
   if (told && window.Plotly) draw();
 });
 
-async function begin() {
-  const answer = await fetch(chart.dataset.points);
+async function begin(asked) {
+  const answer = await asked;
   if (!answer.ok) throw new Error(answer.statusText);
   told = await answer.json();
   chart.replaceChildren();
@@ -78,9 +78,10 @@ async function begin() {
 }
 
 addEventListener("load", () => {
+  const asked = fetch(chart.dataset.points); // while the script comes
   const script = document.createElement("script");
   script.src = chart.dataset.plotly;
-  script.onload = () => begin().catch(failed);
+  script.onload = () => begin(asked).catch(failed);
   script.onerror = failed;
   document.head.append(script);
 });

@@ -7,18 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
-from autofit.api.common import STRICT, OpenedStore
-from autofit.api.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.schema.documents import HardwareAnswer, ModelAnswer, SpaceAnswer
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import listing
 from autofit.planning.lattices import space_summaries
 
-ROUTES = APIRouter()
+ROUTES = APIRouter(route_class=Strict)
 
 
 @ROUTES.get(
     "/v1/models",
-    dependencies=STRICT,
     summary="The models of the catalog",
     responses={200: {"model": list[ModelAnswer]}},
 )
@@ -28,7 +27,6 @@ def models() -> JSONResponse:
 
 @ROUTES.get(
     "/v1/hardware",
-    dependencies=STRICT,
     summary="The cards of the catalog, and what trials have run on",
     responses={200: {"model": HardwareAnswer}},
 )
@@ -39,7 +37,6 @@ def hardware(store: OpenedStore) -> JSONResponse:
 
 @ROUTES.get(
     "/v1/spaces",
-    dependencies=STRICT,
     summary="The built-in search spaces",
     responses={200: {"model": list[SpaceAnswer]}},
 )

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote, unquote
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autofit.api import problems
-from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
+from autofit.api.middleware.loopback import TOKEN_VARIABLE, names_loopback
 from autofit.core.errors import StoreError
 from autofit.store import OPERATOR, SCOPES, Store, Token
 
@@ -29,6 +28,9 @@ OPEN_FOLDER = "/static/"
 COOKIE = "autofit_token"
 """Holds the token of a browser, which cannot send a header of its own when it follows a link."""
 BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
+
+TokenOf = Callable[[str], Token | None]
+"""From a secret to the token that it proves."""
 
 
 class Refused(Exception):
@@ -67,48 +69,48 @@ RUN, ADMIN = Depends(Needs("run")), Depends(Needs("admin"))
 MayRun = Annotated[Token, RUN]
 
 
-class Guarded(APIRoute):
-    """A route that asks for the token before it reads the body: FastAPI itself reads JSON before any dependency."""
+class Guard:
+    """Says of every request who asks. If `closed`, those without a token are refused; otherwise they may read, on
+    `loopback` only if their Host header names this machine."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-        needed = [each.dependency for each in self.dependencies if isinstance(each.dependency, Needs)]
+    def __init__(self, app: ASGIApp, token_of: TokenOf, *, closed: bool, loopback: bool) -> None:
+        self._app, self._token_of, self._closed, self._loopback = app, token_of, closed, loopback
 
-        async def guarded(request: Request) -> Response:
-            for needs in needed:
-                needs(request)
-            return await handler(request)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope)
+            request.state.token = None
+            if (refusal := await self._refusal(request)) is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
-        return guarded
+    async def _refusal(self, request: Request) -> Response | None:
+        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith(OPEN_FOLDER)
+        if secret is not None:
+            try:
+                request.state.token = await run_in_threadpool(self._token_of, secret)
+            except StoreError as error:
+                if not is_open:
+                    return problems.problem(503, "Store unavailable", str(error))
+        if request.state.token is None:
+            if self._closed and not is_open:
+                return _to_the_entrance(request) or unauthorised("a bearer token is required")
+            if self._loopback and not names_loopback(request.headers.get("host", "")):
+                # By DNS rebinding, a web page could make a browser read the API for it.
+                return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
+        return None
 
 
 def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loopback: bool) -> None:
-    """Have every request say who asks. If `closed`, those without a token are refused; otherwise they may read, on
-    `loopback` only if their Host header names this machine."""
+    """Have `Guard` look at every request."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
         return error.response
 
     app.state.token_of = partial(_known, operators=token, store=store)
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        request.state.token = None
-        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith(OPEN_FOLDER)
-        if secret is not None:
-            try:
-                request.state.token = await run_in_threadpool(app.state.token_of, secret)
-            except StoreError as error:
-                if not is_open:
-                    return problems.problem(503, "Store unavailable", str(error))
-        if request.state.token is None:
-            if closed and not is_open:
-                return _to_the_entrance(request) or unauthorised("a bearer token is required")
-            if loopback and not names_loopback(request.headers.get("host", "")):
-                # By DNS rebinding, a web page could make a browser read the API for it.
-                return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
-        return await call_next(request)
+    app.add_middleware(Guard, app.state.token_of, closed=closed, loopback=loopback)
 
 
 def _secret(request: Request) -> str | None:

@@ -1,4 +1,4 @@
-"""Routes that start, watch and cancel searches."""
+"""Routes that start, watch and cancel searches, and the one that tells who did."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.access import RUN, Guarded, MayRun, Refused
-from autofit.api.common import STRICT, OpenedStore
+from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
 from autofit.core.units import as_bytes, parse_duration
@@ -81,12 +82,10 @@ def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")
 
 
 StoredSearch = Annotated[Search, Depends(stored_search)]
-ROUTES = APIRouter(route_class=Guarded)
+ROUTES = APIRouter(route_class=Strict)
 
 
-@ROUTES.post(
-    "/v1/searches", status_code=202, dependencies=[RUN, *STRICT], summary="Start a search, or join the same one"
-)
+@ROUTES.post("/v1/searches", status_code=202, dependencies=[RUN], summary="Start a search, or join the same one")
 def start(
     asked: AskedSearch,
     store: OpenedStore,
@@ -108,14 +107,12 @@ def start(
     return SearchState.of(stored_search(search_id, store))
 
 
-@ROUTES.get("/v1/searches/{search_id}", dependencies=STRICT, summary="Where a search stands, and what it answered")
+@ROUTES.get("/v1/searches/{search_id}", summary="Where a search stands, and what it answered")
 def state(found: StoredSearch) -> SearchState:
     return SearchState.of(found)
 
 
-@ROUTES.delete(
-    "/v1/searches/{search_id}", dependencies=[RUN, *STRICT], summary="Cancel a search; its trials stay stored"
-)
+@ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
 def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
     if not token.allows("admin") and token.name not in store.access.asked_for(found.search_id):
         raise Refused(f"search {found.search_id} is not one that {token.name!r} asked for", known=True)
@@ -125,7 +122,6 @@ def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchStat
 
 @ROUTES.get(
     "/v1/searches/{search_id}/events",
-    dependencies=STRICT,
     response_class=EventSourceResponse,
     summary="What happens in a search, as server-sent events, from its beginning to its end",
 )
@@ -144,3 +140,9 @@ async def events(
         if now is None or now.state in ENDINGS:
             return
         await asyncio.sleep(EVENT_SECONDS)
+
+
+@ROUTES.get("/v1/audit", dependencies=[ADMIN], summary="Who has started and cancelled what, newest first")
+def audit(store: OpenedStore) -> list[AuditEntry]:
+    """Needs a token with the scope admin."""
+    return [AuditEntry.model_validate(one.to_json()) for one in store.access.audit()]

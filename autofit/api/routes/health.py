@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from autofit import __version__
 from autofit.api import problems
-from autofit.api.access import ADMIN
-from autofit.api.common import STRICT, OpenedStore
-from autofit.api.documents import AuditEntry, HealthAnswer, ReadyAnswer
+from autofit.api.routes.common import OpenedStore
+from autofit.api.schema.documents import HealthAnswer, ReadyAnswer
 from autofit.core.errors import StoreError
 
 ROUTES = APIRouter()
@@ -48,19 +47,8 @@ def readyz(store: OpenedStore, request: Request) -> JSONResponse:
     return JSONResponse({"status": "ok", **checks})
 
 
-@ROUTES.get("/metrics", dependencies=STRICT, summary="Figures for Prometheus", response_class=PlainTextResponse)
+@ROUTES.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-
-@ROUTES.get(
-    "/v1/audit",
-    dependencies=[ADMIN, *STRICT],
-    summary="Who has started and cancelled what, newest first",
-    responses={200: {"model": list[AuditEntry]}},
-)
-def audit(store: OpenedStore) -> JSONResponse:
-    """Needs a token with the scope admin."""
-    return JSONResponse([one.to_json() for one in store.access.audit()])

@@ -9,41 +9,42 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from autofit import export, operations
-from autofit.api.common import STRICT, OpenedStore
-from autofit.api.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
-from autofit.api.query import Question, TrialQuery
-from autofit.api.remembered import Content, of_question, of_trials
+from autofit.api.routes.common import Strict
+from autofit.api.routes.query import Question, TrialsQuery
+from autofit.api.routes.remembered import Content, of_question, of_trials
+from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
-from autofit.core.units import LARGEST_INTEGER
 from autofit.operations.recommendation import recommend, search_command
 from autofit.operations.service.estimating import predicted_recommendation
 from autofit.store import Store
 
-ROUTES = APIRouter()
+ROUTES = APIRouter(route_class=Strict)
 NOTES_HEADER = "Autofit-Notes"
 """Holds a JSON array of what an export cannot express."""
 
 
+class Recommended(Question):
+    """What a recommendation is asked for."""
+
+    format: str = Field(default="json", description=f"One of {', '.join(export.FORMATS)}")
+    provenance: Literal["any", "measured", "predicted"] = Field(
+        default="any", description="any: predicted only where nothing was measured, which takes up to a few minutes"
+    )
+
+
 @ROUTES.get(
     "/v1/recommendation",
-    dependencies=STRICT,
     summary="The fastest config that fits: measured, or else predicted",
     responses=answers(RecommendationAnswer, "text/plain"),
 )
-def recommendation(
-    asked: Question,
-    store: OpenedStore,
-    request: Request,
-    format: Annotated[str, Query(description=f"One of {', '.join(export.FORMATS)}")] = "json",
-    provenance: Annotated[
-        Literal["any", "measured", "predicted"],
-        Query(description="any: predicted only where nothing was measured, which takes up to a few minutes"),
-    ] = "any",
-) -> Response:
+def recommendation(query: Annotated[Recommended, Query()], request: Request) -> Response:
+    format, provenance, store = query.format, query.provenance, request.app.state.store
     export.check_format(format)
+    asked = query.resolve(store, request.app.state.models)
     if provenance == "predicted":
         if format != "json":
             raise UsageError("an export states what was measured: leave provenance=predicted out")
@@ -85,31 +86,23 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
 
 @ROUTES.get(
     "/v1/frontier",
-    dependencies=STRICT,
     summary="The measured Pareto frontier of memory against throughput",
     responses=answers(FrontierAnswer),
 )
-def frontier(asked: Question, store: OpenedStore, request: Request) -> Response:
+def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
+    store = request.app.state.store
+    asked = query.resolve(store, request.app.state.models)
     tagged = of_question(request, asked["asked"], asked["hardware"], store)
     return tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
 
 
-@ROUTES.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first", responses=answers(TrialsAnswer))
-def trials(
-    conditions: TrialQuery,
-    store: OpenedStore,
-    request: Request,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
-    before: Annotated[
-        int | None, Query(ge=1, le=LARGEST_INTEGER, description="The `next` of the page before: trials older than that")
-    ] = None,
-) -> Response:
-    if before is not None and offset:
-        raise UsageError("before and offset both say where the page begins: leave one of them out")
+@ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))
+def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response:
+    store, limit = request.app.state.store, query.limit
+    conditions = query.conditions(store)
 
     def found() -> Content:
-        rows = store.trials(**conditions, limit=limit, offset=offset, before=before, newest_first=True)
+        rows = store.trials(**conditions, limit=limit, offset=query.offset, before=query.before, newest_first=True)
         following = rows[-1].trial_id if len(rows) == limit else None
         page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from starlette.middleware.base import RequestResponseEndpoint
-from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autofit.core.errors import StoreError
 from autofit.operations.service.status import LATEST, status
@@ -85,25 +84,38 @@ def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str 
     return gauge
 
 
-def install(app: FastAPI, metrics: Metrics) -> None:
-    """Count, time and log every request; each has an id, given by the client or made here."""
+class Observed:
+    """Counts, times and logs every request; each has an id, given by the client or made here."""
 
-    @app.middleware("http")
-    async def observe(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        started = time.perf_counter()
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, started, answered = Request(scope), time.perf_counter(), False
         own = request.headers.get("x-request-id", "")
         request_id = own if own.isascii() and own.isprintable() and 0 < len(own) <= 64 else uuid4().hex
-        code = 500
-        try:
-            response = await call_next(request)
-            code = response.status_code
-            response.headers["X-Request-ID"] = request_id
-            return response
-        finally:
-            seconds = time.perf_counter() - started
-            metrics.note(request, code, seconds)
+
+        def note(status: int) -> None:
+            nonlocal answered
+            answered, seconds = True, time.perf_counter() - started
+            self._metrics.note(request, status, seconds)
             if LOG.isEnabledFor(logging.INFO):
-                LOG.info(_line(request, request_id, code, seconds))
+                LOG.info(_line(request, request_id, status, seconds))
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-request-id", request_id.encode()))
+                note(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        finally:
+            if not answered:
+                note(500)
 
 
 def _line(request: Request, request_id: str, status: int, seconds: float) -> str:

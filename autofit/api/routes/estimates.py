@@ -6,14 +6,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.common import STRICT, OpenedStore
-from autofit.api.documents import EstimateAnswer
 from autofit.api.models import Models
-from autofit.api.query import only_hardware
+from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.query import only_hardware
+from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.operations.service.estimating import estimated
 
-ROUTES = APIRouter()
+ROUTES = APIRouter(route_class=Strict)
 
 
 class AskedEstimate(BaseModel):
@@ -36,7 +36,6 @@ class AskedEstimate(BaseModel):
 
 @ROUTES.post(
     "/v1/estimates",
-    dependencies=STRICT,
     summary="What a config needs, and how fast it is, predicted",
     responses={200: {"model": EstimateAnswer}},
 )

@@ -1,0 +1,1 @@
+"""The routes of the API by what they are about."""

@@ -1,0 +1,119 @@
+"""The command line's options as query parameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from autofit.api.models import NamedModels
+from autofit.catalog.models import names
+from autofit.core.errors import NotMeasured, UsageError, unknown
+from autofit.core.outcome import OUTCOME_KINDS
+from autofit.core.units import LARGEST_INTEGER, as_bytes
+from autofit.core.workload import Goal, Workload
+from autofit.operations import WorkloadOptions
+from autofit.operations.recommendation import find_hardware
+from autofit.store import Store
+
+TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
+
+
+class WorkloadQuery(BaseModel):
+    """What is trained."""
+
+    model: str = Field(description="Name of a catalog model, or of another model that was measured")
+    seq_len: int = Field(default=2048, ge=2, description=TOKENS)
+    global_batch: int = Field(default=64, ge=1, description=SEQUENCES)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    devices: int = Field(default=1, ge=1)
+    seed: int = 0
+
+    def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
+        """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
+        found = models.find(self.model)
+        asked = WorkloadOptions.of(
+            found or self.model, self.seq_len, self.global_batch, self.lora_dropout, self.devices, self.seed
+        )
+        if found is not None:
+            return asked
+        measured = store.workloads(model=self.model)
+        if not measured:
+            known = (*names(), *models.own(), *sorted({w.model for w in store.workloads()}))
+            raise unknown("model", self.model, known)
+        return Workload(**asdict(asked), model_digest=measured[0].model_digest)
+
+
+class GoalQuery(BaseModel):
+    """How far the answer may depart from the plain recipe."""
+
+    method: str = Field(default="any", description="any, full, lora or qlora")
+    min_rank: int = Field(default=8, ge=1)
+    allow: str = Field(default="numerics", description="exact, numerics or training")
+
+    def goal(self) -> Goal:
+        """Raises `UsageError` for a name that there is not."""
+        return Goal.of(self.method, self.min_rank, self.allow)
+
+
+class Question(GoalQuery, WorkloadQuery):
+    """What the operations that answer are asked."""
+
+    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    hardware: str = Field(default="auto", description="Name of hardware with trials; auto: the only one")
+
+    def resolve(self, store: Store, models: NamedModels) -> dict[str, Any]:
+        """The arguments of those operations."""
+        return {
+            "asked": self.workload(store, models),
+            "goal": self.goal(),
+            "memory_limit_bytes": as_bytes(self.memory_limit),
+            "hardware": only_hardware(store) if self.hardware == "auto" else self.hardware,
+        }
+
+
+class TrialsQuery(BaseModel):
+    """Conditions on stored trials, and which page of them; conditions that are not given match anything."""
+
+    model: str | None = None
+    seq_len: int | None = Field(default=None, ge=2, le=LARGEST_INTEGER, description=TOKENS)
+    global_batch: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description=SEQUENCES)
+    lora_dropout: float | None = Field(default=None, ge=0, lt=1)
+    devices: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER)
+    seed: int | None = Field(default=None, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
+    hardware: str | None = Field(default=None, description="Name of hardware with trials, or auto")
+    outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
+    limit: int = Field(default=100, ge=1, le=1000)
+    offset: int = Field(default=0, ge=0, le=LARGEST_INTEGER)
+    before: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_INTEGER,
+        description="The `next` of the page before: trials older than that",
+    )
+
+    def conditions(self, store: Store) -> dict[str, Any]:
+        """As the store's queries take them."""
+        if self.outcome is not None and self.outcome not in OUTCOME_KINDS:
+            raise unknown("outcome", self.outcome, OUTCOME_KINDS)
+        if self.before is not None and self.offset:
+            raise UsageError("before and offset both say where the page begins: leave one of them out")
+        name = only_hardware(store) if self.hardware == "auto" else self.hardware
+        of_workload = {"seq_len", "global_batch", "lora_dropout", "devices", "seed"}
+        return {
+            "model": self.model,
+            "outcome": self.outcome,
+            "hardware_key": None if name is None else find_hardware(name, store).key,
+            "workload": self.model_dump(include=of_workload, exclude_none=True),
+        }
+
+
+def only_hardware(store: Store) -> str:
+    """The name of the only hardware that trials ran on: what the server itself has is not what its clients mean."""
+    names = sorted({hardware.name for hardware in store.hardware()})
+    if len(names) > 1:
+        raise UsageError(f"name the hardware: {', '.join(names)}")
+    if not names:
+        raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")
+    return names[0]

@@ -1,0 +1,158 @@
+"""A search on each of several kinds of hardware of one cluster, all at the same time: which to rent for a workload."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from autofit.catalog.hardware import called
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, UsageError
+from autofit.core.outcome import Fits, OutOfMemory
+from autofit.operations.hardware_compared import OnHardware, compare_hardware
+from autofit.operations.service.asked import submit
+from autofit.operations.service.runner import Runner
+from autofit.planning.requests import SearchRequest
+from autofit.store import ENDINGS, Event, Search, Store
+from autofit.trial.machine.detection import detect
+
+LOOK_SECONDS = 1.0
+"""Time between two looks at how the searches stand."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """Where the search on one kind of hardware stands."""
+
+    hardware: str
+    search_id: str
+    state: str = "queued"
+    trials: int = 0
+    out_of_memory: int = 0
+    tokens_per_second: float | None = None
+    """The highest measured so far."""
+    reason: str | None = None
+    """Why it found nothing, once it has ended so."""
+    seen: int = 0
+    """The number of the last event that is counted here."""
+
+    def look(self, store: Store) -> None:
+        """Bring it up to date."""
+        found = store.search(self.search_id)
+        assert found is not None, "it was submitted, and searches are never deleted"
+        for event in store.queue.events(self.search_id, after=self.seen):
+            self.seen = event.seq
+            self._count(event)
+        self.state, self.reason = found.state, _reason(found)
+
+    def _count(self, event: Event) -> None:
+        if event.kind != "trial":
+            return
+        self.trials += 1
+        self.out_of_memory += event.body["outcome"] == OutOfMemory.kind
+        if event.body["outcome"] == Fits.kind:
+            self.tokens_per_second = max(self.tokens_per_second or 0.0, event.body["tokens_per_second"] or 0.0)
+
+
+def _reason(found: Search) -> str | None:
+    said = (found.result or {}).get("reason")
+    return None if found.state not in ENDINGS or said is None else str(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverHardware:
+    """How the searches ended, the fastest first. At least one has found something."""
+
+    campaign_id: str
+    """Shared by the searches."""
+    standings: Mapping[str, Standing]
+    """By hardware."""
+    rows: Sequence[OnHardware]
+
+    def to_json(self, prices: Mapping[str, float]) -> dict[str, Any]:
+        """What each would give and cost. `prices`: of one device for an hour, by hardware."""
+        return {
+            "campaign_id": self.campaign_id,
+            "by_hardware": [self._entry(row, prices) for row in self.rows],
+        }
+
+    def _entry(self, row: OnHardware, prices: Mapping[str, float]) -> dict[str, Any]:
+        standing = self.standings[row.name]
+        return {
+            "hardware": row.name,
+            "search_id": standing.search_id,
+            "state": standing.state,
+            "trials": standing.trials,
+            "out_of_memory": standing.out_of_memory,
+            "cost_per_million_tokens": row.cost(prices.get(row.name)),
+            "reason": row.reason,
+            "recommendation": None if row.recommendation is None else row.recommendation.to_json(),
+        }
+
+
+def search_over_hardware(
+    request: SearchRequest, names: Sequence[str], report: Callable[[Sequence[Standing]], None] = lambda standings: None
+) -> OverHardware:
+    """Search on each of the named kinds of hardware, at the same time: each search has a driver of its own, and they
+    share what they learn through the store.
+
+    A search that finds nothing, or that cannot run, does not end the others. If it is interrupted, the same call
+    resumes all of them. Raises `UsageError` where there is no cluster to choose from, and `NothingFits` or
+    `EnvironmentLacks` if no search has found anything.
+    """
+    if request.ray_address is None and not request.in_place:
+        raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
+    campaign_id = uuid4().hex
+    with Store.open(request.store) as store:
+        if not all(map(called, names)):  # the name of this machine's own device, which no catalog has
+            store.queue.announce(detect(request.device)[0])
+        asked = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
+        ids = {name: submit(one, store, campaign_id=campaign_id) for name, one in asked.items()}
+        standings = {name: Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()}
+        with _driven(request, list(ids.values())):
+            while True:
+                for standing in standings.values():
+                    standing.look(store)
+                report(list(standings.values()))
+                if all(standing.state in ENDINGS for standing in standings.values()):
+                    break
+                time.sleep(LOOK_SECONDS)
+        limit = request.memory_limit_bytes
+        rows = compare_hardware(request.workload, list(ids), goal=request.goal, memory_limit_bytes=limit, store=store)
+    told = [
+        row if row.recommendation is not None else replace(row, reason=standings[row.name].reason or row.reason)
+        for row in rows
+    ]
+    if all(row.recommendation is None for row in told):
+        raise _nothing_found(told, standings)
+    return OverHardware(campaign_id=campaign_id, standings=standings, rows=told)
+
+
+@contextmanager
+def _driven(request: SearchRequest, search_ids: Sequence[str]) -> Iterator[None]:
+    """Runners of this process, one for each search; they end with it, and searches under way wait for the next."""
+    runners = [
+        Runner(request.store, ray_address=request.ray_address, in_place=request.in_place, search_id=search_id)
+        for search_id in search_ids
+    ]
+    threads = [threading.Thread(target=runner.run, name=f"autofit-runner-{n}") for n, runner in enumerate(runners)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for runner in runners:
+            runner.stop()
+        for thread in threads:
+            thread.join()
+
+
+def _nothing_found(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
+    said = "; ".join(f"{row.name}: {row.reason}" for row in rows)
+    if any(standing.state == "nothing_fits" for standing in standings.values()):
+        return NothingFits(said)
+    return EnvironmentLacks(said, remedy="run the same command again once this is mended: it resumes")

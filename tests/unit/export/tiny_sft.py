@@ -1,0 +1,47 @@
+"""trl's own trainer on a tiny model, as `trl sft --config FILE` would run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trl
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+
+def save_tiny_llama(folder: str) -> str:
+    """Writes a Llama of four small layers and a tokenizer into the folder, and returns it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=4, **sizes)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
+    return folder
+
+
+def parse(file: Path, *more: str) -> tuple[Any, Any]:
+    """SFTConfig and ModelConfig; every key is known to one of them. No model is in ZeRO-3's shares afterwards."""
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    _, training, model = parser.parse_args_and_config(
+        ["--config", str(file), "--learning_rate", "1e-4", *more], fail_with_unknown_args=True
+    )
+    unset_hf_deepspeed_config()
+    return training, model
+
+
+def train(args: Any, model: Any, folder: Path, *, steps: int) -> Any:
+    """The trainer after so many steps on sequences of sixteen tokens."""
+    from datasets import Dataset
+
+    args.output_dir, args.max_steps, args.save_strategy = str(folder), steps, "no"
+    args.model_init_kwargs = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    trainer = trl.SFTTrainer(
+        model=model.model_name_or_path,
+        args=args,
+        train_dataset=Dataset.from_dict({"input_ids": [list(range(2, 50))] * 8}),
+        quantization_config=trl.get_quantization_config(model),
+        peft_config=trl.get_peft_config(model),
+    )
+    trainer.train()
+    return trainer

@@ -1,0 +1,136 @@
+"""Searches on several kinds of hardware at once: what is told of them while they run and at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import HARDWARE, OPTIONS, fits, make_job, make_trial, out_of_memory
+
+from autofit.cli.arguments import hardware_names, prices
+from autofit.cli.live import StandingsDisplay, standing_line
+from autofit.cli.text.search import over_hardware_text
+from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.operations import SearchRequest, over_hardware, search_over_hardware
+from autofit.operations.over_hardware import Standing
+from autofit.store import Lease, Store, new_owner
+
+NAMES = ["l40s", "h100-80g", "a10g"]
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> SearchRequest:
+    return SearchRequest(workload=OPTIONS, store=str(tmp_path / "store.db"), ray_address="auto")
+
+
+def drives(monkeypatch: pytest.MonkeyPatch, drive: Callable[[Store, Lease, str], None]) -> None:
+    """Has searches driven by `drive`, which is told the hardware, in place of runners and Ray."""
+
+    class Made:
+        def __init__(self, url: str, *, ray_address: str, in_place: bool, search_id: str) -> None:
+            self.url, self.search_id = url, search_id
+
+        def run(self) -> None:
+            with Store.open(self.url) as store:
+                lease = store.queue.claim(new_owner(), search_id=self.search_id)
+                found = store.search(self.search_id)
+                if lease is not None and found is not None:
+                    drive(store, lease, str(found.hardware_name))
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(over_hardware, "Runner", Made)
+    monkeypatch.setattr(over_hardware, "LOOK_SECONDS", 0.05)
+
+
+def made_drive(store: Store, lease: Lease, name: str) -> None:
+    if name == "a10g":
+        store.queue.end(lease, "failed", {"reason": "Ray has no a10g GPUs"})
+        return
+    job = make_job(hardware=replace(HARDWARE, name=name))
+    store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory(), job=job), lease=lease)
+    speed = 2000 if name == "l40s" else 9000
+    store.add(make_trial({"method": "full", "micro_batch": 2}, fits(20, speed), job=job), lease=lease)
+    store.queue.end(lease, "succeeded", {})
+
+
+def test_the_fastest_and_the_cheapest_are_named(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drives(monkeypatch, made_drive)
+    found = search_over_hardware(request_, NAMES, StandingsDisplay())
+    assert [row.name for row in found.rows] == ["h100-80g", "l40s", "a10g"]
+    told = capsys.readouterr().err.splitlines()
+    assert "h100-80g: succeeded, 2 trials done, 1 out of memory, best 9,000 tokens/s" in told
+    assert "a10g: failed, 0 trials done, Ray has no a10g GPUs" in told
+    per_hour = {"h100-80g": 9.0, "l40s": 1.0}
+    text = over_hardware_text(found, per_hour).splitlines()
+    assert text[0] == "h100-80g is the fastest: 9,000 tokens/s. l40s is the cheapest: 0.1389 per million tokens."
+    assert text[-1].split(maxsplit=1) == ["a10g", "Ray has no a10g GPUs"]
+    assert "cheapest" not in over_hardware_text(found, {}) and "per million" not in over_hardware_text(found, {})
+    h100, l40s, a10g = found.to_json(per_hour)["by_hardware"]
+    assert h100["cost_per_million_tokens"] == pytest.approx(9 / 3600 / 9000 * 1e6)
+    assert h100["recommendation"]["hardware"]["name"] == "h100-80g" and h100["out_of_memory"] == 1
+    assert (l40s["state"], a10g["state"], a10g["recommendation"]) == ("succeeded", "failed", None)
+    with Store.open(request_.store) as store:
+        assert {search.campaign_id for search in store.searches()} == {found.campaign_id}
+
+
+def test_the_same_command_joins_what_is_queued(request_: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that was interrupted is queued again; who asks the same drives it on."""
+    seen: list[str] = []
+
+    def interrupted(store: Store, lease: Lease, name: str) -> None:
+        seen.append(lease.search_id)
+        store.queue.give_back(lease, "its driver was interrupted")
+
+    def stopped(standings: object) -> None:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    drives(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search_over_hardware(request_, NAMES[:2], stopped)
+    drives(monkeypatch, made_drive)
+    found = search_over_hardware(request_, NAMES[:2])
+    assert {standing.search_id for standing in found.standings.values()} == set(seen)
+
+
+@pytest.mark.parametrize(("state", "raised"), [("failed", EnvironmentLacks), ("nothing_fits", NothingFits)])
+def test_where_nothing_is_found_each_says_why(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch, state: str, raised: type[Exception]
+) -> None:
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        store.queue.end(lease, state if name == "l40s" else "failed", {"reason": f"no {name} today"})
+
+    drives(monkeypatch, drive)
+    with pytest.raises(raised, match="l40s: no l40s today; h100-80g: no h100-80g today"):
+        search_over_hardware(request_, NAMES[:2])
+
+
+def test_a_real_runner_fails_on_hardware_that_is_not_here(request_: SearchRequest) -> None:
+    with pytest.raises(EnvironmentLacks, match=r"l40s: this machine has .*, not l40s"):
+        search_over_hardware(replace(request_, ray_address=None, in_place=True, device="cpu"), ["l40s"])
+
+
+def test_what_cannot_be_asked_is_refused(request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="--ray-address"):
+        search_over_hardware(replace(request_, ray_address=None), NAMES)
+    assert hardware_names(" H100-80g, l40s") == ["h100-80g", "l40s"]
+    for names, said in (
+        ("h100-80g,auto", "name every kind"),
+        ("h100-80g,,l40s", "unknown hardware"),
+        ("h200,zz", "zz"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            hardware_names(names)
+    assert prices(["l40s=0.5"], NAMES) == {"l40s": 0.5}
+    for text, of, said in (("l40s=0.5", ["l40s"], "name several"), ("t4=1", NAMES, "t4"), ("l40s", NAMES, "price ''")):
+        with pytest.raises(UsageError, match=said):
+            prices([text], of)
+
+
+def test_a_search_that_waits_says_so() -> None:
+    assert standing_line(Standing(hardware="l40s", search_id="x")) == "l40s: queued, 0 trials done"
