@@ -8,11 +8,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from autofit.catalog.hardware import Card
-from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.hardware import Hardware, Stack
-from autofit.core.lattice import Config, Value
+from autofit.core.lattice import Config
 from autofit.core.units import format_duration
-from autofit.core.workload import Workload
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import asks
 from autofit.trial.attempt import Attempt
@@ -23,11 +21,13 @@ from autofit.workers import cluster
 from autofit.workers.cluster import Node
 from autofit.workers.demand import Wanted, check_capacity
 from autofit.workers.hiring import Hiring, Owner
+from autofit.workers.lacking import Lacking
+from autofit.workers.patience import Patience
 from autofit.workers.pool import Completed
 from autofit.workers.ray_connection import connect
 from autofit.workers.roster import Roster
 from autofit.workers.running import Running
-from autofit.workers.slot import START_SECONDS, Slot, State
+from autofit.workers.slot import Slot, State
 
 POLL_SECONDS = 0.5
 """Time between two looks at what has come up, while nothing else is waited for."""
@@ -65,8 +65,7 @@ class RayPool:
         driver = os.getpid() if address is None else None
         self._hiring = Hiring(ray=self._ray, device=device, driver=driver)
         self._queue: deque[_Queued] = deque()
-        self._lacking: dict[tuple[Workload, tuple[Value | None, ...]], tuple[Config, Job, str | None]] = {}
-        """What the workers' machines lack, keyed by what is asked of them; with a config and job that ask it."""
+        self._lacking = Lacking(ray=self._ray)
         self._told = False  # whether it was said that a trial waits for another process's
         try:
             nodes = cluster.nodes(self._ray)
@@ -79,7 +78,8 @@ class RayPool:
                 workers=workers,
                 is_private=address is None,
                 hiring=self._hiring,
-                check=self._lacks_anything,
+                patience=Patience(ray=self._ray, wanted=wanted, is_private=address is None),
+                check=self._lacking.later,
             )
             self._roster.renew()
         except BaseException:
@@ -123,35 +123,12 @@ class RayPool:
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
-
-        They are asked once for all configs that ask the same of them. Raises `EnvironmentLacks` if one does not answer.
-        """
+        Raises `EnvironmentLacks` if one does not answer."""
         reason = unsupported(config, job)
         if reason is not None or not asks(config):
             return reason
-        asked = (job.workload, asks(config))
-        if asked not in self._lacking:
-            self._wait_for_one()
-            lacking = next(filter(None, (self._lacks(slot, config, job) for slot in self._roster.up)), None)
-            self._lacking[asked] = config, job, lacking
-        return self._lacking[asked][2]
-
-    def _lacks(self, slot: Slot, config: Config, job: Job) -> str | None:
-        """What a slot's machines lack for `config`. Raises `EnvironmentLacks` if one does not answer."""
-        try:
-            answers = self._ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=START_SECONDS)
-        except (self._ray.exceptions.RayError, self._ray.exceptions.GetTimeoutError) as error:
-            raise EnvironmentLacks(
-                f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
-            ) from error
-        return next(filter(None, answers), None)
-
-    def _lacks_anything(self, slot: Slot) -> str | None:
-        """What a slot that has come up lacks of what the others have, for the configs of the search."""
-        for config, job, lacking in self._lacking.values():
-            if lacking is None and (found := self._lacks(slot, config, job)) is not None:
-                return found
-        return None
+        self._wait_for_one()
+        return self._lacking.said(config, job, self._roster.up)
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker, or on the next one that is."""

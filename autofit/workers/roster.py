@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,18 +14,13 @@ from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
 from autofit.workers import cluster
 from autofit.workers.cluster import Node
-from autofit.workers.demand import Wanted, check_capacity
+from autofit.workers.demand import Wanted
 from autofit.workers.hiring import Hiring
+from autofit.workers.patience import Patience
 from autofit.workers.slot import Site, Slot, StartFailed, State
-
-_log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 2.0
 """Time between two looks at what the cluster has."""
-NODES_SECONDS = 120.0
-"""How long a cluster may take to have its first suitable node, where no autoscaler says that it can add one."""
-SCALING_SECONDS = 1800.0
-"""The same where one does: a machine is rented and an image of many GB is loaded."""
 SETTLE_SECONDS = 60.0
 """How long after the first worker others may come up before the commonest kind of device is taken."""
 IDLE_SECONDS = 120.0
@@ -46,6 +40,7 @@ class Roster:
     is_private: bool
     """Whether nobody else uses this Ray, and no node can join it."""
     hiring: Hiring
+    patience: Patience
     check: Callable[[Slot], str | None] = lambda slot: None
     """Why a slot that has come up cannot run this search's trials; None if it can."""
     slots: list[Slot] = field(default_factory=list)
@@ -58,12 +53,9 @@ class Roster:
     _renewed: float = float("-inf")
     _up_at: float | None = None
     """When the first worker was up."""
-    _none_since: float | None = None
-    """Since when no slot is up and the cluster has no node for one."""
     _failed_starts: Counter[str] = field(default_factory=Counter)
     _refusal: EnvironmentLacks | None = None
     """Why the last worker that was refused was."""
-    _said: set[str] = field(default_factory=set)
 
     @property
     def up(self) -> list[Slot]:
@@ -104,7 +96,10 @@ class Roster:
             self._renewed, self.nodes = time.monotonic(), cluster.nodes(self.ray)
             self._give_back(needed)
             self._ask()
-            self._check_hope()
+            if any(slot.is_placed for slot in self.slots):
+                self.patience.has_workers()
+            else:
+                self.patience.has_none(self.nodes, self._refusal, had_some=self.site is not None)
 
     def _take_in(self) -> bool:
         """Accept or refuse the slots whose workers have answered; returns whether Ray has placed any."""
@@ -156,7 +151,6 @@ class Roster:
         else:
             slot.accept()
             self.site = slot.site if len(self.up) == 1 else self.site
-            self._none_since = None
 
     def _unlike(self, slot: Slot) -> EnvironmentLacks:
         """Why a slot is not like the others."""
@@ -183,7 +177,7 @@ class Roster:
             return
         self.wanted.left_out.update(node_ids)
         if not self.is_private:
-            self._say(f"{host} is left out: {reason}")
+            self.patience.say(f"{host} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and
@@ -217,43 +211,6 @@ class Roster:
             else:
                 missing -= 1
         self.slots += [self.hiring.slot(demand) for _ in range(missing)]
-
-    def _check_hope(self) -> None:
-        """Say what is waited for, if no slot is up or starting; raise `EnvironmentLacks` if that is in vain."""
-        if any(slot.is_placed for slot in self.slots):
-            self._none_since = None
-            return
-        if self.wanted.capacity(self.nodes):
-            self._none_since = None
-            if not self.wanted.room(self.nodes):
-                self._say(f"others use all {self.wanted}: this search waits its turn")
-            return
-        now = time.monotonic()
-        self._none_since = self._none_since or now
-        if now - self._none_since < self._patience():
-            self._say(f"Ray has no {self.wanted} yet: waiting for a node")
-            return
-        if self._refusal is not None:
-            raise self._refusal
-        if self.site is not None:
-            raise EnvironmentLacks(
-                f"Ray has lost its last worker and has no other {self.wanted}",
-                remedy="check `ray status`, and run the same command when there are nodes again: it resumes",
-            )
-        check_capacity(self.wanted, self.nodes)
-
-    def _patience(self) -> float:
-        """Seconds for which a first suitable node is waited for."""
-        if self.is_private:
-            return 0.0
-        added = cluster.could_be_added(self.ray) or {}
-        return SCALING_SECONDS if added.get("GPU" if self.wanted.uses_gpus else "CPU") else NODES_SECONDS
-
-    def _say(self, text: str) -> None:
-        """Once."""
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning("autofit: %s", text)
 
     def hire_anew(self) -> None:
         """Replace all workers, each in its place; none may be running a trial."""

@@ -130,12 +130,24 @@ class MadeCluster:
 @contextmanager
 def made_cluster(folder: Path) -> Iterator[MadeCluster]:
     """A cluster without a node that could run anything."""
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * MIB}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = with_head()
     try:
         yield MadeCluster(cluster, folder, [], [])
     finally:
         cluster.shutdown()
+
+
+def with_head(tries: int = 3) -> Cluster:
+    """A head that has no CPU. On a busy machine Ray may give its own server up before that has started."""
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=80 * MIB)
+    except Exception:
+        cluster.shutdown()
+        if tries == 1:
+            raise
+        return with_head(tries - 1)
+    return cluster
 
 
 def asked(size: int, **request: Any) -> TrialRequest:

@@ -17,7 +17,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
 from autofit.trial.machine.device_lock import NOT_BEGUN
-from autofit.workers import hiring, roster
+from autofit.workers import hiring, patience, roster
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def test_without_a_node_trials_wait_for_the_next_and_not_for_ever(
     until(lambda: pool._lost() is not None and not pool._roster.up)
     pool.submit(asked(1))
     cluster.let_end(1)
-    until(lambda: pool._roster._none_since, pool)
+    until(lambda: pool._roster.patience.none_since, pool)
     another = cluster.add()
     ((_, attempt),) = collected(pool)
     assert isinstance(attempt.outcome, OutOfMemory)
-    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "NODES_SECONDS", 0.0)
     pool.submit(asked(2))
     cluster.remove(another)
     ((_, attempt),) = collected(pool)
@@ -162,7 +162,7 @@ def test_a_node_with_other_libraries_or_none_is_left_out(
 
 
 def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "NODES_SECONDS", 0.0)
     cluster.add(broken="yes")
     with pytest.raises(EnvironmentLacks, match="torch is not installed"):
         cluster.open().site()
