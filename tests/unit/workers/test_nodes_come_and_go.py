@@ -16,6 +16,7 @@ from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
+from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.workers import hiring, patience, roster
 
@@ -262,3 +263,17 @@ def test_who_takes_a_search_over_ends_the_workers_of_its_earlier_driver(cluster:
     earlier.claim("aa", 9)
     successor.submit(asked(4))
     assert isinstance(collected(successor)[0][1].outcome, OutOfMemory), "not ended by one that is superseded"
+
+
+def test_a_node_that_lacks_what_the_first_ones_had_is_left_out(
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The configs of a search were chosen by what those had."""
+    cluster.add()
+    pool = cluster.open()
+    config = complete({"offload": "optimizer", "micro_batch": 1, "precision": "bf16"})
+    assert pool.cannot(config, asked(1).job) is None
+    cluster.add(lacks="yes")
+    cluster.add()
+    until(lambda: pool._roster.renew() or (pool.size == 2 and caplog.records))
+    assert "is left out: on that machine: nothing is compiled" in caplog.text
