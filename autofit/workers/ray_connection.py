@@ -48,26 +48,29 @@ _joining = threading.Lock()
 class Connection:
     """One user's share of this process's connection to Ray."""
 
-    ray: Any
-    """The `ray` module, connected."""
+    _shared: _Joined
     _is_open: bool = True
+
+    @property
+    def ray(self) -> Any:
+        """The `ray` module, connected."""
+        return self._shared.ray
 
     def close(self) -> None:
         """The last one to close it leaves Ray; a private one ends, and its folder is removed. Nothing the second
         time."""
         global _joined
         with _joining:
-            if not self._is_open or _joined is None:
+            self._shared.users -= self._is_open
+            was_open, self._is_open = self._is_open, False
+            if not was_open or self._shared.users > 0:
                 return
-            self._is_open = False
-            _joined.users -= 1
-            if _joined.users > 0:
-                return
-            left, _joined = _joined, None
-            if left.is_ours:
-                left.ray.shutdown()
-            if left.folder is not None:
-                left.folder.close()
+            if self._shared is _joined:
+                _joined = None
+                if self._shared.is_ours:
+                    self._shared.ray.shutdown()
+            if self._shared.folder is not None:
+                self._shared.folder.close()
 
 
 def connect(address: str | None) -> Connection:
@@ -87,7 +90,7 @@ def connect(address: str | None) -> Connection:
                 remedy="let that search end first, or run this one in a process of its own",
             )
         _joined.users += 1
-        return Connection(ray=_joined.ray)
+        return Connection(_shared=_joined)
 
 
 def _join(address: str | None) -> _Joined:

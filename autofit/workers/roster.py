@@ -182,8 +182,8 @@ class Roster:
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and
         nothing is idle."""
-        if needed and not self.idle:
-            self.given_back -= min(needed, self.given_back)
+        if not self.idle:
+            self.given_back -= max(0, min(needed - len(self.pending), self.given_back))
         if needed or self.is_private:
             return
         unneeded = [slot for slot in self.idle if time.monotonic() - slot.idle_since > IDLE_SECONDS]
