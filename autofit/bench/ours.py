@@ -89,6 +89,9 @@ class ReplayPool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return None
 
+    def claim(self, search_id: str, epoch: int) -> None:
+        """Nobody else replays it."""
+
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; a config that is submitted twice is meant to run twice."""
         again = request.config in self._begun

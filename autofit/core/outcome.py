@@ -176,6 +176,8 @@ class Crashed(Ending):
     transient: bool = False
     """Whether the machinery failed rather than the config (a lost worker, a full disk, a device held by others): the
     next search does not take it for an answer."""
+    worker_lost: bool = False
+    """Whether the worker was lost that ran the trial, alone or with its node: the config may be the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +208,11 @@ OUTCOME_KINDS = tuple(_KINDS)
 def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
     """Whether what failed is what runs the trials, so that this one says nothing about its config."""
     return isinstance(outcome, Crashed) and outcome.transient
+
+
+def worker_was_lost(outcome: Outcome) -> bool:
+    """Whether the worker was lost that ran the trial."""
+    return isinstance(outcome, Crashed) and outcome.worker_lost
 
 
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:

@@ -1,11 +1,10 @@
-"""Predicts many configs of one job at once, on all cores."""
+"""Predicts many configs of one job at once, in as many processes as the caller has cores for."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -29,19 +28,22 @@ def sweep(
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
+    processes: int = 1,
     report: Callable[[int], None] = lambda done: None,
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
-    No config is begun after `seconds`, if they are given: what is not predicted by then is left out.
+    At most `processes` share the work, which is for the caller to know: a control group's quota may be less than the
+    cores that are seen. No config is begun after `seconds`, if they are given: what is not predicted by then is left
+    out.
 
     `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
     those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might
     (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own.
     """
     groups = groups_of(configs)
-    workers = workers_for(configs)
+    workers = workers_for(configs, processes)
     ends = math.inf if seconds is None else time.monotonic() + seconds
     if workers > 1:
         parts = _in_processes(job, groups, memory_limit_bytes, workers, ends)
@@ -56,17 +58,17 @@ def sweep(
     return {config: found[config] for config in configs if config in found}
 
 
-def workers_for(configs: Sequence[Config]) -> int:
-    """How many processes `sweep` uses: one for a few configs, else one per core, but no more than there are groups that
+def workers_for(configs: Sequence[Config], processes: int) -> int:
+    """How many of at most `processes` `sweep` uses: one for a few configs, else no more than there are groups that
     share traces."""
     if len(configs) < WORTH_PROCESSES:
         return 1
-    return min(len(groups_of(configs)), len(os.sched_getaffinity(0)))
+    return min(len(groups_of(configs)), processes)
 
 
-def get_ready(configs: Sequence[Config]) -> None:
+def get_ready(configs: Sequence[Config], processes: int) -> None:
     """Begin to load what `sweep` will need for `configs`, in the background; without this, `sweep` waits for it."""
-    if workers_for(configs) > 1:
+    if workers_for(configs, processes) > 1:
         context()  # says what to load
         forkserver.ensure_running()
 

@@ -91,6 +91,8 @@ def search(
             with ExitStack() as stack:
                 if held is None and begun.lease is not None:
                     held = stack.enter_context(Driving(store, begun.lease))
+                if pool is not None and begun.lease is not None and not begun.is_answered:
+                    pool.claim(begun.lease.search_id, begun.lease.epoch)
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
                 return _run(request, plan, store, pool, report, started, begun, held)
     finally:
@@ -112,7 +114,7 @@ def open_pool(request: SearchRequest) -> Pool:
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        accelerator=None if wanted is None else wanted.ray_accelerator_type,
+        card=wanted,
     )
 
 

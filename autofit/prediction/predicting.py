@@ -16,6 +16,7 @@ from autofit.prediction.estimating import not_estimated
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.trial.machine.detection import cores
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,14 @@ def predict_all(
             report(len(known.found) + done, possible)
 
         try:
-            made = sweep(job, list(missing), memory_limit_bytes=memory_limit_bytes, report=told, seconds=seconds)
+            made = sweep(
+                job,
+                list(missing),
+                memory_limit_bytes=memory_limit_bytes,
+                processes=cores(),
+                report=told,
+                seconds=seconds,
+            )
         except Exception as error:  # whatever goes wrong, even the death of its processes, costs only predictions
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
             made = {}

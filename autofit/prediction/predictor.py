@@ -20,6 +20,7 @@ from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.trial.machine.detection import cores
 
 ESTIMATING_SHARE = 0.3
 """Share of a time budget that estimating may take: configs that it does not come to are left unpredicted."""
@@ -79,7 +80,7 @@ class LatticePredictor:
             return
         self._probe()  # before anything else that would disturb it is begun
         try:
-            sweep.get_ready(list(self._known().missing))
+            sweep.get_ready(list(self._known().missing), cores())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 

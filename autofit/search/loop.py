@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
 from autofit.core.frontier import PRACTICAL, Point, choose
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Trial, machinery_failed, now
+from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_lost
 from autofit.core.units import format_bytes
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
@@ -16,6 +17,7 @@ from autofit.search.acquisition.acquisition import BESIDE, MUCH, Acquisition, Ca
 from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
+from autofit.search.failures import MOST_LOST_WORKERS, lost_workers
 from autofit.search.lattice_state import LatticeState, answers
 from autofit.search.progress import Progress
 from autofit.search.scheduler import Scheduler
@@ -23,6 +25,8 @@ from autofit.store.trial_log import TrialLog
 from autofit.techniques import changes
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Pool
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,8 +121,22 @@ class Search:
             checked = self._checked(trial)
             self._adviser.recall(checked if checked is trial else self.log.keep(checked), known[config])
         self.progress.from_store = len(stored)
+        self._leave_out_what_loses_workers(trial for attempts in known.values() for trial in attempts)
         self._refute()
         self._show()
+
+    def _leave_out_what_loses_workers(self, earlier: Iterable[Trial]) -> None:
+        """Configs during whose trials too many workers were lost: they would cost every search as many again."""
+        self._scheduler.lost_workers = lost_workers(earlier)
+        lost = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
+        left_out = [c for c in lost if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
+        if left_out:
+            _log.warning(
+                "autofit: configs left out because %d workers were lost while each of them ran: %s (--fresh tries "
+                "them again)",
+                MOST_LOST_WORKERS,
+                "; ".join(map(str, left_out)),
+            )
 
     def _explore(self) -> None:
         while True:
@@ -258,6 +276,8 @@ class Search:
         kept = self.log.keep(self._checked(trial))
         if self.state.does_not_fit(kept):
             self.progress.out_of_memory += 1
+        elif worker_was_lost(kept.outcome):
+            pass  # of a lost node all trials are lost, which says little of each
         # A trial that went on for a whole deadline may hang within a micro-step, as if that were slow.
         elif not isinstance(kept.outcome, Fits) and (
             kept.least_step_seconds is None or kept.seconds >= self.plan.limits.deadline_seconds

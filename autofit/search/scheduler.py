@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Fits, Prediction, TimedOut, Trial, machinery_failed
+from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed
 from autofit.search.budget import Budget
+from autofit.search.failures import MOST_LOST_WORKERS, FailuresInARow
 from autofit.techniques import Job
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.process.classify import DEVICE_GONE, NO_KERNELS
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Pool
-
-MACHINERY_FAILURES = 3
-"""Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +26,8 @@ class _Begun:
     """With the deadline after which the trial is taken to hang."""
     reserved_seconds: float
     """What of the search's time the trial must leave for later."""
+    number: int = 0
+    """How many trials had been begun then, this one included."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,14 +45,15 @@ class Scheduler:
     """Stored beside the trials' measurements."""
     ended: int = 0
     """How many trials have ended."""
+    lost_workers: Counter[Config] = field(default_factory=Counter)
+    """How many workers were lost while each config ran, in earlier searches and in this one."""
     _pool: Pool | None = field(init=False, default=None)
     _is_checked: bool = field(init=False, default=False)
     """Whether the workers were found to have the hardware and stack that the job is for."""
     _begun: dict[Config, _Begun] = field(init=False, default_factory=dict)
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial was run again after a failure of the machinery."""
-    _machinery_failures: int = field(init=False, default=0)
-    """Consecutive ones."""
+    _failures: FailuresInARow = field(init=False, default_factory=FailuresInARow)
     _doubted: Counter[Config] = field(init=False, default_factory=Counter)
     """How often each config's trial was run again in a row because its time was in doubt."""
     _always_busy: bool = field(init=False, default=False)
@@ -90,7 +91,7 @@ class Scheduler:
         the search's time is over, which says nothing about them. Trials that are run again are in neither; of those
         whose time is in doubt every time, the last is believed.
 
-        All are committed. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row.
+        All are committed. Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`).
         """
         assert self._pool is not None
         while not (completed := self._pool.wait(0.25)):
@@ -117,7 +118,7 @@ class Scheduler:
         left = self.budget.left_for_trial(begun.reserved_seconds)
         deadline = min(begun.request.deadline_seconds, left)
         pool.submit(replace(begun.request, deadline_seconds=deadline, wait_seconds=left))
-        self._begun[begun.request.config] = begun
+        self._begun[begun.request.config] = replace(begun, number=self._failures.begin())
 
     def _checked_pool(self, job: Job) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
@@ -139,12 +140,12 @@ class Scheduler:
         return pool
 
     def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
-        """Retry a trial once if the machinery failed, twice if its time is in doubt (others were busy on its device, or
-        that was throttled: each run may find it free, and some machines always are busy); returns whether it is
-        retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the device is gone or
-        torch was not built for it."""
+        """Retry a trial once if the machinery failed, more often if its worker was lost (`MOST_LOST_WORKERS`), twice if
+        its time is in doubt (others were busy on its device, or that was throttled: each run may find it free, and some
+        machines always are busy); returns whether it is retried. Raises `EnvironmentLacks` where the machinery fails
+        again and again, and at once where the device is gone or torch was not built for it."""
         if not machinery_failed(trial.outcome):
-            self._machinery_failures = 0
+            self._failures.passed()
             return self._begun_again_in_doubt(begun, trial)
         if DEVICE_GONE in trial.outcome.reason:
             raise EnvironmentLacks(
@@ -156,14 +157,22 @@ class Scheduler:
             raise EnvironmentLacks(
                 trial.outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
             )
-        self._machinery_failures += 1
-        if self._machinery_failures >= MACHINERY_FAILURES:
-            raise machinery_is_down(self._machinery_failures, trial.outcome)
-        if trial.config in self._retried or self.budget.is_spent(self.ended + len(self._begun)):
+        self._failures.failed(begun.number, trial.outcome)
+        if self._had_its_chances(trial.config, worker_lost=trial.outcome.worker_lost):
             return False
-        self._retried.add(trial.config)
+        if self.budget.is_spent(self.ended + len(self._begun)):
+            return False
         self._submit(begun)
         return True
+
+    def _had_its_chances(self, config: Config, *, worker_lost: bool) -> bool:
+        """Count a failure of the machinery; returns whether the config's trial is not to be run again after it."""
+        if worker_lost:
+            self.lost_workers[config] += 1
+            return self.lost_workers[config] >= MOST_LOST_WORKERS
+        had_one = config in self._retried
+        self._retried.add(config)
+        return had_one
 
     def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
         if not trial.doubts:
@@ -179,14 +188,6 @@ class Scheduler:
         self._doubted[trial.config] += 1
         self._submit(begun)
         return True
-
-
-def machinery_is_down(failures: int, last: Crashed) -> EnvironmentLacks:
-    """The error after so many consecutive failures."""
-    return EnvironmentLacks(
-        f"{failures} trials in a row have failed through no fault of their configs, the last: {last.reason}",
-        remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
-    )
 
 
 def _killed_at(trial: Trial, deadline_seconds: float) -> bool:

@@ -22,7 +22,7 @@ from autofit.trial.attempt import Attempt
 
 _PLAIN = (
     *("memory_limit_bytes", "deadline_seconds", "allowance_seconds", "timing_seconds", "least_tokens_per_second"),
-    *("compares_gradient", "snapshot", "profile"),
+    *("compares_gradient", "sharing", "snapshot", "profile"),
 )
 """The fields of a request that are JSON as they are."""
 
@@ -56,6 +56,9 @@ class TrialRequest:
     """What makes the config's method practical beside what is measured: a slower trial need not be finished."""
     compares_gradient: bool = False
     """Whether to compare the gradient with plain training's, after the measurement."""
+    sharing: int = 1
+    """How many ranks, of this trial and of others at the same time, share the cores of its machine with each rank of
+    it, itself included; those of its own group on one machine are counted anyway."""
     snapshot: str | None = None
     """File for PyTorch's memory snapshot."""
     profile: str | None = None

@@ -36,6 +36,9 @@ class InPlacePool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return cannot_here(config, job)
 
+    def claim(self, search_id: str, epoch: int) -> None:
+        """Nothing of an earlier driver outlives it here."""
+
     def submit(self, request: TrialRequest) -> None:
         self._running[self._thread.submit(self._runner.attempt, request)] = request
 

@@ -11,7 +11,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 
 Completed = tuple[TrialRequest, Attempt]
-"""A request that has been run, and what that has given."""
+"""A request as it was run, with the hardware and stack of the worker that ran it, and what that has given."""
 
 
 class Pool(Protocol):
@@ -20,8 +20,11 @@ class Pool(Protocol):
     A trial's failure is an outcome, never an exception; an exception means that the pool itself cannot go on.
     """
 
-    size: int
-    """Trials that run at the same time: one per device, or per group of devices."""
+    @property
+    def size(self) -> int:
+        """Trials that may be under way at the same time, one per device or per group of devices. Where devices come and
+        go, it changes, and may be 0 for a while."""
+
     devices: int
     """Ranks per trial, each on a device of its own."""
 
@@ -31,11 +34,16 @@ class Pool(Protocol):
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained for `job` where the trials run, in one sentence; None where it can."""
 
+    def claim(self, search_id: str, epoch: int) -> None:
+        """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have
+        left running elsewhere is ended. To be called before the first trial, where the pool outlives this process."""
+
     def submit(self, request: TrialRequest) -> None:
-        """Start `request` on an idle worker; at most `size` may be under way."""
+        """Start `request` on an idle worker, or on the next one that is."""
 
     def wait(self, timeout: float) -> list[Completed]:
-        """The trials that ended within `timeout` seconds; possibly none."""
+        """The trials that ended within `timeout` seconds; possibly none. A trial whose worker was lost has ended, too:
+        who asked for it decides whether it is run again."""
 
     def close(self) -> None:
         """Kill whatever runs and free the workers."""

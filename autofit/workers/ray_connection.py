@@ -1,15 +1,13 @@
-"""The connection to Ray, to a private one on this machine or to a cluster, and the resources it has."""
+"""This process's connection to Ray: to a private one on this machine, or to a cluster."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,25 +25,75 @@ def check_installed() -> None:
         raise not_installed(ModuleNotFoundError(name="ray"), otherwise=", or use --in-place")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """This process's connection to Ray."""
+@dataclass(slots=True, kw_only=True)
+class _Joined:
+    """What this process is connected to: Ray has one connection per process."""
 
     ray: Any
     """The `ray` module, connected."""
-    folder: PrivateFolder | None
-    """A private Ray's; None for a cluster."""
+    address: str | None
+    """As it was asked for; None for a private Ray."""
+    folder: PrivateFolder | None = None
+    """A private Ray's."""
+    is_ours: bool = True
+    """Whether it ends with its last user: not if the program that calls us was connected before."""
+    users: int = 0
+
+
+_joined: _Joined | None = None
+_joining = threading.Lock()
+
+
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """One user's share of this process's connection to Ray."""
+
+    _shared: _Joined
+    _is_open: bool = True
+
+    @property
+    def ray(self) -> Any:
+        """The `ray` module, connected."""
+        return self._shared.ray
 
     def close(self) -> None:
-        """Leave Ray; a private one ends, and its folder is removed. To be called once."""
-        self.ray.shutdown()
-        if self.folder is not None:
-            self.folder.close()
+        """The last one to close it leaves Ray; a private one ends, and its folder is removed. Nothing the second
+        time."""
+        global _joined
+        with _joining:
+            self._shared.users -= self._is_open
+            was_open, self._is_open = self._is_open, False
+            if not was_open or self._shared.users > 0:
+                return
+            if self._shared is _joined:
+                _joined = None
+                if self._shared.is_ours:
+                    self._shared.ray.shutdown()
+            if self._shared.folder is not None:
+                self._shared.folder.close()
 
 
 def connect(address: str | None) -> Connection:
-    """Connect to the cluster at `address`, or start a private Ray; raises `EnvironmentLacks` if Ray is not installed or
-    cannot be reached."""
+    """Connect to the cluster at `address`, or start a private Ray; what this process is connected to is shared.
+
+    Raises `EnvironmentLacks` if Ray is not installed or cannot be reached, or if this process is connected to another
+    one.
+    """
+    global _joined
+    with _joining:
+        if _joined is None or not _joined.ray.is_initialized():
+            _joined = _join(address)
+        elif _joined.address != address:
+            where = _joined.address or "a private one on this machine"
+            raise EnvironmentLacks(
+                f"this process is connected to another Ray: {where}",
+                remedy="let that search end first, or run this one in a process of its own",
+            )
+        _joined.users += 1
+        return Connection(_shared=_joined)
+
+
+def _join(address: str | None) -> _Joined:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default Ray runs workers at nice 15, where anything else on the machine takes precedence over the timed steps.
@@ -54,6 +102,8 @@ def connect(address: str | None) -> Connection:
     import ray
     from ray._private import ray_constants
 
+    if ray.is_initialized():
+        return _joined_before(ray, address)
     # Ray replaces 127.0.0.1 with an address that other machines can reach, unless it believes that this machine cannot
     # be in a cluster: only this keeps every port of a private Ray on loopback. The environment variable
     # RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER sets the same flag, but is read only once, at ray's first import in the process.
@@ -61,21 +111,11 @@ def connect(address: str | None) -> Connection:
         _check_answers(address)
     ray_constants.ENABLE_RAY_CLUSTER = address is not None and not _on_loopback_only(address)
 
-    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = PrivateFolder() if address is None else None
-    if folder is not None:
-        settings |= {
-            "address": "local",
-            "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
-            "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass
-            "_temp_dir": str(folder.path),
-        }
-    else:
-        settings["address"] = address
+    where = {"address": address} if folder is None else _private(folder)
     try:
         with _sigterm_kept():
-            ray.init(**settings)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
         if folder is not None:
             folder.release()
@@ -85,7 +125,29 @@ def connect(address: str | None) -> Connection:
             if address
             else "run `autofit doctor`, or use --in-place",
         ) from error
-    return Connection(ray=ray, folder=folder)
+    return _Joined(ray=ray, address=address, folder=folder)
+
+
+def _private(folder: PrivateFolder) -> dict[str, Any]:
+    """What makes Ray start a cluster of this machine alone, on loopback."""
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass
+        "_temp_dir": str(folder.path),
+    }
+
+
+def _joined_before(ray: Any, address: str | None) -> _Joined:
+    """The connection that the calling program has made; raises `EnvironmentLacks` if it is not to what is asked for."""
+    here = ray.get_runtime_context().gcs_address
+    if address not in (here, "auto"):
+        raise EnvironmentLacks(
+            f"this process is connected to a Ray of its own at {here}",
+            remedy=f"give ray_address={here!r}, or run the search in a process of its own",
+        )
+    return _Joined(ray=ray, address=address, is_ours=False)
 
 
 @contextmanager
@@ -141,33 +203,3 @@ def _check_answers(address: str) -> None:
             f"no Ray cluster answers at {address}: {error}",
             remedy="check --ray-address, or leave it out for this machine",
         ) from error
-
-
-def wait_for_nodes(ray: Any) -> None:
-    """Return once the cluster has a machine for trials, or after two minutes without one."""
-    until = time.monotonic() + 120.0
-    while not cpus_per_node(ray) and time.monotonic() < until:
-        time.sleep(1.0)
-
-
-def gpus(ray: Any, accelerator: str | None) -> int:
-    """GPUs in the cluster; only those of one type, if one is named."""
-    return int(sum(resources["GPU"] for resources in _with_gpus(ray, accelerator)))
-
-
-def cpus_per_gpu(ray: Any, accelerator: str | None) -> float:
-    """CPUs that a worker with one GPU may ask of Ray: 1, or less where a node has more GPUs than CPUs, on which Ray
-    would otherwise let workers wait for ever."""
-    shares = [resources.get("CPU", 0.0) / resources["GPU"] for resources in _with_gpus(ray, accelerator)]
-    return math.floor(100 * min([1.0, *shares])) / 100
-
-
-def _with_gpus(ray: Any, accelerator: str | None) -> list[dict[str, float]]:
-    """Resources of each node that has GPUs, of that type if one is named."""
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    return [r for r in resources if accelerator is None or f"accelerator_type:{accelerator}" in r]
-
-
-def cpus_per_node(ray: Any) -> list[float]:
-    """CPUs of each node that may run trials; a cluster's head often has none."""
-    return [node["Resources"]["CPU"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]

@@ -24,8 +24,6 @@ class TrialActor:
 
     def __init__(self, device: str, driver: int | None = None, threads: str | None = None) -> None:
         """`driver` is the process of this machine to end with, `threads` what OMP_NUM_THREADS says there."""
-        from autofit.trial.machine.detection import detect
-        from autofit.trial.process.runner import TrialRunner
         from autofit.workers.watch import end_with
 
         if driver is not None:
@@ -34,20 +32,29 @@ class TrialActor:
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
-        self._hardware, self._stack = detect(device)
-        self._runner = TrialRunner(kind=self._hardware.kind)
-        self._runner.start()
+        self._device = device
         self._place: dict[str, Any] | None = None
         """Where the ranks of the running trial met: no two trials meet in the same place."""
         self._speaking = threading.Lock()
-        self._devices = device_lock.names(self._hardware.kind)
         self._held = ExitStack()
         """The locks on the devices of the trial of several ranks that met here."""
         self._waits_for: int | None = None
 
     def site(self) -> dict[str, Any]:
-        """Hardware and stack of this worker, as JSON."""
-        return {"hardware": self._hardware.to_json(), "stack": self._stack.to_json()}
+        """Hardware and stack of this worker, as JSON. To be called before all else: trials can be run from then on.
+        Raises `EnvironmentLacks` where they cannot."""
+        from autofit.trial.machine.detection import detect
+        from autofit.trial.process.runner import TrialRunner
+
+        hardware, stack = detect(self._device)
+        self._devices = device_lock.names(hardware.kind)
+        self._runner = TrialRunner(kind=hardware.kind)
+        self._runner.start()
+        return {"hardware": hardware.to_json(), "stack": stack.to_json()}
+
+    def end(self) -> None:
+        """Never returns: the call fails when the worker ends, which is how others learn of it."""
+        threading.Event().wait()
 
     def address(self) -> str:
         """The address of this worker's machine, for the others in its cluster."""

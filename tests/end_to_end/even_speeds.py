@@ -35,7 +35,7 @@ class EvenPool:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.site, self.cannot, self.close = pool.site, pool.cannot, pool.close
+        self.site, self.cannot, self.claim, self.close = pool.site, pool.cannot, pool.claim, pool.close
 
     @property
     def size(self) -> int:

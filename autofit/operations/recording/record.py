@@ -21,7 +21,7 @@ from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now
+from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now, worker_was_lost
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recording import table_file
 from autofit.operations.searching import open_pool
@@ -30,7 +30,7 @@ from autofit.planning.requests import SearchRequest
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.probing import undisturbed_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
-from autofit.search.scheduler import MACHINERY_FAILURES, machinery_is_down
+from autofit.search.failures import FailuresInARow
 from autofit.trial.attempt import Attempt
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
@@ -216,28 +216,29 @@ def _line(number: int, config: Config, attempt: Attempt) -> dict[str, Any]:
 
 def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed]:
     """Run the requests, as many at a time as there are workers, and a second time where the device was busy with
-    something else or throttled; what its state was then is kept with the trial. Trials that fail through no fault of
-    their config are left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
-    under_way = failures = 0
+    something else or throttled, or the worker was lost; what the device's state then was is kept with the trial. Other
+    trials that fail through no fault of their config are left for the next run; raises `EnvironmentLacks` where the
+    machinery fails again and again (`FailuresInARow`)."""
+    under_way: dict[Config, int] = {}
+    failures = FailuresInARow()
     repeated: set[Config] = set()
     while True:
-        while under_way < pool.size and (following := next(requests, None)) is not None:
+        while len(under_way) < max(1, pool.size) and (following := next(requests, None)) is not None:
             pool.submit(following)
-            under_way += 1
+            under_way[following.config] = failures.begin()
         if not under_way:
             return
         # What was measured is kept before anything is raised.
         for request, attempt in sorted(pool.wait(1.0), key=lambda done: machinery_failed(done[1].outcome)):
-            under_way -= 1
-            if request.trial(attempt).doubts and request.config not in repeated:
+            number, outcome = under_way.pop(request.config), attempt.outcome
+            again = request.trial(attempt).doubts or worker_was_lost(outcome)
+            if machinery_failed(outcome):
+                failures.failed(number, outcome)
+            if again and request.config not in repeated:
                 repeated.add(request.config)
                 requests = itertools.chain([request], requests)
-            elif machinery_failed(attempt.outcome):
-                failures += 1
-                if failures >= MACHINERY_FAILURES:
-                    raise machinery_is_down(failures, attempt.outcome)
-            else:
-                failures = 0
+            elif not machinery_failed(outcome):
+                failures.passed()
                 yield request, attempt
 
 

@@ -11,14 +11,16 @@ from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.machine.detection import cores
 
 
-def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None) -> int:
-    """An even share of this machine's cores for each of the group's ranks on it; all of them for a process on its own.
-    On the CPU they are those that the hardware was found to have.
+def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None, *, sharing: int = 1) -> int:
+    """An even share of this machine's cores for each of the group's ranks on it, and for each of `sharing` ranks of any
+    trial where there are more; all of them for a process on its own. On the CPU they are those that the hardware was
+    found to have.
 
-    Trials beside this one, on other devices of the machine, are not counted: a user's run has the machine to itself.
+    Trials that update offloaded weights at the same time on all cores would take them from one another, and their times
+    would depend on what happens to run beside them.
     """
     there = hardware.cores if hardware.kind == "cpu" else cores()
-    return max(1, there // (rendezvous.ranks_here if rendezvous is not None else 1))
+    return max(1, there // max(sharing, rendezvous.ranks_here if rendezvous is not None else 1))
 
 
 def use_threads(count: int) -> None:

@@ -117,7 +117,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
 def _set_up(request: TrialRequest, progress: Progress, listener: int | None) -> tuple[Meter, Ranks]:
     """The meter, which enforces the memory limit from now on, and the group."""
     progress("setup")
-    use_threads(threads_per_rank(request.job.hardware, request.rendezvous))
+    use_threads(threads_per_rank(request.job.hardware, request.rendezvous, sharing=request.sharing))
     meter = meter_for(request.job.hardware)
     ranks = _joined(request, progress, listener)
     meter.enforce(request.memory_limit_bytes)

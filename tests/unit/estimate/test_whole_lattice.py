@@ -126,8 +126,7 @@ def test_what_would_be_begun_too_late_is_left_out(
     assert "2 of 4 configs are left unpredicted" in caplog.text
 
 
-def test_no_process_begins_a_config_too_late(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "os", SimpleNamespace(sched_getaffinity=lambda process: {0, 1}))
+def test_no_process_begins_a_config_too_late(job: Job) -> None:
     many = [
         complete(parse(f"method={method},micro_batch={size},loss={loss},optimizer={optimizer}"))
         for method in ("lora", "full")
@@ -135,8 +134,8 @@ def test_no_process_begins_a_config_too_late(job: Job, monkeypatch: pytest.Monke
         for loss in ("chunked", "full")
         for optimizer in ("adamw", "sgd")
     ]
-    assert sweeping.workers_for(many) == 2
-    assert sweeping.sweep(job, many, memory_limit_bytes=LIMIT, seconds=0.0) == {}
+    assert sweeping.workers_for(many, 2) == 2
+    assert sweeping.sweep(job, many, memory_limit_bytes=LIMIT, processes=2, seconds=0.0) == {}
 
 
 def test_if_time_runs_out_something_of_every_method_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 from autofit.techniques import AXES, Job, complete, parse
+from autofit.trial.limits import control_groups
 
 CONFIGS = [complete(parse(text)) for text in ("method=lora,micro_batch=2", "method=lora,micro_batch=1")]
 
@@ -106,6 +108,25 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
     with caplog.at_level(logging.WARNING):
         assert predict_all(job, CONFIGS, memory_limit_bytes=GIB, store=store) == kept
     assert "a process ended" in caplog.text
+
+
+def test_no_more_processes_predict_than_the_control_group_has_cores_for(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container with a quota sees every core of its machine."""
+    asked: list[object] = []
+
+    def counted(job: Job, configs: list[Config], **options: object) -> dict[Config, Estimate]:
+        asked.append(options["processes"])
+        return {}
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr(control_groups, "processors", lambda machine: min(machine, 3.5))
+    monkeypatch.setattr(sweep, "sweep", counted)
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(processes))
+    predictor_of(job, store).get_ready()
+    predict_all(job, CONFIGS, memory_limit_bytes=GIB, store=store)
+    assert asked == [3, 3]
 
 
 def predictor_of(job: Job, store: Store) -> LatticePredictor:
@@ -211,7 +232,7 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
         return known(keys)
 
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
-    monkeypatch.setattr(sweep, "get_ready", asked.append)
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
     monkeypatch.setattr(store.estimates, "known", counted)
     ahead = predictor_of(job, store)
     ahead.get_ready()
@@ -232,7 +253,7 @@ def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, 
 def test_what_cannot_be_loaded_ahead_costs_nothing_else(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(configs: list[Config]) -> None:
+    def broken(configs: list[Config], processes: int) -> None:
         raise OSError("no more processes")
 
     monkeypatch.setattr(sweep, "get_ready", broken)

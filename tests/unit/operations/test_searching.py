@@ -383,6 +383,7 @@ def test_a_cluster_is_asked_for_its_site_and_left(world: World, request_: Search
     assert len(world.pools) == 1
     assert world.pools[0].closed >= 1
     assert result.trials == len(world.pools[0].submitted)
+    assert world.pools[0].claims == [(result.search_id, 1)], "before any trial, under the lease"
 
 
 def test_a_cluster_is_left_where_the_request_is_wrong(world: World, request_: SearchRequest) -> None:

@@ -158,6 +158,7 @@ class FakePool:
     returned: int = 0
     waits: int = 0
     closed: int = 0
+    claims: list[tuple[str, int]] = field(default_factory=list)
     most_at_once: int = 0
     _running: list[TrialRequest] = field(default_factory=list)
 
@@ -168,6 +169,10 @@ class FakePool:
     def cannot(self, config: Config, job: Job) -> str | None:
         """Only what the job itself does not support; the site lacks nothing."""
         return unsupported(config, job)
+
+    def claim(self, search_id: str, epoch: int) -> None:
+        """Note it: there are no other drivers."""
+        self.claims.append((search_id, epoch))
 
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""

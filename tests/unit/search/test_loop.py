@@ -24,8 +24,9 @@ from autofit.core.units import GIB
 from autofit.core.workload import METHODS
 from autofit.search import budget
 from autofit.search.budget import Limits
+from autofit.search.failures import MACHINERY_FAILURES
 from autofit.search.lattice_state import answers
-from autofit.search.scheduler import MACHINERY_FAILURES, Scheduler
+from autofit.search.scheduler import Scheduler
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed

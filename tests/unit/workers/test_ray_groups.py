@@ -25,7 +25,9 @@ from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.detection import check_even, cpu
 from autofit.trial.request import TrialRequest
+from autofit.workers.demand import Demand
 from autofit.workers.ray_pool import RayPool
+from autofit.workers.slot import Slot
 from autofit.workers.trial_actor import rendezvous_at
 
 
@@ -33,6 +35,7 @@ from autofit.workers.trial_actor import rendezvous_at
 def pool() -> Iterator[RayPool]:
     """A private Ray whose one group of workers shares this machine's cores."""
     pool = RayPool(device="cpu", devices=2)
+    pool.site()
     yield pool
     pool.close()
 
@@ -82,11 +85,14 @@ def test_a_trial_takes_both_ranks(pool: RayPool) -> None:
     assert pool.wait(0.0) == []
 
 
-def test_a_lost_worker_costs_its_group_another_attempt(pool: RayPool) -> None:
+def test_a_lost_worker_costs_the_others_of_its_group_too(pool: RayPool) -> None:
     pool.submit(on_two(timing_seconds=3.0))
     wait_for_ranks()
     before = {process.pid for process in actor_processes()}
     actor_processes()[1].send_signal(signal.SIGKILL)
+    (done,) = completed(pool)
+    assert isinstance(done.outcome, Crashed) and done.outcome.worker_lost, done.outcome
+    pool.submit(on_two())
     (done,) = completed(pool)
     assert isinstance(done.outcome, Fits), done.outcome
     assert not before & {process.pid for process in actor_processes()}, "both ranks have new workers"
@@ -112,38 +118,18 @@ def test_a_rank_that_dies_or_hangs_ends_its_trial_and_no_other(pool: RayPool) ->
     assert {process.pid for process in actor_processes()} == workers
 
 
-def test_more_ranks_than_cores_are_refused() -> None:
-    class Small(RayPool):
-        def __init__(self) -> None:
-            self.devices, self._uses_gpus, self._accelerator = 3, False, None
-            self._ray = self
-
-        def nodes(self) -> list[dict[str, object]]:
-            return [{"Alive": True, "Resources": {"CPU": 2.0}}]
-
-    with pytest.raises(EnvironmentLacks, match=r"--devices 3 asks for more than the 2 cores .*use --devices 2"):
-        Small()._size(None)
-
-
-@pytest.mark.parametrize(
-    ("devices", "addresses", "together"),
-    [(4, ["a", "a", "b", "a", "b", "b", "c", "c"], 3), (2, ["a", "b", "a", "b"], 1), (1, ["a", "a"], 1)],
-)
-def test_as_many_ranks_share_a_host_as_a_group_has_on_one(devices: int, addresses: list[str], together: int) -> None:
+def test_as_many_ranks_share_a_host_as_their_group_has_on_one() -> None:
     """Each worker sees one device, its own."""
+    placed = Slot(
+        demand=Demand(ranks=4, bundle={}, selector={}, strategy="PACK"),
+        placement=None,
+        node_ids=("a", "b", "a", "a"),
+    )
     own = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=1, host_memory_bytes=GIB)
-    site = {"hardware": own.to_json(), "stack": STACK.to_json()}
-
-    class Placed(RayPool):
-        def __init__(self) -> None:
-            self.devices, self._uses_gpus, self._site = devices, True, None
-
-        def _of_all(self, method: str, *arguments: object) -> list[object]:
-            return [site] * len(addresses) if method == "site" else list(addresses)
-
-    hardware, _ = Placed().site()
-    assert hardware == replace(own, count=together)
-    assert ranks_per_host(replace(tiny_job(devices=devices), hardware=hardware)) == together
+    placed.heard = [(own, STACK)] * 4
+    placed.accept()
+    assert placed.site == (replace(own, count=3), STACK)
+    assert ranks_per_host(replace(tiny_job(devices=4), hardware=placed.site[0])) == 3
 
 
 @pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])
@@ -152,6 +138,8 @@ def test_ranks_divide_the_cores_of_their_own_machine(rank: int, share: int, monk
     place = {"host": "10.0.0.1", "port": 1, "addresses": ["10.0.0.1", *["10.0.0.2"] * 3]}
     assert threads.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank)) == share
     assert threads.threads_per_rank(replace(cpu(), cores=16), rendezvous_at(place, rank)) == share
+    beside = threads.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank), sharing=8)
+    assert beside == 2, "other trials run on the machine's other devices"
 
 
 def test_uneven_cards_are_refused_by_name() -> None:

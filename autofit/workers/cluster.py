@@ -1,0 +1,71 @@
+"""The nodes of a Ray cluster as they are now: what each has, what of it is free, and what could be added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+HARDWARE_LABEL = "autofit.io/hardware"
+"""The node label by which an administrator says which card of the catalog (`a100-80g`) a node has: Ray's own types do
+not tell apart cards of one chip, such as A100 of 40 and 80 GB or H100 SXM and PCIe."""
+TYPE_LABEL = "ray.io/accelerator-type"
+NODE_LABEL = "ray.io/node-id"
+_TYPE_RESOURCE = "accelerator_type:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node that is up."""
+
+    node_id: str
+    host: str
+    """What its machine calls itself."""
+    cpus: float
+    """What Ray may give to workers; a cluster's head often has none."""
+    gpus: float
+    free_cpus: float
+    """What no worker has now."""
+    free_gpus: float
+    hardware: str | None
+    """The card that its administrator says it has; None where nothing is said."""
+    types: frozenset[str]
+    """Ray's names for its accelerators."""
+    is_type_resource: bool
+    """Whether those can be asked for as a resource, too."""
+
+
+def nodes(ray: Any) -> list[Node]:
+    """The nodes that are up, in Ray's order."""
+    free: Mapping[str, Mapping[str, float]] | None = None
+    with suppress(Exception):  # of an interface that is not public, and that Ray's client lacks
+        free = ray._private.state.available_resources_per_node()
+    alive = [known for known in ray.nodes() if known["Alive"]]
+    # Of a node that has just joined, what is free may not be known yet.
+    return [_node(known, (free or {}).get(known["NodeID"], known["Resources"])) for known in alive]
+
+
+def _node(known: Mapping[str, Any], free: Mapping[str, float]) -> Node:
+    resources, labels = known["Resources"], known.get("Labels") or {}
+    as_resource = {name.removeprefix(_TYPE_RESOURCE) for name in resources if name.startswith(_TYPE_RESOURCE)}
+    as_label = {labels[TYPE_LABEL]} if labels.get(TYPE_LABEL) else set()
+    return Node(
+        node_id=known["NodeID"],
+        host=known.get("NodeManagerHostname") or known.get("NodeManagerAddress") or known["NodeID"],
+        cpus=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+        free_cpus=free.get("CPU", 0.0),
+        free_gpus=free.get("GPU", 0.0),
+        hardware=labels.get(HARDWARE_LABEL) or None,
+        types=frozenset(as_resource or as_label),
+        is_type_resource=bool(as_resource),
+    )
+
+
+def could_be_added(ray: Any) -> Mapping[str, float] | None:
+    """The most of each resource that an autoscaler may give the cluster; None without one that says so."""
+    with suppress(Exception):  # of an interface that is not public: without it, less is known
+        found: Mapping[str, float] | None = ray._private.state.state.get_max_resources_from_cluster_config()
+        return found
+    return None

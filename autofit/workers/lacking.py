@@ -1,0 +1,50 @@
+"""What the machines of a pool's workers lack for configs: each may get any of the trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.core.errors import EnvironmentLacks, lines_of
+from autofit.core.lattice import Config, Value
+from autofit.core.workload import Workload
+from autofit.techniques import Job
+from autofit.training.prerequisites.requirements import asks
+from autofit.workers.slot import START_SECONDS, Slot
+
+
+@dataclass(slots=True, kw_only=True)
+class Lacking:
+    """Asks the workers once for all configs that ask the same of their machines."""
+
+    ray: Any
+    _answers: dict[tuple[Workload, tuple[Value | None, ...]], tuple[Config, Job, str | None]] = field(
+        default_factory=dict
+    )
+    """Keyed by what is asked of them; with a config and job that ask it."""
+
+    def said(self, config: Config, job: Job, slots: Iterable[Slot]) -> str | None:
+        """What one of the slots' machines lacks for `config`, with its address; None if none lacks anything. Raises
+        `EnvironmentLacks` if one does not answer."""
+        asked = (job.workload, asks(config))
+        if asked not in self._answers:
+            found = next(filter(None, (self._ask(slot, config, job) for slot in slots)), None)
+            self._answers[asked] = config, job, found
+        return self._answers[asked][2]
+
+    def later(self, slot: Slot) -> str | None:
+        """What a slot that comes up later lacks of what the first ones had; None if nothing."""
+        for config, job, lacking in self._answers.values():
+            if lacking is None and (found := self._ask(slot, config, job)) is not None:
+                return found
+        return None
+
+    def _ask(self, slot: Slot, config: Config, job: Job) -> str | None:
+        try:
+            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=START_SECONDS)
+        except (self.ray.exceptions.RayError, self.ray.exceptions.GetTimeoutError) as error:
+            raise EnvironmentLacks(
+                f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
+            ) from error
+        return next(filter(None, answers), None)

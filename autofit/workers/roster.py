@@ -1,0 +1,229 @@
+"""The slots of a pool: asked of Ray, taken in as they come up, dropped when they are lost, given back when unneeded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.catalog.hardware import named
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import GIB
+from autofit.trial.machine.detection import check_even
+from autofit.workers import cluster
+from autofit.workers.cluster import Node
+from autofit.workers.demand import Wanted
+from autofit.workers.hiring import Hiring
+from autofit.workers.patience import Patience
+from autofit.workers.slot import Site, Slot, StartFailed, State
+
+RENEW_SECONDS = 2.0
+"""Time between two looks at what the cluster has."""
+SETTLE_SECONDS = 60.0
+"""How long after the first worker others may come up before the commonest kind of device is taken."""
+IDLE_SECONDS = 120.0
+"""A slot of a cluster that has been idle for so long is given back."""
+START_TRIES = 3
+"""How often workers may end on a node before they can say anything."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Roster:
+    """The slots of one pool. However many of them are lost, those that are left go on. Used from one thread."""
+
+    ray: Any
+    wanted: Wanted
+    workers: int | None
+    """Trials at a time; None for as many as there is room for, now and whenever more becomes free."""
+    is_private: bool
+    """Whether nobody else uses this Ray, and no node can join it."""
+    hiring: Hiring
+    patience: Patience
+    check: Callable[[Slot], str | None] = lambda slot: None
+    """Why a slot that has come up cannot run this search's trials; None if it can."""
+    slots: list[Slot] = field(default_factory=list)
+    site: Site | None = None
+    """What every slot's device and versions are like; None until the first is accepted."""
+    given_back: int = 0
+    """Slots that were not needed and may be asked for again."""
+    nodes: list[Node] = field(default_factory=list)
+    """As they were at the last look."""
+    _renewed: float = float("-inf")
+    _up_at: float | None = None
+    """When the first worker was up."""
+    _failed_starts: Counter[str] = field(default_factory=Counter)
+    _refusal: EnvironmentLacks | None = None
+    """Why the last worker that was refused was."""
+
+    @property
+    def up(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_up]
+
+    @property
+    def idle(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.state is State.IDLE]
+
+    @property
+    def pending(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.state is State.PENDING]
+
+    def host(self, slot: Slot) -> str:
+        """The machine of a slot's first rank."""
+        return next((node.host for node in self.nodes if node.node_id in slot.node_ids[:1]), "an unknown machine")
+
+    def sharing(self, slot: Slot) -> int:
+        """How many ranks may share the cores of a slot's machine, its own included: one per GPU there."""
+        if not self.wanted.uses_gpus:
+            return 1
+        gpus = max((int(node.gpus) for node in self.nodes if node.node_id in slot.node_ids), default=1)
+        if self.is_private and self.workers is not None:
+            gpus = min(gpus, self.workers * self.wanted.ranks)
+        return max(1, gpus)
+
+    def drop(self, slot: Slot) -> None:
+        slot.end(self.ray)
+        self.slots.remove(slot)
+
+    def renew(self, needed: int = 0) -> None:
+        """Take in what has come up and ask for what is wanted now, where `needed` trials wait for a worker.
+
+        Raises `EnvironmentLacks` when no slot is up and none can be hoped for.
+        """
+        placed = self._take_in()
+        if placed or time.monotonic() - self._renewed >= RENEW_SECONDS:
+            self._renewed, self.nodes = time.monotonic(), cluster.nodes(self.ray)
+            self._give_back(needed)
+            self._ask()
+            if any(slot.is_placed for slot in self.slots):
+                self.patience.has_workers()
+            else:
+                self.patience.has_none(self.nodes, self._refusal, had_some=self.site is not None)
+
+    def _take_in(self) -> bool:
+        """Accept or refuse the slots whose workers have answered; returns whether Ray has placed any."""
+        placed = False
+        for slot in self.pending:
+            before = slot.is_placed
+            slot.look(self.ray)
+            placed = placed or slot.is_placed is not before
+            if slot.is_placed and not slot.heard:
+                try:
+                    slot.hear(self.ray)
+                except EnvironmentLacks as error:
+                    self._refuse(slot, slot.node_ids, error)
+        heard = [slot for slot in self.pending if slot.heard]
+        if heard and self._may_choose(heard):
+            for slot in heard:
+                self._judge(slot)
+        return placed
+
+    def _may_choose(self, heard: Sequence[Slot]) -> bool:
+        """Whether the kind of device is known: that of most workers, once all that Ray has placed are up."""
+        if self.site is not None:
+            return True
+        self._up_at = self._up_at or time.monotonic()
+        starting = [slot for slot in self.pending if slot.is_placed and not slot.heard]
+        if starting and time.monotonic() - self._up_at < SETTLE_SECONDS:
+            return False
+        kinds = Counter(kind(site) for slot in heard for site in slot.heard if self._is_named(site))
+        if kinds:
+            (chosen, _), *_ = kinds.most_common(1)
+            self.site = next(site for slot in heard for site in slot.heard if kind(site) == chosen)
+        return True
+
+    def _is_named(self, site: Site) -> bool:
+        """Whether a worker has the card that the pool wants, if it wants a certain one."""
+        return self.wanted.card is None or named(site[0].name) == self.wanted.card
+
+    def _judge(self, slot: Slot) -> None:
+        """Accept a slot that has what the others have, and lacks nothing; else leave its nodes out."""
+        others = {
+            node
+            for node, site in zip(slot.node_ids, slot.heard, strict=True)
+            if self.site is None or kind(site) != kind(self.site)
+        }
+        if others:
+            self._refuse(slot, tuple(others), self._unlike(slot))
+        elif (lacks := self.check(slot)) is not None:
+            self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
+        else:
+            slot.accept()
+            self.site = slot.site if len(self.up) == 1 else self.site
+
+    def _unlike(self, slot: Slot) -> EnvironmentLacks:
+        """Why a slot is not like the others."""
+        try:
+            check_even([f"{h.device_name} ({round(h.memory_bytes / GIB)} GiB)" for h, _ in slot.heard])
+        except EnvironmentLacks as uneven:
+            return uneven
+        (hardware, stack), *_ = slot.heard
+        if self.site is None or hardware.key != self.site[0].key:
+            other = self.wanted.card.name if self.site is None and self.wanted.card else None
+            wanted = other or (self.site[0].name if self.site is not None else "something else")
+            said = f"the workers there have {hardware.name}, and the search is for {wanted}"
+            return EnvironmentLacks(said, remedy="name the hardware to search on with --hardware")
+        said = f"the library versions there differ: {stack}, not {self.site[1]}"
+        return EnvironmentLacks(said, remedy="use one image on all nodes")
+
+    def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:
+        """Give a slot back, and leave its nodes out unless another worker may come up there."""
+        host = self.host(slot)
+        self.drop(slot)
+        self._refusal = reason
+        self._failed_starts.update(node_ids)
+        if isinstance(reason, StartFailed) and max(self._failed_starts[node] for node in node_ids) < START_TRIES:
+            return
+        self.wanted.left_out.update(node_ids)
+        if not self.is_private:
+            self.patience.say(f"{host} is left out: {reason}")
+
+    def _give_back(self, needed: int) -> None:
+        """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and
+        nothing is idle."""
+        if not self.idle:
+            self.given_back -= max(0, min(needed - len(self.pending), self.given_back))
+        if needed or self.is_private:
+            return
+        unneeded = [slot for slot in self.idle if time.monotonic() - slot.idle_since > IDLE_SECONDS]
+        waiting = [slot for slot in self.pending if not slot.is_placed and unneeded]
+        spared = len(self.up) - max(1, len(self.up) - len(unneeded))
+        for slot in [*unneeded[:spared], *waiting]:
+            self.drop(slot)
+            self.given_back += 1
+
+    def _ask(self) -> None:
+        """Ask Ray for as many slots as are wanted, and no longer for those that are not."""
+        placed = [slot for slot in self.slots if slot.is_placed]
+        used = {node for slot in placed for node in slot.node_ids}
+        demand, room = self.wanted.demand(self.nodes, used), self.wanted.room(self.nodes, used)
+        if self.workers is None:
+            most = max(1, len(placed) + max(0, room - self.given_back))
+        else:
+            most = self.workers - self.given_back
+        missing = most - len(placed)
+        # On CPUs a trial takes a whole machine, and where one is placed decides what the next may ask for.
+        missing = missing if self.wanted.uses_gpus else min(1, missing)
+        for slot in [slot for slot in self.pending if not slot.is_placed]:
+            if missing < 1 or slot.demand != demand:
+                self.drop(slot)
+            else:
+                missing -= 1
+        self.slots += [self.hiring.slot(demand) for _ in range(missing)]
+
+    def hire_anew(self) -> None:
+        """Replace all workers, each in its place; none may be running a trial."""
+        for slot in self.slots:
+            self.hiring.hire_anew(slot)
+
+    def close(self) -> None:
+        slots, self.slots = self.slots, []
+        for slot in slots:
+            slot.end(self.ray)
+
+
+def kind(site: Site) -> tuple[str, str]:
+    """What the devices and versions of slots must have in common."""
+    hardware, stack = site
+    return hardware.key, stack.key

@@ -1,0 +1,114 @@
+"""A trial under way on the workers of one slot: what they were asked, and what they have answered so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit.core.errors import lines_of
+from autofit.core.outcome import Crashed, Outcome, OutOfMemory
+from autofit.trial.attempt import Attempt
+from autofit.trial.process.group import Gathering
+from autofit.trial.request import TrialRequest
+
+ASK_SECONDS = 5.0
+"""Time between two questions whether a trial waits for its device."""
+GRACE_SECONDS = 60.0
+"""A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Running:
+    """A request that a slot's workers are running."""
+
+    request: TrialRequest
+    """As the workers run it: with their own hardware and stack."""
+    queued_seconds: float
+    """How long it waited for a worker."""
+    actors: Sequence[Any]
+    place: Any
+    """Ray's reference to the place where the ranks meet; None for a single worker."""
+    answers: dict[Any, int]
+    """Ray's references to the answers still to come, with the rank of each."""
+    gathering: Gathering
+    since: float = field(default_factory=time.monotonic)
+    waits: Any = None
+    """Ray's reference to the answer to what it waits for; None before that is asked."""
+    asked: float = field(default_factory=time.monotonic)
+    """When that was asked last, or else when it began."""
+
+    @classmethod
+    def begin(cls, request: TrialRequest, actors: Sequence[Any], *, queued_seconds: float) -> Running:
+        """Ask the workers to run `request`, which has waited for them. Nothing blocks here: Ray passes each answer on
+        as the next call's argument."""
+        asked, ranks, place = request.after_waiting(queued_seconds).to_json(), len(actors), None
+        if ranks > 1:
+            place = actors[0].listen.remote(request.wait_seconds, *[actor.where.remote() for actor in actors])
+        answers = {actor.run.remote(asked, place, rank): rank for rank, actor in enumerate(actors)}
+        return cls(
+            request=request,
+            queued_seconds=queued_seconds,
+            actors=actors,
+            place=place,
+            answers=answers,
+            gathering=Gathering(ranks=ranks),
+        )
+
+    @property
+    def is_overdue(self) -> bool:
+        return time.monotonic() - self.since > self.request.deadline_seconds + GRACE_SECONDS
+
+    def take(self, ray: Any, reference: Any) -> Attempt | None:
+        """Take a worker's answer; returns what the trial came to, or None while other ranks go on.
+
+        Raises `RayError` if the worker was lost."""
+        self.gathering.take(self.answers.pop(reference), _answered(ray, reference))
+        return self.ended(self.gathering.attempt()) if self.gathering.complete else None
+
+    def lost(self, why: Exception, host: str, *, out_of_memory: bool) -> Attempt:
+        """What the trial came to whose worker was lost on the machine `host`: out of host memory if Ray's memory
+        monitor has ended it, which is no reason to run it again."""
+        said = lines_of(why)
+        reason = f"its Ray worker on {host} was lost: {next((line for line in said if ' because ' in line), said[-1])}"
+        outcome: Outcome = Crashed(reason=reason, transient=True, worker_lost=True)
+        if out_of_memory:
+            outcome = OutOfMemory(reason=reason, host=True)
+        return self.ended(Attempt(outcome=outcome, seconds=time.monotonic() - self.since, node=host))
+
+    def ended(self, attempt: Attempt) -> Attempt:
+        return replace(attempt, waited_seconds=attempt.waited_seconds + self.queued_seconds)
+
+    def stop_overdue_ranks(self) -> None:
+        """Stop those that go on although another has failed."""
+        for rank in self.gathering.overdue():
+            self.actors[rank].stop.remote(self.place)
+
+    def note_waiting(self, ray: Any, tell: Callable[[int | None], object]) -> None:
+        """Ask now and then whether the trial waits for its device: then `tell` is called, and nothing is overdue."""
+        if self.waits is None:
+            if time.monotonic() - self.asked >= ASK_SECONDS:
+                self.asked = time.monotonic()
+                self.waits = self.actors[0].waits_for.remote()
+            return
+        if not ray.wait([self.waits], timeout=0)[0]:
+            return
+        with suppress(ray.exceptions.RayError):  # it was lost, as its trial will show
+            if (holder := ray.get(self.waits)) is not None:
+                self.since = time.monotonic()
+                tell(holder or None)
+        self.waits = None
+
+
+def _answered(ray: Any, reference: Any) -> Attempt:
+    """The attempt that a worker answered with. Raises `RayError` if it was lost."""
+    lost = ray.exceptions.RayActorError
+    try:
+        return Attempt.from_json(ray.get(reference))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error, lost) or isinstance(error.cause, lost):
+            raise  # the call waited for another worker, which was lost
+        reason = f"the worker failed: {lines_of(error)[-1]}"
+        return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=0.0)

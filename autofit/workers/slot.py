@@ -1,0 +1,125 @@
+"""Room for one trial at a time on Ray: the workers of its ranks, which come up, run trials, and may be lost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from autofit.core.errors import EnvironmentLacks, lines_of
+from autofit.core.hardware import Hardware, Stack
+from autofit.workers.demand import Demand
+from autofit.workers.running import Running
+
+START_SECONDS = 300.0
+"""A worker that has been given its resources and does not answer within this time never will."""
+
+Site = tuple[Hardware, Stack]
+
+
+class StartFailed(EnvironmentLacks):
+    """A worker has ended before it could say anything: another may come up in its place."""
+
+
+class State(Enum):
+    """Where a slot stands."""
+
+    PENDING = "pending"
+    """Ray has not given it its resources yet, or its workers are starting."""
+    IDLE = "idle"
+    BUSY = "busy"
+    LOST = "lost"
+    """A worker has ended, or never answered: the slot is of no more use."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """The workers of one trial, whose resources Ray reserves together."""
+
+    demand: Demand
+    placement: Any
+    """Ray's placement group."""
+    actors: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    """References to what the workers say of their sites: they are up once all are there."""
+    ends: list[Any] = field(default_factory=list)
+    """References that only a worker's end resolves."""
+    state: State = State.PENDING
+    node_ids: tuple[str, ...] = ()
+    """The node of each rank; empty until Ray has placed them."""
+    placed_at: float = 0.0
+    site: Site | None = None
+    """Its own device and versions; None until it is accepted among the pool's slots."""
+    heard: list[Site] = field(default_factory=list)
+    """What each rank's worker says of its device and versions; empty until all have answered."""
+    running: Running | None = None
+    """While it is busy."""
+    idle_since: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_placed(self) -> bool:
+        return bool(self.node_ids)
+
+    @property
+    def is_up(self) -> bool:
+        return self.state in (State.IDLE, State.BUSY)
+
+    def look(self, ray: Any) -> None:
+        """See whether Ray has placed a pending slot by now."""
+        if not self.is_placed:
+            table = ray.util.placement_group_table(self.placement)
+            if table.get("state") == "CREATED":
+                where = table["bundles_to_node_id"]
+                self.node_ids = tuple(where[rank] for rank in range(self.demand.ranks))
+                self.placed_at = time.monotonic()
+
+    def hear(self, ray: Any) -> None:
+        """Note what the workers have answered, if all have. Raises `EnvironmentLacks` with the reason if one cannot
+        run trials or none has answered for too long, and `StartFailed` if one has ended."""
+        there = len(ray.wait(self.answers, num_returns=len(self.answers), timeout=0)[0])
+        if there < len(self.answers):
+            if time.monotonic() - self.placed_at > START_SECONDS:
+                raise EnvironmentLacks(
+                    f"Ray started no worker within {START_SECONDS / 60:.0f} minutes",
+                    remedy="check `ray status` and the node's logs",
+                )
+            return
+        try:
+            found = ray.get(self.answers)
+        except ray.exceptions.RayError as error:
+            if isinstance(lacks := getattr(error, "cause", None), EnvironmentLacks):
+                raise lacks from error
+            raise StartFailed(
+                f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
+            ) from error
+        self.heard = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in found]
+
+    def accept(self) -> None:
+        """The slot may run trials from now on, each under its first rank's device and versions."""
+        hardware, stack = self.heard[0]
+        if hardware.kind != "cpu":
+            hardware = replace(hardware, count=most_together(self.node_ids))
+        self.site = hardware, stack
+        self.free()
+
+    def free(self) -> None:
+        self.running, self.state, self.idle_since = None, State.IDLE, time.monotonic()
+
+    def end(self, ray: Any) -> None:
+        """Kill the workers and give back their resources. A trial's processes end with their worker, because its pipe
+        closes."""
+        self.state = State.LOST
+        for actor in self.actors:
+            with suppress(Exception):  # it may be gone already
+                ray.kill(actor)
+        with suppress(Exception):
+            ray.util.remove_placement_group(self.placement)
+
+
+def most_together(node_ids: Iterable[str]) -> int:
+    """The most ranks of one trial that share a machine: each worker sees only the device that it was given."""
+    return max(Counter(node_ids).values())

@@ -1,0 +1,101 @@
+"""What a pool asks of Ray, on which nodes, and how much of it there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from autofit.catalog.hardware import card
+from autofit.core.errors import EnvironmentLacks
+from autofit.workers.cluster import HARDWARE_LABEL, NODE_LABEL, Node
+from autofit.workers.demand import Wanted, check_capacity
+
+
+def node(
+    node_id: str,
+    *types: str,
+    cpus: float = 16,
+    gpus: float = 0,
+    free_cpus: float | None = None,
+    free_gpus: float | None = None,
+    hardware: str | None = None,
+) -> Node:
+    """A node whose resources are free unless it is said otherwise."""
+    return Node(
+        node_id=node_id,
+        host=node_id,
+        cpus=cpus,
+        gpus=gpus,
+        free_cpus=cpus if free_cpus is None else free_cpus,
+        free_gpus=gpus if free_gpus is None else free_gpus,
+        hardware=hardware,
+        types=frozenset(types),
+        is_type_resource=True,
+    )
+
+
+H100 = node("h", "H100", gpus=8)
+A100 = node("a", "A100", gpus=4)
+HEAD = node("head", cpus=0)
+
+
+def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
+    busy = node("b", "H100", gpus=8, free_gpus=3)
+    nodes = [HEAD, H100, A100, busy]
+    any_gpu, h100 = (Wanted(ranks=1, uses_gpus=True, card=c) for c in (None, card("h100-80g")))
+    assert (any_gpu.room(nodes), any_gpu.capacity(nodes)) == (15, 20)
+    assert (h100.room(nodes), h100.capacity(nodes)) == (11, 16)
+    assert Wanted(ranks=4, uses_gpus=True, card=card("h100-80g")).room(nodes) == 2
+    h100.left_out.add("h")
+    assert h100.room(nodes) == 3
+    few = node("f", "H100", cpus=4, gpus=8, free_cpus=1.0)
+    assert h100.room([few]) == 2, "each asks for half of a CPU there"
+    assert Wanted(ranks=1, uses_gpus=False).room([HEAD, H100, A100], used=["h"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "bundle", "selector"),
+    [
+        (None, [H100, A100], {}, {}),
+        ("h100-80g", [HEAD, H100, A100], {"accelerator_type:H100": 0.001}, {}),
+        ("h100-80g", [HEAD], {"accelerator_type:H100": 0.001}, {}),
+        ("h100-80g", [H100, node("l", "H100", gpus=1, hardware="h100-80g")], {}, {HARDWARE_LABEL: "h100-80g"}),
+        ("rtx-4090", [HEAD], {}, {HARDWARE_LABEL: "rtx-4090"}),
+        (
+            "rtx-4090",
+            [node("c", "GeForce-RTX-4090", gpus=1), node("d", "GeForce-RTX-3090", gpus=1)],
+            {"accelerator_type:GeForce-RTX-4090": 0.001},
+            {},
+        ),
+        ("rtx-4090", [node("c", gpus=1), A100, H100], {}, {NODE_LABEL: "!in(a,h)"}),
+    ],
+)
+def test_a_card_is_asked_for_by_what_its_nodes_go_by(
+    asked: str | None, nodes: list[Node], bundle: dict[str, float], selector: dict[str, str]
+) -> None:
+    wanted = Wanted(ranks=1, uses_gpus=True, card=None if asked is None else card(asked))
+    demand = wanted.demand(nodes)
+    assert demand.bundle == {"GPU": 1.0, "CPU": 1.0, **bundle}
+    assert demand.selector == selector
+
+
+def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> None:
+    wanted = Wanted(ranks=3, uses_gpus=False, left_out={"x"})
+    demand = wanted.demand([node("m", cpus=4), node("n", cpus=16), node("x", cpus=8)], used=["m"])
+    assert demand.bundle == {"CPU": 5.0} and demand.strategy == "STRICT_PACK"
+    assert demand.selector == {NODE_LABEL: "!in(m,x)"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "workers", "said"),
+    [
+        (3, False, 1, r"--devices 3 asks for more than the 2 cores .*use --devices 2"),
+        (9, True, 1, r"--devices 9 asks for more than the 8 GPUs that Ray has .*use --devices 8"),
+        (4, True, 3, r"--workers 3 of 4 devices each asks for more than the 8 GPUs .*use --workers 2"),
+        (1, False, 2, r"--workers 2 asks for more than the 1 machines .*use --workers 1"),
+    ],
+)
+def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers: int, said: str) -> None:
+    there = [node("here", gpus=8 * gpus, cpus=8 if gpus else 2)]
+    with pytest.raises(EnvironmentLacks, match=said):
+        check_capacity(Wanted(ranks=ranks, uses_gpus=gpus), there, workers)
+    check_capacity(Wanted(ranks=1, uses_gpus=gpus), there)
