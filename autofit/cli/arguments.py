@@ -36,11 +36,13 @@ def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
 
 
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
-    """What --hardware names, with commas between several; called first, as `device_asked` is, and raises as that does.
-    Several are called as the catalog does."""
+    """What --hardware names, with commas between several, or `all`; called first, as `device_asked` is, and raises as
+    that does. Several are called as the catalog does."""
     from autofit.core.errors import UsageError
     from autofit.trial.machine.detection import asked
 
+    if hardware.strip().lower() == "all":
+        return ["all"]
     names = [name.strip() for name in hardware.split(",")]
     cards = [asked(name, device) for name in names]
     if len(names) > 1 and "auto" in names:
@@ -50,15 +52,18 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
 
 def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     """Hardware -> the price of one device for an hour, from `--price NAME=NUMBER`; raises `UsageError`."""
+    from autofit.catalog.hardware import card
     from autofit.core.errors import UsageError, unknown
     from autofit.operations.hardware_compared import price_of_an_hour
 
     found = {}
     for text in given:
         name, _, number = text.partition("=")
-        if len(names) == 1:
+        if names == ["all"]:
+            name = card(name).name
+        elif len(names) == 1:
             raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
-        if name not in names:
+        elif name not in names:
             raise unknown("hardware with a price", name, names)
         found[name] = price_of_an_hour(number)
     return found

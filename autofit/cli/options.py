@@ -89,7 +89,7 @@ SeveralHardware = Annotated[
     str,
     typer.Option(
         "--hardware",
-        help="auto, a name that `autofit hardware` lists, or several with commas: a search on each.",
+        help="auto, a name that `autofit hardware` lists, or several with commas, or all: a search on each.",
         autocompletion=completing("hardware"),
     ),
 ]

@@ -20,6 +20,8 @@ from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Event, Search, Store
 from autofit.trial.machine.detection import detect
 
+ALL = ("all",)
+"""In place of names: every kind that the cluster has now."""
 LOOK_SECONDS = 1.0
 """Time between two looks at how the searches stand."""
 
@@ -97,8 +99,8 @@ class OverHardware:
 def search_over_hardware(
     request: SearchRequest, names: Sequence[str], report: Callable[[Sequence[Standing]], None] = lambda standings: None
 ) -> OverHardware:
-    """Search on each of the named kinds of hardware, at the same time: each search has a driver of its own, and they
-    share what they learn through the store.
+    """Search on each of the named kinds of hardware, or on `ALL` that the cluster has, at the same time: each search
+    has a driver of its own, and they share what they learn through the store.
 
     A search that finds nothing, or that cannot run, does not end the others. If it is interrupted, the same call
     resumes all of them. Raises `UsageError` where there is no cluster to choose from, and `NothingFits` or
@@ -106,6 +108,10 @@ def search_over_hardware(
     """
     if request.ray_address is None and not request.in_place:
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
+    if tuple(names) == ALL:
+        from autofit.workers.kinds import kinds
+
+        names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex
     with Store.open(request.store) as store:
         if not all(map(called, names)):  # the name of this machine's own device, which no catalog has

@@ -245,9 +245,10 @@ def _check_any_could_run(search_run: Search) -> None:
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
         ran = search_run.progress.done
+        what = f"none of {ran} trials ended in its time" if ran else "no trial was run"
         raise UsageError(
-            f"{f'none of {ran} trials ended in its time' if ran else 'no trial was run'}: the quickest that may fit is "
-            f"expected to take {takes}, which is more than predicting and trials left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
+            f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "
+            f"left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
         )
 
 

@@ -103,7 +103,7 @@ def search(
         predict=not no_predict,
     )
     per_hour = prices(price or [], names)
-    if len(names) > 1:
+    if len(names) > 1 or names == ["all"]:
         if dry_run or fewer_devices:
             raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")
         _search_each(request, names, per_hour, as_json=as_json)

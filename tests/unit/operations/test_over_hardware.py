@@ -126,7 +126,7 @@ def test_what_cannot_be_asked_is_refused(request_: SearchRequest) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             hardware_names(names)
-    assert prices(["l40s=0.5"], NAMES) == {"l40s": 0.5}
+    assert prices(["l40s=0.5"], NAMES) == prices(["L40S=0.5"], hardware_names("All")) == {"l40s": 0.5}
     for text, of, said in (("l40s=0.5", ["l40s"], "name several"), ("t4=1", NAMES, "t4"), ("l40s", NAMES, "price ''")):
         with pytest.raises(UsageError, match=said):
             prices([text], of)

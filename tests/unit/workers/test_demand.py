@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
+from autofit.workers import kinds
 from autofit.workers.cluster import HARDWARE_LABEL, NODE_LABEL, Node
 from autofit.workers.demand import Wanted, check_capacity
 
@@ -99,3 +102,18 @@ def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers
     with pytest.raises(EnvironmentLacks, match=said):
         check_capacity(Wanted(ranks=ranks, uses_gpus=gpus), there, workers)
     check_capacity(Wanted(ranks=1, uses_gpus=gpus), there)
+
+
+def test_the_kinds_of_card_are_those_that_nodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[Node] = []
+    monkeypatch.setattr(kinds, "connect", lambda address: SimpleNamespace(ray=None, close=lambda: None))
+    monkeypatch.setattr(kinds, "nodes", lambda ray: there)
+    with pytest.raises(EnvironmentLacks, match=r"no node .* has a GPU"):
+        kinds.kinds("auto")
+    there += [HEAD, node("l", "L40S", gpus=4), node("b", "A100", gpus=1, hardware="a100-80g")]
+    assert kinds.kinds("auto") == ["a100-80g", "l40s"]
+    for other, said in ((A100, "a may have a100-40g or a100-80g"), (node("x", "Z9", gpus=1), "x has a GPU of a type")):
+        there.append(other)
+        with pytest.raises(EnvironmentLacks, match=f"{said}.*label the node: {HARDWARE_LABEL}=NAME"):
+            kinds.kinds("auto")
+        there.pop()
