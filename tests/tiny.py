@@ -133,6 +133,12 @@ def shrunk(name: str) -> Model:
     return Model(name=f"tiny-{name}", config=fields, source="a test", parameters=None)
 
 
+def shallow(name: str, layers: int) -> Model:
+    """The catalog's model of that name with so many decoder layers, each as large as the model's own."""
+    of = catalog.load(name)
+    return replace(of, name=f"{name}-{layers}-layers", config={**of.config, "num_hidden_layers": layers})
+
+
 def one_of_each_architecture() -> list[str]:
     """For every architecture in the catalog, the first model name."""
     first: dict[str, str] = {}

@@ -86,24 +86,22 @@ class _Pool:
 
         A block before unmapped addresses counts as large as it could grow: one that cannot grow goes first.
         """
-        place = bisect_left(self._keys, size * FARTHEST)
-        if place == len(self._keys):
+        keys = self._keys
+        place = bisect_left(keys, size * FARTHEST)
+        if place == len(keys):
             return None
-        block = self._at(place)
-        while block.after is not None and not block.after.mapped and place + 1 < len(self._keys):
-            larger = self._at(place + 1)
+        block = self._blocks[keys[place]]
+        while block.after is not None and not block.after.mapped and place + 1 < len(keys):
+            larger = self._blocks[keys[place + 1]]
             if _reach(larger) >= _reach(block):
                 break
             place, block = place + 1, larger
-        del self._blocks[self._keys.pop(place)]
+        del self._blocks[keys.pop(place)]
         return block
 
     def free(self) -> list[Block]:
         """All free blocks, in order."""
         return [self._blocks[key] for key in self._keys]
-
-    def _at(self, place: int) -> Block:
-        return self._blocks[self._keys[place]]
 
 
 def _reach(block: Block) -> int:
@@ -132,16 +130,18 @@ class CachingAllocator:
 
     def allocate(self, size: int, stream: int = 0) -> Block:
         """A block for `size` bytes. Each stream has its own blocks. Raises `OutOfDeviceMemory`."""
-        size = max(MIN_BLOCK, round_up(size, MIN_BLOCK))
+        size = -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         key = stream, size <= SMALL_SIZE
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(small=key[1], address=len(self._pools) * ADDRESSES)
         block = pool.best_fit(size) or self._from_driver(pool, size)
-        self._split(block, size)
+        if block.size > size:
+            self._split(block, size)
         block.free = False
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
     def release(self, block: Block) -> None:

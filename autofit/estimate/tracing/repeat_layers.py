@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, MemoryTrace, Place, Storage
 
@@ -46,7 +45,7 @@ class _Repetition:
         layers = self._images[storage.layer] if storage.layer is not None else [BEFORE]
         for layer in layers:
             home = None if storage.layer is None else layer
-            self._copies[index, layer] = self._add(replace(storage, layer=home))
+            self._copies[index, layer] = self._add(storage, storage.allocated, storage.freed, home)
 
     def _runs(self) -> list[tuple[str, list[tuple[Place, list[Event]]]]]:
         """Segments grouped by stage, in order."""
@@ -84,7 +83,7 @@ class _Repetition:
             storage = self._small.storages[event.storage]
             if event.allocates:
                 home = layer if layer is not None else BEFORE
-                copy = self._add(replace(storage, allocated=place, freed=None))
+                copy = self._add(storage, place, None, storage.layer)
                 self._copies[event.storage, home] = copy
                 written.append(Event(copy, True))
             else:
@@ -125,8 +124,11 @@ class _Repetition:
             raise NotUniform(f"{place} and {stand_in} differ in allocation {rank}")
         return own[rank]
 
-    def _add(self, storage: Storage) -> int:
-        self._full.storages.append(storage)
+    def _add(self, storage: Storage, allocated: Place | None, freed: Place | None, layer: int | None) -> int:
+        """Add a copy of `storage` that lives then and belongs there."""
+        copy = storage.copy()
+        copy.allocated, copy.freed, copy.layer = allocated, freed, layer
+        self._full.storages.append(copy)
         return len(self._full.storages) - 1
 
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, MemoryTrace
@@ -42,7 +43,7 @@ def trace_updates(
     with fake:
         fake_weights.materialise(model)
         if not exact:
-            _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
+            _repeat_layers(model, [built.index(first[kind]) for kind in kinds], fake)
         modules = [model] if flat is None else _flat_buffers(model, flat)
     # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers.
     engines = [LocalEngine(module, plan) for module in modules]
@@ -55,9 +56,11 @@ def trace_updates(
             recorder.move(f"optimizer-{update}", AFTER)
             for engine in engines:
                 for parameter in (p for p in engine.root.parameters() if p.requires_grad):
-                    parameter.grad = torch.empty_like(parameter)
+                    gradient = _like(parameter, fake)
+                    with torch._C._DisableTorchDispatch():  # as below
+                        parameter.grad = gradient
                     recorder.ignore(parameter)
-                    recorder.ignore(parameter.grad)
+                    recorder.ignore(gradient)
                 with recorder, _as_on_host(job):
                     engine.update()
         recorder.close()
@@ -81,22 +84,32 @@ def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:
     return modules
 
 
-def _repeat_layers(model: nn.Module, stand_ins: list[int]) -> None:
+def _repeat_layers(model: nn.Module, stand_ins: list[int], mode: FakeTensorMode) -> None:
     """Give `model` as many layers as there are `stand_ins`, places of layers whose trained parameters each one copies.
 
     A layer with embeddings is copied whole: bitsandbytes keeps their states in another format.
     """
     layers = decoder_layers(model)
-    replace_layers(model, [_alike(layers[place]) for place in stand_ins])
+    replace_layers(model, [_alike(layers[place], mode) for place in stand_ins])
 
 
-def _alike(layer: nn.Module) -> nn.Module:
+def _alike(layer: nn.Module, mode: FakeTensorMode) -> nn.Module:
     if any(isinstance(module, nn.Embedding) for module in layer.modules()):
         return deepcopy(layer)
     copy = nn.Module()
     for index, parameter in enumerate(p for p in layer.parameters() if p.requires_grad):
-        copy.register_parameter(str(index), nn.Parameter(torch.empty_like(parameter)))
+        like: Any = _like(parameter, mode).requires_grad_()
+        like._is_param = True  # as nn.Parameter marks a subclass of torch.Tensor
+        copy.register_parameter(str(index), like)
     return copy
+
+
+def _like(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
+    """`torch.empty_like`, but not by dispatch: a model has hundreds of parameters, and each would take half a
+    millisecond."""
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, empty, HOST)
 
 
 def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:

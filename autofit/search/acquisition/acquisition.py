@@ -162,8 +162,11 @@ class Acquisition:
     def predicted_out(self) -> list[Config]:
         """The open configs that are not run, because they are predicted to exceed the limit by more than predictions
         err."""
-        weighed, configs = self._weighed(), self._state.lattice.configs
-        out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
+        memory, configs = self.belief.memory, self._state.lattice.configs
+        if not memory.predicted.any():
+            return []
+        rows = self.belief.rows(self._state.open)  # and no gains: progress, which asks after every event, needs none
+        out = [configs[row] for row in rows[memory.cannot_fit(rows, memory.fit(rows)[1])]]
         tried = {c.config for c in self._lightest()} if out else set()
         return [c for c in out if c not in tried] if tried else out
 
@@ -295,8 +298,7 @@ class Acquisition:
             probability=probability[order],
             seconds=seconds[order],
             dear=dear[order],
-            # About three deviations of the errors seen.
-            cannot_fit=(belief.memory.predicted[rows] & (probability < 1e-3))[order],
+            cannot_fit=belief.memory.cannot_fit(rows, probability)[order],
         )
 
     def _gains(

@@ -138,7 +138,8 @@ class Belief:
     def regret_bound(self, winner: Point) -> float:
         """Upper bound, with 95 % confidence, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
-        unknown = self.rows(c for c in self._may_be_faster() if c["method"] == winner.method)
+        unknown = self.rows(self._may_be_faster())
+        unknown = unknown[self.methods[unknown] == winner.method]
         tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         rivals = self.step_time(unknown).with_known(
             [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]

@@ -52,11 +52,11 @@ def expected_gain(
     `time`: the logarithms of their step times, which are no less than `least`; `memory`: their bytes; `limit`: the
     memory limit in bytes.
     """
-    gain = np.zeros(len(memory))
+    gain, steps = np.zeros(len(memory)), _steps(front, memory, limit)
     for draw in NORMAL_DRAWS:
         worth = _worth(math.log(front.best_seconds) - np.maximum(time.mean + draw * time.deviation, least))
         faster = np.maximum(0.0, worth - 1.0)
-        gain += time.weights @ (faster + area_weight * area_gain(front, memory, worth, limit))
+        gain += time.weights @ (faster + area_weight * _area(steps, worth))
     return gain / len(NORMAL_DRAWS)
 
 
@@ -72,12 +72,22 @@ def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Arra
     `memory`: bytes, one per config, counted as a share of the limit. `speedup`: the speed of each config, as a multiple
     of the best point's, in each of several cases; shape (cases, configs), as the result.
     """
+    return _area(_steps(front, memory, limit), speedup)
+
+
+def _steps(front: Front, memory: Array, limit: float) -> list[tuple[float, Array]]:
+    """Of each step of the frontier its height, and how much of its width each config covers; those that none does are
+    left out."""
     starts = np.append(0.0, front.memory / limit)
     heights = np.append(0.0, front.best_seconds / front.seconds)
     ends = np.append(starts[1:], 1.0)
     widths = np.maximum(0.0, ends[:, None] - np.maximum(starts[:, None], memory / limit))
+    return [(height, width) for height, width in zip(heights.tolist(), widths, strict=True) if width.any()]
+
+
+def _area(steps: list[tuple[float, Array]], speedup: Array) -> Array:
     area = np.zeros_like(speedup)
-    for height, width in zip(heights, widths, strict=True):
+    for height, width in steps:
         area += np.maximum(0.0, speedup - height) * width
     return area
 

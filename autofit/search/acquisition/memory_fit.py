@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction
@@ -57,6 +58,11 @@ class MemoryFit:
         configs = self._state.lattice.configs
         probability[[self._state.is_below_a_fit(configs[row]) for row in rows]] = 1.0
         return floors + np.exp(above.mean), probability
+
+    def cannot_fit(self, rows: Rows, probability: Array) -> NDArray[np.bool_]:
+        """Which of the configs, with this probability of fitting, are predicted to exceed the limit by more than
+        predictions err: about three deviations of the errors seen."""
+        return self.predicted[rows] & (probability < 1e-3)
 
     def least_that_ran_out(self) -> dict[str, float]:
         """By method, the logarithm of the least predicted bytes that have run out of memory."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +98,7 @@ class _Cause:
     """A priori."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Explanation:
+class _Explanation(NamedTuple):
     """A scale of the effects' deviations and of the noise, and causes."""
 
     scale: int
@@ -125,10 +125,12 @@ class _Learnt:
     def at(self, rows: Rows, expected: Array, matrix: Array) -> LogNormal:
         """The prediction for `rows`, of which the prior expects and which have these features: not of another
         measurement, but of the figure itself."""
-        slow = np.array([member[rows] for member in self.members], dtype=float).reshape(len(self.members), len(rows)).T
-        wanted = np.hstack([matrix, slow])
+        wanted, level = matrix, expected
+        if self.members:
+            slow = np.array([member[rows] for member in self.members], dtype=float).T
+            wanted, level = np.hstack([matrix, slow]), expected + SLOW_MEAN * slow.sum(axis=1)
         variance = ((wanted @ self.covariance) * wanted).sum(axis=1)
-        mean = expected + SLOW_MEAN * slow.sum(axis=1) + wanted @ self.effects
+        mean = level + wanted @ self.effects
         return LogNormal(mean=mean, deviation=np.sqrt(variance + self.noise**2))
 
 

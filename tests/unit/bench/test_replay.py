@@ -33,9 +33,11 @@ CHEAP = ("autofit", "optuna-random", "falling-accelerate", "checklist")
 
 @pytest.fixture(scope="module")
 def truth() -> Truth:
-    """A world of the space `cpu`."""
+    """A world of a part of the space `cpu`."""
     job = make_job(MACHINE, STACK, model=load("smollm2-135m"))
-    return Truth(job, cpu_lattice(job), seed=0)
+    whole = cpu_lattice(job)
+    part = tuple(c for c in whole.configs if c["precision"] != "fp32" and c["loss"] == "full")
+    return Truth(job, replace(whole, configs=part), seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +83,6 @@ def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
     ours = full["methods"][0]
     assert (ours["name"], ours["not_run"]) == ("autofit", None)
     assert set(ours["score"]) == {"seeds", "near", "trials", "seconds", "out_of_memory", "hypervolume", "ended"}
-
-
-@pytest.mark.usefixtures("no_estimates")
-def test_a_replay_is_repeatable(table: Path) -> None:
-    first, second = (replay([table], methods=CHEAP[:2], seeds=1).to_json() for _ in range(2))
-    assert first == second
 
 
 @pytest.mark.usefixtures("no_estimates")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.transfers import amounts, seconds_per_byte
 from autofit.estimate.tracing import traces
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.techniques import Job, complete, parse
 from autofit.training.prerequisites import nvme
 
@@ -34,7 +36,6 @@ OF = model(
     tie_word_embeddings=False,
 )
 SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
-_KNOWN: dict[tuple[int, Hardware, int], Estimator] = {}
 
 
 def job(devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4) -> Job:
@@ -48,11 +49,14 @@ def job(devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4)
 def estimated(
     text: str, devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4, limit: int = 80 * GIB
 ) -> Estimate:
-    key = devices, hardware, sequences
-    if key not in _KNOWN:
-        of = job(devices, hardware=hardware, sequences=sequences)
-        _KNOWN[key] = Estimator(of, prior(of.hardware))
-    return _KNOWN[key].estimate(complete(parse(text)), memory_limit_bytes=limit)
+    of = job(devices, hardware=hardware, sequences=sequences)
+    return estimator(of).estimate(complete(parse(text)), memory_limit_bytes=limit)
+
+
+@cache
+def estimator(of: Job) -> Estimator:
+    """Jobs that differ in devices and batch alone have their traces in common."""
+    return Estimator(of, prior(of.hardware), cache=TraceCache.of_user())
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -103,15 +107,16 @@ def test_more_devices_never_take_more_of_each(sharding: str) -> None:
 
 def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
     """Those of rank 16 are gathered, too: the layers that are whole beside them stay whole."""
-    deep = model("llama", num_hidden_layers=32, hidden_size=256, intermediate_size=1024, vocab_size=2048)
+    deep = model("llama", num_hidden_layers=24, hidden_size=256, intermediate_size=1024, vocab_size=2048)
     of = replace(job(2), model=deep)
     of = replace(of, workload=replace(of.workload, model=deep.name, model_digest=deep.digest))
-    estimator = Estimator(of, None)
     kept, gathered = (
-        estimator.estimate(
+        estimator(of)
+        .estimate(
             complete(parse(f"method=lora,rank={rank},targets=attention,sharding=zero3,micro_batch=1,precision=bf16")),
             memory_limit_bytes=80 * GIB,
-        ).peak_allocated_bytes
+        )
+        .peak_allocated_bytes
         for rank in (8, 16)
     )
     assert gathered >= kept
@@ -164,7 +169,7 @@ def test_ddp_is_one_device_and_its_buckets() -> None:
 )
 def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: float) -> None:
     here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)  # nothing is page-locked
-    found = Estimator(job(devices, hardware=here), None).trace(complete(parse(f"{text},micro_batch=1")))
+    found = estimator(job(devices, hardware=here)).trace(complete(parse(f"{text},micro_batch=1")))
     passing = 0 if "zero3" in text or "offload=params" in text else 2 * shape(OF).embedding_parameters
     assert found.hosted.total == pytest.approx(each * shape(OF).parameters + passing, rel=0.01)
 
@@ -173,7 +178,7 @@ def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
     here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)
     one, four = (
         {
-            stage: Estimator(job(2, hardware=here, sequences=n), None)
+            stage: estimator(job(2, hardware=here, sequences=n))
             .trace(complete(parse(f"sharding={stage},offload=optimizer,micro_batch=1")))
             .hosted.total
             for stage in ("zero1", "zero2")
@@ -187,7 +192,7 @@ def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
 def test_the_host_holds_the_buffers_of_what_is_in_files() -> None:
     here = job(2, hardware=replace(CPU_HARDWARE, memory_bytes=64 * GIB))
     config = complete(parse("sharding=zero3,offload=nvme,micro_batch=1"))
-    found = Estimator(here, None).trace(config).hosted
+    found = estimator(here).trace(config).hosted
     assert found.gradients == pytest.approx(4 / 2 * shape(OF).parameters, rel=0.01)
     assert found.parameters == pytest.approx(2 / 2 * shape(OF).parameters, rel=0.01)  # up to 1e9
     assert found.optimizer == 0
@@ -249,7 +254,7 @@ def test_links_take_time(sharding: str) -> None:
     assert found.work is not None
     assert found.work.beside.keys() | found.work.waits.keys() == {LINK}
     slow = replace(CUDA_HARDWARE, name="l4")
-    other = Estimator(job(2, hardware=slow), prior(slow)).estimate(
+    other = estimator(job(2, hardware=slow)).estimate(
         complete(parse(f"sharding={sharding},micro_batch=2")), memory_limit_bytes=80 * GIB
     )
     assert other.work is not None
@@ -259,10 +264,10 @@ def test_links_take_time(sharding: str) -> None:
 
 def test_gathering_moves_what_a_ring_moves() -> None:
     parameters = shape(OF).parameters
-    traced = Estimator(job(4), None).trace(complete(parse("sharding=fsdp,micro_batch=2")))
+    traced = estimator(job(4)).trace(complete(parse("sharding=fsdp,micro_batch=2")))
     # Two micro-steps: 16 bits gathered twice, fp32 reduced once, three quarters of it from and to others.
     assert traced.traffic.linked == pytest.approx(2 * (2 * 2 + 4) * parameters * 3 / 4, rel=0.01)
-    assert Estimator(job(1), None).trace(complete(parse("micro_batch=2"))).traffic == Traffic()
+    assert estimator(job(1)).trace(complete(parse("micro_batch=2"))).traffic == Traffic()
 
 
 def test_the_code_around_each_parameter_takes_the_host_time_at_every_micro_step() -> None:
@@ -271,7 +276,7 @@ def test_the_code_around_each_parameter_takes_the_host_time_at_every_micro_step(
         assert work is not None
         return work.amounts["launch"]
 
-    trained = len(Estimator(job(2), None).holdings(complete(parse("sharding=zero3,micro_batch=2"))).sizes)
+    trained = len(estimator(job(2)).holdings(complete(parse("sharding=zero3,micro_batch=2"))).sizes)
     assert trained == 2 + 9 * OF.config["num_hidden_layers"] + 1  # embedding and head; each layer's; the last norm
     added = operations("sharding=zero3") - operations("sharding=zero2")
     assert added == pytest.approx(2 * trained * PARAMETER_OPERATIONS, rel=0.02)
@@ -312,10 +317,10 @@ def test_more_ranks_on_one_machine_do_not_write_or_update_faster(offload: str, s
     together, apart = CUDA_HARDWARE, replace(CUDA_HARDWARE, count=1, host_memory_bytes=GIB)
 
     def waiting(hardware: Hardware) -> float:
-        estimator = Estimator(job(2, hardware=hardware), prior(hardware))
-        found = estimator.estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+        there = estimator(job(2, hardware=hardware))
+        found = there.estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
         assert any(shared in said for said in found.assumptions) is (hardware is together)
-        traffic = estimator.trace(complete(parse(text))).traffic
+        traffic = there.trace(complete(parse(text))).traffic
         assert found.work is not None
         waited = sum(size * seconds_per_byte(hardware)[kind] for kind, size in found.work.waits.items())
         assert waited == pytest.approx(waits(traffic, 2 if hardware is together else 1)[1])

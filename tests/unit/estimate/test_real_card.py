@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,21 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def compared() -> Callable[[str], list[Any]]:
     """Every trial of a table that fitted, with its estimate."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("estimate_trials")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        module = importlib.import_module("estimate_trials")
 
+    @cache
     def rows(table: str) -> list[Any]:
         trials, probe = module.read(BENCHMARKS / "recorded" / "h200" / f"{table}.jsonl")
         steps = (replace(step, work=replace(step.work, estimator=ESTIMATOR_VERSION)) for step in probe.steps)
         probe = replace(probe, steps=tuple(steps))  # whose work other versions count much alike
         return [row for row in module.compared(trials, probe) if row.measured is not None]
 
-    yield rows
+    return rows
 
 
 @pytest.mark.parametrize(("table", "count"), [("search-8b", 6), ("search-8b-24gib", 2), ("every-axis-llama-3.1-8b", 3)])

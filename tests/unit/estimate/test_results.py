@@ -20,7 +20,6 @@ def all_of(trace: MemoryTrace) -> object:
 @pytest.mark.parametrize(
     ("of", "text"),
     [
-        (GQA, "method=full,precision=bf16-mixed,checkpointing=full"),
         (GQA, "method=qlora,precision=bf16,checkpointing=selective"),
         (GQA, "method=lora,precision=bf16,checkpointing=offload,attention=eager"),
         (MIXTURE, "method=full,precision=bf16,checkpointing=every-2"),

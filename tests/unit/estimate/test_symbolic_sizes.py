@@ -35,26 +35,28 @@ def test_both_are_primes() -> None:
         assert all(number % divisor for divisor in range(2, int(number**0.5) + 1))
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3])
 @pytest.mark.parametrize(
     ("of", "text"),
     [
-        (LLAMA, "method=full,precision=bf16,checkpointing=none"),
-        (LLAMA, "method=full,precision=fp32,checkpointing=selective,attention=eager"),
-        (LLAMA, "method=lora,precision=bf16-mixed,checkpointing=full,rank=16"),
-        (LLAMA, "method=qlora,precision=bf16,checkpointing=every-2,rank=64"),
-        (MIXTURE, "method=full,precision=bf16,checkpointing=none"),
-        (MIXTURE, "method=lora,precision=bf16,checkpointing=full,rank=8"),
+        (LLAMA, "method=full,precision=bf16,checkpointing=none,micro_batch=1"),
+        (LLAMA, "method=full,precision=bf16,checkpointing=none,micro_batch=2"),
+        (LLAMA, "method=full,precision=fp32,checkpointing=selective,attention=eager,micro_batch=1"),
+        (LLAMA, "method=full,precision=fp32,checkpointing=selective,attention=eager,micro_batch=3"),
+        (LLAMA, "method=lora,precision=bf16-mixed,checkpointing=full,rank=16,micro_batch=2"),
+        (LLAMA, "method=qlora,precision=bf16,checkpointing=every-2,rank=64,micro_batch=3"),
+        (MIXTURE, "method=full,precision=bf16,checkpointing=none,micro_batch=3"),
+        (MIXTURE, "method=lora,precision=bf16,checkpointing=full,rank=8,micro_batch=1"),
     ],
 )
 def test_a_trace_at_the_primes_has_the_sizes_of_a_trace_at_the_numbers_themselves(
-    of: object, text: str, micro_batch: int, monkeypatch: pytest.MonkeyPatch
+    of: object, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = complete(parse(f"{text},micro_batch={micro_batch}"))
+    config = complete(parse(text))
     workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=12)  # type: ignore[attr-defined]
     job = Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)  # type: ignore[arg-type]
     rank = int(config.get("rank") or 1)
     at_primes, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)
+    micro_batch = config.number("micro_batch")
     monkeypatch.setattr(trace, "MICRO_BATCH", micro_batch)
     monkeypatch.setattr(trace, "RANK", rank)
     directly, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,29 +37,44 @@ def estimate(of: Job, folder: Path | None, config: str = CONFIG) -> Estimate:
     return made.estimate(complete(parse(config)), memory_limit_bytes=80 * GIB)
 
 
+@cache
+def plain(of: Job, config: str = CONFIG) -> Estimate:
+    """What is estimated without a cache."""
+    return estimate(of, None, config)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The traces of `CONFIG`."""
+    folder = tmp_path_factory.mktemp("traces")
+    estimate(job(), folder)
+    assert len(list(folder.iterdir())) == len(TRACING)
+    return folder
+
+
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    estimate(job(), tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(TRACING)
-    return tmp_path
+def kept(made: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return Path(shutil.copytree(made, tmp_path / "traces"))
 
 
-@pytest.mark.parametrize("capability", ["9.0", "8.0"])
-@pytest.mark.parametrize("changed", ["micro_batch=2", "rank=16", "optimizer=adamw-8bit"])
+@pytest.mark.parametrize(
+    ("changed", "capability"), [("micro_batch=2", "8.0"), ("rank=16", "9.0"), ("optimizer=adamw-8bit", "9.0")]
+)
 def test_the_decoder_is_traced_once_for_micro_batches_ranks_and_like_cards(
     kept: Path, changed: str, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = f"{CONFIG},{changed}"
-    plain = estimate(job(capability=capability), None, config)
+    expected = plain(job(capability=capability), config)
     monkeypatch.delattr(traces, "trace_decoder")
-    assert figures(estimate(job(capability=capability), kept, config)) == figures(plain)
+    assert figures(estimate(job(capability=capability), kept, config)) == figures(expected)
 
 
 def test_the_same_config_is_not_traced_at_all(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = estimate(job(), None)
+    expected = plain(job())
     for name in TRACING:
         monkeypatch.delattr(traces, name)
-    assert figures(estimate(job(), kept)) == figures(plain)
+    assert figures(estimate(job(), kept)) == figures(expected)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +83,14 @@ def test_the_same_config_is_not_traced_at_all(kept: Path, monkeypatch: pytest.Mo
 )
 def test_what_differs_in_kernels_length_or_libraries_is_traced_anew(kept: Path, of: Job) -> None:
     before = len(list(kept.iterdir()))
-    assert figures(estimate(of, kept)) == figures(estimate(of, None))
+    assert figures(estimate(of, kept)) == figures(plain(of))
     assert len(list(kept.iterdir())) == before + len(TRACING)
 
 
 def test_traces_that_cannot_be_read_are_made_again(kept: Path) -> None:
     for file in kept.iterdir():
         file.write_bytes(file.read_bytes()[:50])
-    assert figures(estimate(job(), kept)) == figures(estimate(job(), None))
+    assert figures(estimate(job(), kept)) == figures(plain(job()))
 
 
 def test_a_folder_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:

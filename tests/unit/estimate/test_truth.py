@@ -42,11 +42,9 @@ ACCUMULATED, WHOLE = "micro_batch=2", f"micro_batch={GLOBAL_BATCH}"
         f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
         f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
         f"method=full,precision=bf16,optimizer=lion,{WHOLE}",
-        f"method=full,precision=bf16,optimizer=adamw-foreach,{ACCUMULATED}",
         f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
         # A rank that is a dimension of the base: k and v are products of the base all the same.
         f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
-        f"method=lora,precision=bf16,checkpointing=selective,rank=32,{WHOLE}",
         f"method=lora,precision=bf16-mixed,targets=attention,rank=16,{ACCUMULATED}",
         f"method=qlora,precision=bf16,checkpointing=full,{WHOLE}",
     ],

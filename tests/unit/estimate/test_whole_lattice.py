@@ -9,10 +9,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
+from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.space import load
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
@@ -29,35 +28,23 @@ MODEL = model(
 )  # fmt: skip
 """Small in depth alone: a card holds some of its configs, and its blocks are as large as those of actual models."""
 DECODERS, CONFIGS = 6, 100
-OTHER_DECODERS, OTHER_CONFIGS = 6, 20
-
-
-def job_on(hardware: Hardware, *, devices: int = 1) -> Job:
-    workload = Workload(
-        model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH * devices, devices=devices
-    )
-    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
-    return Job(model=MODEL, workload=workload, hardware=replace(hardware, count=devices), stack=stack)
-
-
-def sample_of(space: str, job: Job, decoders: int, configs: int) -> list[Config]:
-    """Configs of a space in its order, of a few decoders as each must be traced."""
-    batch = job.workload.global_batch
-    every = [c for c in load(space, AXES).configs(AXES, batch=batch) if unsupported(c, job) is None]
-    chance = random.Random(0)
-    wanted = set(chance.sample(sorted({alikeness(c)[0] for c in every}, key=str), decoders))
-    chosen = set(chance.sample([c for c in every if alikeness(c)[0] in wanted], configs))
-    return [c for c in every if c in chosen]
 
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    return job_on(CUDA_HARDWARE)
+    workload = Workload(model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH)
+    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
+    return Job(model=MODEL, workload=workload, hardware=CUDA_HARDWARE, stack=stack)
 
 
 @pytest.fixture(scope="module")
 def sample(job: Job) -> list[Config]:
-    return sample_of("single-gpu", job, DECODERS, CONFIGS)
+    """Configs of a space in its order, of a few decoders as each must be traced."""
+    every = [c for c in load("single-gpu", AXES).configs(AXES, batch=BATCH) if unsupported(c, job) is None]
+    chance = random.Random(0)
+    wanted = set(chance.sample(sorted({alikeness(c)[0] for c in every}, key=str), DECODERS))
+    chosen = set(chance.sample([c for c in every if alikeness(c)[0] in wanted], CONFIGS))
+    return [c for c in every if c in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +69,6 @@ def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tup
         check_sums(found)
         assert found.peak_reserved_bytes < found.device_bytes, "the context"
         assert found.fits or not found.gives_back_cache
-
-
-@pytest.mark.parametrize(
-    ("space", "hardware", "devices"),
-    [("cpu", CPU_HARDWARE, 1), ("offload", CUDA_HARDWARE, 1), ("multi-gpu", CUDA_HARDWARE, 2)],
-)
-def test_it_adds_up_in_other_spaces_too(space: str, hardware: Hardware, devices: int) -> None:
-    job = job_on(hardware, devices=devices)
-    estimator = Estimator(job, None)
-    configs = sample_of(space, job, OTHER_DECODERS, OTHER_CONFIGS)
-    for config in configs:
-        found = estimator.estimate(config, memory_limit_bytes=LIMIT, replayed=False)
-        assert found.memory_error == 0.0, "traced"
-        check_sums(found)
-    assert len(configs) == OTHER_CONFIGS
 
 
 def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimate, Estimate]]) -> None:

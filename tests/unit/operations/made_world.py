@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from unit.search.made_truth import FakePool, Truth
 
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Outcome
 from autofit.estimate.estimate import Estimate
 from autofit.operations import SearchRequest, searching
 from autofit.operations.recording import record as recording
-from autofit.planning.plan import resolve
 from autofit.prediction import predictor
+from autofit.techniques import AXES
 from autofit.trial.machine.detection import detect
 from autofit.trial.request import TrialRequest
 
@@ -44,7 +43,6 @@ class World:
     def open_pool(self, request: SearchRequest) -> FakePool:
         """Stands in for `searching.open_pool`."""
         job = request.workload.job(detect("cpu"))
-        lattice = resolve(replace(request, memory_limit_bytes=None, hardware="auto")).lattice
-        truth = Truth(job, lattice, seed=1)
+        truth = Truth(job, Lattice(axes=AXES, configs=()), seed=1)  # outcomes are asked of it, and no configs
         self.pools.append(FakePool(truth, special=self.special, on_wait=self.on_wait))
         return self.pools[-1]

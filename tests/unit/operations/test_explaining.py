@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tiny import shallow
 
 from autofit.catalog.models import load, shape
 from autofit.cli.text.explanation import explanation_text, step_text
@@ -89,6 +91,14 @@ def adapters_of(model: str, *, rank: int) -> int:
 
 
 @pytest.fixture(scope="module")
+def few_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with Llama 3.1 8B of fewer layers."""
+    folder = tmp_path_factory.mktemp("few-layers")
+    (folder / "config.json").write_text(json.dumps(dict(shallow("llama-3.1-8b", 8).config)))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
 def lora() -> Explanation:
     """LoRA from plain data parallelism to ZeRO-2."""
     return explained("method=lora,rank=16,sharding=ddp", "method=lora,rank=16,sharding=zero2")
@@ -118,8 +128,8 @@ def test_what_is_to_be_expected_follows_from_the_formats(model: str, devices: in
 
 
 @pytest.mark.parametrize("devices", [2])
-def test_what_is_to_be_expected_of_adapters_follows_from_theirs(devices: int) -> None:
-    model = "llama-3.1-8b"  # next to whose adapters the rounding of blocks is small
+def test_what_is_to_be_expected_of_adapters_follows_from_theirs(few_layers: str, devices: int) -> None:
+    model = few_layers  # of a size next to whose adapters the rounding of blocks is small
     frozen, trained = per_parameter(FROZEN, devices), per_parameter(SEVERAL, devices)
     parameters, adapters = shape(load(model)).parameters, adapters_of(model, rank=8)
     stated = 0

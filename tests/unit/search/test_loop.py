@@ -125,6 +125,8 @@ def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -
     fitting = {c for c in lattice.configs if truth.memory(c) <= thorough.limit}
     known = thorough.search.state
     assert {p.config for p in known.points()} == fitting - known.ruled_out.keys() - set(known.open)
+    ran = Counter(r.config for r in thorough.pool.submitted)
+    assert sum(count > 1 for count in ran.values()) <= 6, "not everything runs twice"
 
 
 def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
@@ -791,9 +793,3 @@ def test_a_rival_whose_only_trial_was_noisy_runs_again(truth: Truth, spread: flo
     assert [r.config for r in run.pool.submitted].count(best) == runs
     if runs:
         assert run.regret < WITHIN_TIES
-
-
-def test_a_thorough_search_does_not_run_everything_twice(truth: Truth) -> None:
-    run = searched(truth, thorough=True)
-    ran = Counter(r.config for r in run.pool.submitted)
-    assert sum(count > 1 for count in ran.values()) <= 6

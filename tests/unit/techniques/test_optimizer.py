@@ -147,14 +147,15 @@ def test_one_build_keeps_no_memory_of_the_one_before_it_alive() -> None:
     assert embedding() is None
 
 
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_every_optimizer_learns_one_batch(monkeypatch: pytest.MonkeyPatch, name: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "name"), [*((method, name) for method in ("full", "lora") for name in CLASSES), ("qlora", "adamw-8bit")]
+)
+def test_every_optimizer_learns_one_batch(monkeypatch: pytest.MonkeyPatch, method: str, name: str) -> None:
     rates = {"sgd": 1.0, "lion": 1e-3, "lion-8bit": 1e-3}
     monkeypatch.setattr(module, "LEARNING_RATE", rates.get(name, 3e-3))
     step = built(config(method=method, optimizer=name, micro_batch=4))
     tokens = rows()
-    losses = [float(step.run(tokens)) for _ in range(12)]
+    losses = [float(step.run(tokens)) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.05
 
 
