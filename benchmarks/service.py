@@ -181,7 +181,11 @@ def main() -> None:
         with serving(url) as (port, process, start), writing(store, workloads[0]) as stored:
             memory = [process.memory_info().rss]
             found: dict[str, Any] = {}
-            for name, rate, known in (("first", 0, False), ("uncached", asked.rate, False), ("known", asked.rate, True)):
+            for name, rate, known in (
+                ("first", 0, False),
+                ("uncached", asked.rate, False),
+                ("known", asked.rate, True),
+            ):
                 found[name] = asyncio.run(load(port, paths, rate, asked.seconds, known))
                 memory.append(process.memory_info().rss)
     found |= {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from autofit.core.lattice import Config
-    from autofit.operations.over_hardware import Standing
+    from autofit.operations.searching.over_hardware import Standing
     from autofit.search.progress import Progress
 
 

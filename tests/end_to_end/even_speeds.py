@@ -13,7 +13,7 @@ from quiet_machine import never_too_busy
 from autofit.cli import main as program
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, StepSeconds
-from autofit.operations import searching
+from autofit.operations.searching import search as searching
 from autofit.search.acquisition import acquisition as advice
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed, Pool

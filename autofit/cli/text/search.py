@@ -14,7 +14,7 @@ from autofit.techniques.short_text import short
 if TYPE_CHECKING:
     from autofit.core.frontier import Recommendation
     from autofit.operations import OverDevices, OverHardware, SearchResult
-    from autofit.operations.disturbed import Disturbed
+    from autofit.operations.searching.disturbed import Disturbed
 
 
 LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9

@@ -24,7 +24,7 @@ from autofit.core.lattice import Config, Value
 from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now, worker_was_lost
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recording import table_file
-from autofit.operations.searching import open_pool
+from autofit.operations.searching.search import open_pool
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.calibration import is_detected

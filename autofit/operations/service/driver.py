@@ -23,7 +23,7 @@ def drive(told: dict[str, Any]) -> None:
     """Drive the search to its end."""
     lease = Lease.from_json(told["lease"])
     with Store.open(told["store"], create=False) as store, Driving(store, lease) as held:
-        from autofit.operations.searching import search  # takes long on a busy machine: the lease is kept by now
+        from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now
 
         found = store.search(lease.search_id)
         assert found is not None, "it was claimed"

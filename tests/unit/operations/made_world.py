@@ -10,8 +10,9 @@ from unit.search.made_truth import FakePool, Truth
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Outcome
 from autofit.estimate.estimate import Estimate
-from autofit.operations import SearchRequest, searching
+from autofit.operations import SearchRequest
 from autofit.operations.recording import record as recording
+from autofit.operations.searching import search as searching
 from autofit.prediction import predictor
 from autofit.techniques import AXES
 from autofit.trial.machine.detection import detect

@@ -8,7 +8,7 @@ from unit.operations.made_trials import fits, make_trial
 
 from autofit.cli.text.search import _disturbed
 from autofit.core.device.state import CardState, DeviceState
-from autofit.operations.disturbed import Disturbed
+from autofit.operations.searching.disturbed import Disturbed
 
 BUSY = DeviceState(seconds=3.0, cards=(CardState(uuid="GPU-a", others_share=0.5),))
 

@@ -7,7 +7,7 @@ from unit.search.made_truth import cpu_lattice
 
 from autofit.core.outcome import TimedOut
 from autofit.core.units import GIB
-from autofit.operations.impractical import begun_in_vain
+from autofit.operations.searching.impractical import begun_in_vain
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import complete
 

@@ -15,7 +15,7 @@ from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.core.outcome import Outcome, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations import SearchRequest, search_over_devices
-from autofit.operations.over_devices import requests_over_devices
+from autofit.operations.searching.over_devices import requests_over_devices
 from autofit.trial.request import TrialRequest
 
 TWO = replace(OPTIONS, devices=2)

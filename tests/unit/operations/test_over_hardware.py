@@ -13,8 +13,9 @@ from autofit.cli.arguments import hardware_names, prices
 from autofit.cli.live import StandingsDisplay, standing_line
 from autofit.cli.text.search import over_hardware_text
 from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
-from autofit.operations import SearchRequest, over_hardware, search_over_hardware
-from autofit.operations.over_hardware import Standing
+from autofit.operations import SearchRequest, search_over_hardware
+from autofit.operations.searching import over_hardware
+from autofit.operations.searching.over_hardware import Standing
 from autofit.store import Lease, Store, new_owner
 
 NAMES = ["l40s", "h100-80g", "a10g"]

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.core.workload import METHODS, check_count, check_shared_equally
-from autofit.operations.searching import SearchResult, search
+from autofit.operations.searching.search import SearchResult, search
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.requests import SearchRequest
 

@@ -15,10 +15,10 @@ from autofit.core.frontier import Frontier, Recommendation
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
-from autofit.operations.disturbed import Disturbed
-from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.recommendation import recommendation
-from autofit.operations.resume import Begun, begin, left_for, repeat_findings, results
+from autofit.operations.searching.disturbed import Disturbed
+from autofit.operations.searching.impractical import begun_in_vain, emulated_formats
+from autofit.operations.searching.resume import Begun, begin, left_for, repeat_findings, results
 from autofit.operations.service.driving import Driving
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
