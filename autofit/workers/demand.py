@@ -37,6 +37,8 @@ class Wanted:
     """Whether each rank takes a GPU. If not, a trial takes a whole machine, whose cores its ranks share."""
     card: Card | None = None
     """The one kind of card to use; None for whatever there is."""
+    addable: Mapping[str, float] = field(default_factory=dict)
+    """The most of each resource that an autoscaler says it may give the cluster."""
     left_out: set[str] = field(default_factory=set)
     """Nodes that have turned out to be of another kind, or on which no worker starts."""
 
@@ -87,10 +89,12 @@ class Wanted:
         return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy=strategy)
 
     def _type(self, suitable: Sequence[Node]) -> str | None:
-        """Ray's one name for the card; None where its nodes go by several or by none, and Ray itself has none."""
+        """Ray's one name for the card; None where its nodes go by several or by none. Where none is up, only an
+        autoscaler that knows the name could add one by it."""
         names = {name for node in suitable for name in node.types}
         if not suitable and self.card is not None:
-            return self.card.ray_accelerator_type
+            name = self.card.ray_accelerator_type
+            return name if f"accelerator_type:{name}" in self.addable else None
         return names.pop() if len(names) == 1 and all(node.types for node in suitable) else None
 
     def room(self, nodes: Collection[Node], used: Collection[str] = ()) -> int:

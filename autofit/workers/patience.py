@@ -6,10 +6,8 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers import cluster
 from autofit.workers.cluster import Node
 from autofit.workers.demand import Wanted, check_capacity
 
@@ -25,7 +23,6 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Waits for others to end as long as it takes, and for nodes that are not there until it gives up."""
 
-    ray: Any
     wanted: Wanted
     is_private: bool
     """Whether no node can join."""
@@ -64,8 +61,8 @@ class Patience:
         """For how long a first suitable node is waited for."""
         if self.is_private:
             return 0.0
-        added = cluster.could_be_added(self.ray) or {}
-        return SCALING_SECONDS if added.get("GPU" if self.wanted.uses_gpus else "CPU") else NODES_SECONDS
+        resource = "GPU" if self.wanted.uses_gpus else "CPU"
+        return SCALING_SECONDS if self.wanted.addable.get(resource) else NODES_SECONDS
 
     def say(self, text: str) -> None:
         """Tell the user, once."""

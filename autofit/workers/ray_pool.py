@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autofit.catalog.hardware import Card
@@ -68,8 +69,9 @@ class RayPool:
         self._lacking = Lacking(ray=self._ray)
         self._told = False  # whether it was said that a trial waits for another process's
         try:
-            nodes = cluster.nodes(self._ray)
-            wanted = Wanted(ranks=devices, uses_gpus=self._uses_gpus(device, card, nodes), card=card)
+            nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray) or {}
+            uses_gpus = _uses_gpus(device, card, nodes, addable)
+            wanted = Wanted(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
             if address is None:
                 check_capacity(wanted, nodes, workers or 1)
             self._roster = Roster(
@@ -78,22 +80,13 @@ class RayPool:
                 workers=workers,
                 is_private=address is None,
                 hiring=self._hiring,
-                patience=Patience(ray=self._ray, wanted=wanted, is_private=address is None),
+                patience=Patience(wanted=wanted, is_private=address is None),
                 check=self._lacking.later,
             )
             self._roster.renew()
         except BaseException:
             self._connection.close()
             raise
-
-    def _uses_gpus(self, device: str, card: Card | None, nodes: list[Node]) -> bool:
-        """Whether trials take GPUs: where they are asked for, and where the cluster has or may get any. Else whole
-        machines."""
-        if device == "cpu":
-            return False
-        if device == "cuda" or card is not None or any(node.gpus for node in nodes):
-            return True
-        return bool((cluster.could_be_added(self._ray) or {}).get("GPU"))
 
     @property
     def size(self) -> int:
@@ -235,6 +228,14 @@ class RayPool:
         its pipe closes."""
         self._roster.close()
         self._connection.close()
+
+
+def _uses_gpus(device: str, card: Card | None, nodes: Iterable[Node], addable: Mapping[str, float]) -> bool:
+    """Whether trials take GPUs: where they are asked for, and where the cluster has or may get any. Else whole
+    machines."""
+    if device == "cpu":
+        return False
+    return device == "cuda" or card is not None or any(node.gpus for node in nodes) or bool(addable.get("GPU"))
 
 
 def _given_up(queued: _Queued) -> Attempt:

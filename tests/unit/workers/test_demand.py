@@ -60,7 +60,7 @@ def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
     [
         (None, [H100, A100], {}, {}),
         ("h100-80g", [HEAD, H100, A100], {"accelerator_type:H100": 0.001}, {}),
-        ("h100-80g", [HEAD], {"accelerator_type:H100": 0.001}, {}),
+        ("h100-80g", [HEAD], {}, {HARDWARE_LABEL: "h100-80g"}),
         ("h100-80g", [H100, node("l", "H100", gpus=1, hardware="h100-80g")], {}, {HARDWARE_LABEL: "h100-80g"}),
         ("rtx-4090", [HEAD], {}, {HARDWARE_LABEL: "rtx-4090"}),
         (
@@ -79,6 +79,12 @@ def test_a_card_is_asked_for_by_what_its_nodes_go_by(
     demand = wanted.demand(nodes)
     assert demand.bundle == {"GPU": 1.0, "CPU": 1.0, **bundle}
     assert demand.selector == selector
+
+
+def test_an_autoscaler_is_asked_by_the_name_that_it_knows() -> None:
+    wanted = Wanted(ranks=1, uses_gpus=True, card=card("h100-80g"), addable={"GPU": 8, "accelerator_type:H100": 1})
+    assert wanted.demand([HEAD]).bundle["accelerator_type:H100"] == 0.001
+    assert wanted.demand([HEAD]).selector == {}
 
 
 def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> None:
