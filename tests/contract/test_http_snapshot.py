@@ -41,6 +41,7 @@ BODIES = (
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
+    "--price",
     "--no-predict",
 }
 """Options of a search that are its runner's business, or the command line's; and the one that is `predict` here."""
