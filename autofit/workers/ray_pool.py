@@ -18,17 +18,17 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine.device_lock import NOT_BEGUN, GivenUp
 from autofit.trial.process.group_runner import not_begun, tell_of_waiting
 from autofit.trial.request import TrialRequest
-from autofit.workers import cluster
-from autofit.workers.cluster import Node
-from autofit.workers.demand import Wanted, check_capacity
-from autofit.workers.hiring import Hiring, Owner
-from autofit.workers.lacking import Lacking
-from autofit.workers.patience import Patience
+from autofit.workers.cluster import nodes as cluster
+from autofit.workers.cluster.connection import connect
+from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.nodes import Node
 from autofit.workers.pool import Completed
-from autofit.workers.ray_connection import connect
-from autofit.workers.roster import Roster
-from autofit.workers.running import Running
-from autofit.workers.slot import Slot, State
+from autofit.workers.slots.hiring import Hiring, Owner
+from autofit.workers.slots.lacking import Lacking
+from autofit.workers.slots.patience import Patience
+from autofit.workers.slots.roster import Roster
+from autofit.workers.slots.running import Running
+from autofit.workers.slots.slot import Slot, State
 
 POLL_SECONDS = 0.5
 """Time between two looks at what has come up, while nothing else is waited for."""

@@ -109,7 +109,7 @@ def search_over_hardware(
     if request.ray_address is None and not request.in_place:
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
     if tuple(names) == ALL:
-        from autofit.workers.kinds import kinds
+        from autofit.workers.cluster.kinds import kinds
 
         names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex

@@ -8,9 +8,9 @@ import pytest
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers import kinds
-from autofit.workers.cluster import HARDWARE_LABEL, NODE_LABEL, Node
-from autofit.workers.demand import Wanted, check_capacity
+from autofit.workers.cluster import kinds
+from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, Node
 
 
 def node(

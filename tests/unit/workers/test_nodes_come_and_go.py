@@ -18,7 +18,7 @@ from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
-from autofit.workers import hiring, patience, roster
+from autofit.workers.slots import hiring, patience, roster
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.private_folder import PrivateFolder
+from autofit.workers.cluster.private_folder import PrivateFolder
 
 TAKES_ONE = """
 import time
-from autofit.workers.private_folder import PrivateFolder
+from autofit.workers.cluster.private_folder import PrivateFolder
 folder = PrivateFolder()
 (folder.path / "session_1").mkdir()
 (folder.path / "session_1" / "raylet.out").write_text("a log")

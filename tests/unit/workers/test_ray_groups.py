@@ -25,10 +25,10 @@ from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.detection import check_even, cpu
 from autofit.trial.request import TrialRequest
-from autofit.workers.demand import Demand
+from autofit.workers.cluster.demand import Demand
 from autofit.workers.ray_pool import RayPool
-from autofit.workers.slot import Slot
-from autofit.workers.trial_actor import rendezvous_at
+from autofit.workers.slots.slot import Slot
+from autofit.workers.slots.trial_actor import rendezvous_at
 
 
 @pytest.fixture(scope="module")

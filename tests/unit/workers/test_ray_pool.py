@@ -29,9 +29,10 @@ from autofit.training.prerequisites import native_ops
 from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine.detection import cores, cpu
 from autofit.trial.machine.device_lock import held
-from autofit.workers import cluster, running
-from autofit.workers.private_folder import PrivateFolder
+from autofit.workers.cluster import nodes as cluster
+from autofit.workers.cluster.private_folder import PrivateFolder
 from autofit.workers.ray_pool import RayPool
+from autofit.workers.slots import running
 
 
 @pytest.fixture(scope="module")

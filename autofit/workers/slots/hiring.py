@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from autofit.workers.demand import Demand
-from autofit.workers.slot import Slot, State
-from autofit.workers.trial_actor import TrialActor
+from autofit.workers.cluster.demand import Demand
+from autofit.workers.slots.slot import Slot, State
+from autofit.workers.slots.trial_actor import TrialActor
 
 NAMESPACE = "autofit"
 """Ray's namespace of the workers' names, for all drivers of a cluster."""

@@ -16,7 +16,7 @@ from typing import Any
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
-from autofit.workers.private_folder import PrivateFolder
+from autofit.workers.cluster.private_folder import PrivateFolder
 
 
 def check_installed() -> None:

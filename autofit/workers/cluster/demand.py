@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autofit.catalog.hardware import Card, called
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
 
 TYPE_SHARE = 0.001
 """Of a node's resource that names its accelerators' type: what each worker asks for."""

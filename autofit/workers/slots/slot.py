@@ -12,8 +12,8 @@ from typing import Any
 
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.hardware import Hardware, Stack
-from autofit.workers.demand import Demand
-from autofit.workers.running import Running
+from autofit.workers.cluster.demand import Demand
+from autofit.workers.slots.running import Running
 
 START_SECONDS = 300.0
 """A worker that has been given its resources and does not answer within this time never will."""

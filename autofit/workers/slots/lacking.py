@@ -11,7 +11,7 @@ from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import asks
-from autofit.workers.slot import START_SECONDS, Slot
+from autofit.workers.slots.slot import START_SECONDS, Slot
 
 
 @dataclass(slots=True, kw_only=True)

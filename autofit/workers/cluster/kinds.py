@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autofit.catalog.hardware import cards
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster import HARDWARE_LABEL, Node, nodes
-from autofit.workers.demand import is_type_of
-from autofit.workers.ray_connection import connect
+from autofit.workers.cluster.connection import connect
+from autofit.workers.cluster.demand import is_type_of
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, Node, nodes
 
 
 def kinds(address: str) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster import Node
-from autofit.workers.demand import Wanted, check_capacity
+from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.nodes import Node
 
 NODES_SECONDS = 120.0
 """How long a cluster may take to have its first suitable node, where no autoscaler says that it can add one."""

@@ -12,12 +12,12 @@ from autofit.catalog.hardware import named
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
-from autofit.workers import cluster
-from autofit.workers.cluster import Node
-from autofit.workers.demand import Wanted
-from autofit.workers.hiring import Hiring
-from autofit.workers.patience import Patience
-from autofit.workers.slot import Site, Slot, StartFailed, State
+from autofit.workers.cluster import nodes as cluster
+from autofit.workers.cluster.demand import Wanted
+from autofit.workers.cluster.nodes import Node
+from autofit.workers.slots.hiring import Hiring
+from autofit.workers.slots.patience import Patience
+from autofit.workers.slots.slot import Site, Slot, StartFailed, State
 
 RENEW_SECONDS = 2.0
 """Time between two looks at what the cluster has."""
