@@ -8,13 +8,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from autofit import export, operations
 from autofit.api.routes.common import Strict
 from autofit.api.routes.query import Question, TrialsQuery
-from autofit.api.routes.remembered import Content, of_question, of_trials
+from autofit.api.routes.remembered import Content, look, of_question, of_trials
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
@@ -41,22 +42,21 @@ class Recommended(Question):
     summary="The fastest config that fits: measured, or else predicted",
     responses=answers(RecommendationAnswer, "text/plain"),
 )
-def recommendation(query: Annotated[Recommended, Query()], request: Request) -> Response:
+async def recommendation(query: Annotated[Recommended, Query()], request: Request) -> Response:
     format, provenance, store = query.format, query.provenance, request.app.state.store
     export.check_format(format)
-    asked = query.resolve(store, request.app.state.models)
+    asked = await look(store, lambda: query.resolve(store, request.app.state.models))
     if provenance == "predicted":
         if format != "json":
             raise UsageError("an export states what was measured: leave provenance=predicted out")
-        return _predicted(asked, store, request)
+        return await run_in_threadpool(_predicted, asked, store, request)
     try:
-        return of_question(request, asked["asked"], asked["hardware"], store).answer(
-            partial(_measured, asked, store, format)
-        )
+        tagged = await look(store, lambda: of_question(request, asked["asked"], asked["hardware"], store))
+        return await tagged.answer(partial(_measured, asked, store, format))
     except NotMeasured:
         if provenance == "measured" or format != "json" or not _is_predictable(asked):
             raise
-        return _predicted(asked, store, request)
+        return await run_in_threadpool(_predicted, asked, store, request)
 
 
 def _measured(asked: dict[str, Any], store: Store, format: str) -> Content:
@@ -89,17 +89,17 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
     summary="The measured Pareto frontier of memory against throughput",
     responses=answers(FrontierAnswer),
 )
-def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
+async def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
     store = request.app.state.store
-    asked = query.resolve(store, request.app.state.models)
-    tagged = of_question(request, asked["asked"], asked["hardware"], store)
-    return tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
+    asked = await look(store, lambda: query.resolve(store, request.app.state.models))
+    tagged = await look(store, lambda: of_question(request, asked["asked"], asked["hardware"], store))
+    return await tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
 
 
 @ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))
-def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response:
+async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response:
     store, limit = request.app.state.store, query.limit
-    conditions = query.conditions(store)
+    conditions = await look(store, lambda: query.conditions(store))
 
     def found() -> Content:
         rows = store.trials(**conditions, limit=limit, offset=query.offset, before=query.before, newest_first=True)
@@ -107,4 +107,5 @@ def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response
         page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})
 
-    return of_trials(request, store).answer(found)
+    tagged = await look(store, lambda: of_trials(request, store))
+    return await tagged.answer(found)

@@ -8,9 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from autofit import __version__
@@ -18,6 +19,7 @@ from autofit.core.workload import Workload
 from autofit.operations.recommendation import Asked, find_hardware
 from autofit.store import Store
 
+T = TypeVar("T")
 ANSWERS = 500
 """So many are kept: some twenty megabytes."""
 
@@ -65,17 +67,23 @@ class Tagged:
         named = request.headers.get("if-none-match", "").strip()
         self._is_known = named == "*" or self._tag in (tag.strip().removeprefix("W/") for tag in named.split(","))
 
-    def answer(self, made: Callable[[], Content]) -> Response:
-        """304 to a client that has it. Its content is made only if nobody has asked for it lately."""
+    async def answer(self, made: Callable[[], Content]) -> Response:
+        """304 to a client that has it. Its content is made only if nobody has asked for it lately, and in a thread."""
         # It may be kept, and must be asked about before it is used again.
         headers = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
         if self._is_known:
             return Response(status_code=304, headers=headers)
         content = self._answers.get(self._tag)
         if content is None:
-            content = made()
+            content = await run_in_threadpool(made)
             self._answers.keep(self._tag, content)
         return Response(content.body, media_type=content.media_type, headers={**content.headers, **headers})
+
+
+async def look(store: Store, work: Callable[[], T]) -> T:
+    """What `work` finds by a short look into the store: here where that is a file, since handing it to a thread takes
+    several times as long as the look; in a thread where a database server may keep everything else waiting."""
+    return work() if store.folder is not None else await run_in_threadpool(work)
 
 
 def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
