@@ -180,7 +180,7 @@ def test_trials_have_the_designs_keys(client: TestClient) -> None:
     assert set(failed) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | evidence
     assert (failed["phase"], failed["requested_bytes"]) == ("backward", 2 * GIB)
     assert set(crash) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {
-        *("reason", "phase", "signal", "exit_code", "stderr_tail", "transient")
+        *("reason", "phase", "signal", "exit_code", "stderr_tail", "transient", "worker_lost")
     }
 
 
