@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from autofit.cli import options
 
 
@@ -22,10 +20,18 @@ def runner(
     own.
     """
     import logging
+    import signal
 
     from autofit.operations.service.runner import Runner
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("autofit").setLevel(logging.INFO)
-    with suppress(KeyboardInterrupt):  # a service that is told to end has not failed
-        Runner(store, ray_address=ray_address, in_place=in_place).run()
+    found = Runner(store, ray_address=ray_address, in_place=in_place)
+    # A service that is told to end has not failed. No exception, which could come while a driver is being started.
+    told = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, lambda number, frame: found.stop()) for each in told]
+    try:
+        found.run()
+    finally:
+        for each, earlier in zip(told, before, strict=True):
+            signal.signal(each, earlier or signal.SIG_DFL)

@@ -88,10 +88,10 @@ class Runner:
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
-            assert child.stdin is not None
-            with suppress(BrokenPipeError), child.stdin as pipe:
-                pipe.write(json.dumps(told).encode())
             try:
+                assert child.stdin is not None
+                with suppress(BrokenPipeError), child.stdin as pipe:
+                    pipe.write(json.dumps(told).encode())
                 self._wait(store, lease, child)
             finally:  # an interrupt included
                 _end(child)
