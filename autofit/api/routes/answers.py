@@ -15,7 +15,7 @@ from pydantic import Field
 from autofit import export, operations
 from autofit.api.routes.common import Strict
 from autofit.api.routes.query import Question, TrialsQuery
-from autofit.api.routes.remembered import Content, look, of_question, of_trials
+from autofit.api.routes.remembered import Content, Tagged, look, of_question, of_trials
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
@@ -91,15 +91,19 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
 )
 async def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
     store = request.app.state.store
-    asked = await look(store, lambda: query.resolve(store, request.app.state.models))
-    tagged = await look(store, lambda: of_question(request, asked["asked"], asked["hardware"], store))
+
+    def looked() -> tuple[dict[str, Any], Tagged]:
+        asked = query.resolve(store, request.app.state.models)
+        return asked, of_question(request, asked["asked"], asked["hardware"], store)
+
+    asked, tagged = await look(store, looked)
     return await tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
 
 
 @ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))
 async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response:
     store, limit = request.app.state.store, query.limit
-    conditions = await look(store, lambda: query.conditions(store))
+    conditions, tagged = await look(store, lambda: (query.conditions(store), of_trials(request, store)))
 
     def found() -> Content:
         rows = store.trials(**conditions, limit=limit, offset=query.offset, before=query.before, newest_first=True)
@@ -107,5 +111,4 @@ async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Re
         page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})
 
-    tagged = await look(store, lambda: of_trials(request, store))
     return await tagged.answer(found)

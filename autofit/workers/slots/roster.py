@@ -116,7 +116,10 @@ class Roster:
         heard = [slot for slot in self.pending if slot.heard]
         if heard and self._may_choose(heard):
             for slot in heard:
-                self._judge(slot)
+                try:
+                    self._judge(slot)
+                except EnvironmentLacks as error:  # it was lost while it was asked: the others go on
+                    self._refuse(slot, slot.node_ids, error)
         return placed
 
     def _may_choose(self, heard: Sequence[Slot]) -> bool:

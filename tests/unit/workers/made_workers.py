@@ -58,6 +58,10 @@ def made_actor(folder: Path) -> type:
             threading.Event().wait()
 
         def lacks(self, config: object, job: object) -> str | None:
+            import os
+
+            if self.labels.get("lacks") == "dies":
+                os._exit(1)
             return "on that machine: nothing is compiled" if "lacks" in self.labels else None
 
         def waits_for(self) -> None:

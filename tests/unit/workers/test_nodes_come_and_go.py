@@ -265,15 +265,18 @@ def test_who_takes_a_search_over_ends_the_workers_of_its_earlier_driver(cluster:
     assert isinstance(collected(successor)[0][1].outcome, OutOfMemory), "not ended by one that is superseded"
 
 
+@pytest.mark.parametrize(
+    ("lacks", "said"), [("yes", "on that machine: nothing is compiled"), ("dies", "Ray's worker failed")]
+)
 def test_a_node_that_lacks_what_the_first_ones_had_is_left_out(
-    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture, lacks: str, said: str
 ) -> None:
     """The configs of a search were chosen by what those had."""
     cluster.add()
     pool = cluster.open()
     config = complete({"offload": "optimizer", "micro_batch": 1, "precision": "bf16"})
     assert pool.cannot(config, asked(1).job) is None
-    cluster.add(lacks="yes")
+    cluster.add(lacks=lacks)
     cluster.add()
     until(lambda: pool._roster.renew() or (pool.size == 2 and caplog.records))
-    assert "is left out: on that machine: nothing is compiled" in caplog.text
+    assert f"is left out: {said}" in caplog.text
