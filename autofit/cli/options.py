@@ -19,6 +19,7 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.catalog.models import names as models
     from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
+    from autofit.techniques.trainers import TRAINERS
     from autofit.trial.machine.detection import DEVICE_KINDS
 
     every: dict[str, Callable[[], Iterable[str]]] = {
@@ -29,6 +30,7 @@ def _names(kind: str) -> Iterable[str]:
         "effects": lambda: (effect.label for effect in Effect),
         "devices": lambda: DEVICE_KINDS,
         "formats": lambda: export.FORMATS,
+        "trainers": lambda: TRAINERS,
         "axes": lambda: (axis.name for axis in AXES),
     }
     return every[kind]()
@@ -52,6 +54,14 @@ MemoryLimit = Annotated[
 ]
 Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        help="Your trainer: transformers or trl. Trials then train as it does; default: as the config says.",
+        autocompletion=completing("trainers"),
+    ),
+]
 Method = Annotated[
     str,
     typer.Option(

@@ -48,6 +48,7 @@ class Client:
         lora_dropout: float = 0.0,
         devices: int = 1,
         seed: int = 0,
+        trainer: str | None = None,
         wait: bool = True,
         report: Callable[[dict[str, Any]], object] = lambda event: None,
         key: str | None = None,
@@ -78,6 +79,7 @@ class Client:
         memory_limit: str | int | None = None,
         devices: int = 1,
         seed: int = 0,
+        trainer: str | None = None,
         advice: bool = True,
     ) -> dict[str, Any]:
         """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
@@ -97,6 +99,7 @@ class Client:
         lora_dropout: float = 0.0,
         devices: int = 1,
         seed: int = 0,
+        trainer: str | None = None,
         provenance: str = "measured",
     ) -> dict[str, Any]:
         """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
@@ -117,6 +120,7 @@ class Client:
         lora_dropout: float = 0.0,
         devices: int = 1,
         seed: int = 0,
+        trainer: str | None = None,
     ) -> dict[str, Any]:
         """The measured configs that no other of their method beats in both memory and speed."""
         return dict(self._connection.ask("GET", "/v1/frontier", query=_asked(locals())))
@@ -162,6 +166,8 @@ def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name, unit in (("memory_limit", "B"), ("time_budget", "s")):
         if isinstance(asked.get(name), int | float):
             asked[name] = f"{asked[name]:.3f}".rstrip("0").rstrip(".") + unit
+    if "trainer" in asked:
+        asked["for"] = asked.pop("trainer")
     if isinstance(asked.get("config"), str):
         asked["config"] = dict(map(_axis, filter(None, asked["config"].split(","))))
     return asked

@@ -6,7 +6,7 @@ import enum
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
@@ -49,6 +49,13 @@ class Workload(Document):
     """Data-parallel ranks."""
     seed: int = 0
     """Seed of weights and tokens."""
+    trainer: str | None = None
+    """The trainer whose habits the step has (`techniques.trainers`); None for plain training, as a config says."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain training goes without saying, as in every workload that was stored before trainers were told apart."""
+        said = super(Workload, self).to_json()
+        return said if self.trainer is not None else {name: said[name] for name in said if name != "trainer"}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one

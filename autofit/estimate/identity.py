@@ -24,12 +24,19 @@ class EstimateKeys:
     def __init__(self, job: Job, *, replayed: bool = False) -> None:
         """`replayed` as for `Estimator.estimate`."""
         workload, hardware = job.workload, job.hardware
+        trainer = () if workload.trainer is None else (workload.trainer,)
         self._begun = hashlib.sha256(
             _canonical(
                 {
                     "estimator": ESTIMATOR_VERSION,
                     "model": workload.model_digest,
-                    "workload": [workload.seq_len, workload.global_batch, workload.devices, workload.lora_dropout],
+                    "workload": [
+                        workload.seq_len,
+                        workload.global_batch,
+                        workload.devices,
+                        workload.lora_dropout,
+                        *trainer,
+                    ],
                     "hardware": [
                         hardware.name,
                         hardware.kind,

@@ -44,6 +44,7 @@ def search(
     lora_dropout: float = 0.0,
     devices: int = 1,
     seed: int = 0,
+    trainer: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
@@ -53,7 +54,7 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -83,6 +84,7 @@ def estimate(
     memory_limit: str | int | None = None,
     devices: int = 1,
     seed: int = 0,
+    trainer: str | None = None,
     exact: bool = False,
     advice: bool = True,
     store: str | None = None,
@@ -97,7 +99,7 @@ def estimate(
         config = techniques.parse(config)
     chosen = config if isinstance(config, Config) else config_on(hardware, config)
     estimation = Estimation.of(
-        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
         chosen,
         hardware=hardware,
         memory_limit_bytes=as_bytes(memory_limit),
@@ -120,6 +122,7 @@ def recommend(
     lora_dropout: float = 0.0,
     devices: int = 1,
     seed: int = 0,
+    trainer: str | None = None,
     store: str | None = None,
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
@@ -129,7 +132,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -150,6 +153,7 @@ def frontier(
     lora_dropout: float = 0.0,
     devices: int = 1,
     seed: int = 0,
+    trainer: str | None = None,
     store: str | None = None,
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
@@ -158,7 +162,7 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),

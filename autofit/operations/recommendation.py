@@ -248,7 +248,12 @@ def search_command(options: Asked, goal: Goal | None = None) -> str:
 def _options_of(asked: Asked) -> list[str]:
     """The workload options but the model, each as `name value`; those that have their default are left out, except the
     two that every workload is known by."""
-    unusual = (("lora-dropout", asked.lora_dropout, 0.0), ("devices", asked.devices, 1), ("seed", asked.seed, 0))
+    unusual = (
+        ("lora-dropout", asked.lora_dropout, 0.0),
+        ("devices", asked.devices, 1),
+        ("seed", asked.seed, 0),
+        ("for", asked.trainer, None),
+    )
     return [
         f"seq-len {asked.seq_len}",
         f"global-batch {asked.global_batch}",

@@ -13,6 +13,7 @@ from autofit.core.units import LARGEST_INTEGER, MIB
 from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
+from autofit.techniques.trainers import named
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 
 USUAL_SECONDS = 600.0
@@ -29,10 +30,18 @@ class WorkloadOptions:
     lora_dropout: float = 0.0
     devices: int = 1
     seed: int = 0
+    trainer: str | None = None
 
     @classmethod
     def of(
-        cls, model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int
+        cls,
+        model: str,
+        seq_len: int,
+        global_batch: int,
+        lora_dropout: float,
+        devices: int,
+        seed: int,
+        trainer: str | None = None,
     ) -> WorkloadOptions:
         """The options in the order in which the commands take them."""
         return cls(
@@ -42,6 +51,7 @@ class WorkloadOptions:
             lora_dropout=lora_dropout,
             devices=devices,
             seed=seed,
+            trainer=trainer,
         )
 
     def resolve(self) -> tuple[Model, Workload]:
@@ -59,6 +69,7 @@ class WorkloadOptions:
             lora_dropout=self.lora_dropout,
             devices=self.devices,
             seed=self.seed,
+            trainer=None if self.trainer is None else named(self.trainer).name,
         )
 
     def _check_numbers(self) -> None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
+from autofit.techniques import trainers
 from autofit.techniques.axes.attention import Attention
 from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.axes.compilation import Compilation
@@ -56,7 +57,7 @@ def unsupported(config: Config, job: Job) -> str | None:
             reason = technique.unsupported(config, job)
             if reason is not None:
                 return reason
-    return None
+    return trainers.why_not(config, job)
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:

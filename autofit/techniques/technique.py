@@ -60,17 +60,33 @@ class BuildPlan:
     optimizer: OptimizerFactory = field(init=False)
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own configuration, where DeepSpeed trains."""
+    parts: tuple[BuildPart, ...] = ()
+    """What alters the build, in the order in which it is applied."""
     narrowed: bool = False
     """Whether a sharding library gives the forward pass the trained weights in compute_dtype and keeps the wider ones
     itself; elsewhere autocast converts them."""
 
 
-class Technique:
-    """One axis. A subclass overrides only the stages it takes part in, which run in this order.
+class BuildPart:
+    """Something that alters a build. A subclass overrides only the stages it takes part in, which run in this order.
 
     1. `plan`: set fields of the plan. 2. `on_skeleton`: alter the model while it is on the meta device.
     3. `on_model`: alter the model once its weights exist.
     """
+
+    def plan(self, plan: BuildPlan) -> None:
+        """Set the plan's fields that this part decides."""
+
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
+        """The model (meta device) with this part applied."""
+        return model
+
+    def on_model(self, plan: BuildPlan, model: Any) -> None:
+        """Alter the model, whose parameters now have values on the device."""
+
+
+class Technique(BuildPart):
+    """One axis: its values, what they change, when they are valid, and how they alter a build."""
 
     axis: ClassVar[Axis]
 
@@ -93,13 +109,3 @@ class Technique:
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Whether the axis's claim about two configs that differ on it holds for `job`."""
         return True
-
-    def plan(self, plan: BuildPlan) -> None:
-        """Set the plan's fields that this axis decides."""
-
-    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
-        """The model (meta device) with this technique applied."""
-        return model
-
-    def on_model(self, plan: BuildPlan, model: Any) -> None:
-        """Alter the model, whose parameters now have values on the device."""

@@ -12,6 +12,7 @@ from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.technique import BuildPlan
+from autofit.techniques.trainers import habits
 from autofit.training import engines
 from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
-    """The decisions of the config's techniques for a step on `device`."""
-    plan = BuildPlan(config=config, job=job, device=device)
-    for technique in TECHNIQUES:
-        technique.plan(plan)
+    """The decisions of the config's techniques, and of the trainer's habits, for a step on `device`."""
+    plan = BuildPlan(config=config, job=job, device=device, parts=(*TECHNIQUES, *habits(config, job)))
+    for part in plan.parts:
+        part.plan(plan)
     return plan
 
 
@@ -47,8 +48,8 @@ def make_skeleton(plan: BuildPlan, layers: Sequence[int] | None = None) -> nn.Mo
         )
     if layers is not None:
         keep_layers(skeleton, layers)
-    for technique in TECHNIQUES:
-        skeleton = technique.on_skeleton(plan, skeleton)
+    for part in plan.parts:
+        skeleton = part.on_skeleton(plan, skeleton)
     return cast("nn.Module", skeleton)
 
 
@@ -68,8 +69,8 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))
     model = make_skeleton(plan, layers)
     materialise(model, device=device, sharder=engines.sharder(plan))
-    for technique in TECHNIQUES:
-        technique.on_model(plan, model)
+    for part in plan.parts:
+        part.on_model(plan, model)
     module = LossModule(model, plan.loss)
     module.train()
     if config["compile"] is True:

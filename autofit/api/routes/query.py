@@ -16,8 +16,10 @@ from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
+from autofit.techniques.trainers import TRAINERS
 
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
+TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"
 
 
 class WorkloadQuery(BaseModel):
@@ -29,12 +31,19 @@ class WorkloadQuery(BaseModel):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     devices: int = Field(default=1, ge=1)
     seed: int = 0
+    trainer: str | None = Field(default=None, alias="for", description=TRAINER)
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
         found = models.find(self.model)
         asked = WorkloadOptions.of(
-            found or self.model, self.seq_len, self.global_batch, self.lora_dropout, self.devices, self.seed
+            found or self.model,
+            self.seq_len,
+            self.global_batch,
+            self.lora_dropout,
+            self.devices,
+            self.seed,
+            self.trainer,
         )
         if found is not None:
             return asked

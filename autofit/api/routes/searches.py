@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.query import TRAINER
 from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
@@ -35,6 +36,7 @@ class AskedSearch(BaseModel):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     devices: int = Field(default=1, ge=1)
     seed: int = 0
+    trainer: str | None = Field(default=None, alias="for", description=TRAINER)
     method: str = Field(default="any", description="any, full, lora or qlora")
     min_rank: int = Field(default=8, ge=1)
     allow: str = Field(default="numerics", description="exact, numerics or training")

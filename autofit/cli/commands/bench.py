@@ -69,6 +69,7 @@ def record(
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
+    trainer: options.For = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure every config of a space into a file.
@@ -88,7 +89,7 @@ def record(
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
         space=space,
         device=device,
         memory_limit_bytes=size(memory_limit),

@@ -26,6 +26,7 @@ def estimate(
     memory_limit: options.MemoryLimit = None,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
+    trainer: options.For = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
@@ -68,7 +69,7 @@ def estimate(
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
-    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed)
+    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer)
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return

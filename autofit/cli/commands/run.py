@@ -62,6 +62,7 @@ def search(
         bool, typer.Option("--fewer-devices", help="Also search with each smaller number that divides --global-batch.")
     ] = False,
     seed: options.Seed = 0,
+    trainer: options.For = None,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits.
@@ -86,7 +87,7 @@ def search(
     from autofit.core.workload import Goal
 
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=names[0],
@@ -179,6 +180,7 @@ def trial(
     memory_limit: options.MemoryLimit = None,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
+    trainer: options.For = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
     snapshot: Annotated[
@@ -207,7 +209,7 @@ def trial(
         log = operations.StoredTrials(opened)
         try:
             done = operations.trial(
-                operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed),
+                operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
                 chosen,
                 device=device,
                 memory_limit_bytes=size(memory_limit),

@@ -24,6 +24,10 @@ class Ddp(Library):
     def updaters(self) -> int:
         return 1
 
+    @property
+    def converts(self) -> bool:
+        return False
+
     def traced(self, config: Config) -> Config:
         return plain(config)
 

@@ -95,6 +95,11 @@ class Library(ABC):
         """Whether every linear layer keeps its input for the backward, though its weight may be frozen."""
         return False
 
+    @property
+    def converts(self) -> bool:
+        """Whether the library gives the weights number formats of its own."""
+        return True
+
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives, all in 16 bits where precision is
         mixed: no autocast remains."""

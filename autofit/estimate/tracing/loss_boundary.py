@@ -18,6 +18,7 @@ from autofit.estimate.kernels.liger import fused_linear_cross_entropy
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, MemoryTrace
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques.losses.cross_entropy import fused_by, fused_cross_entropy
+from autofit.techniques.losses.tiled_cross_entropy import tiled_cross_entropy
 
 if TYPE_CHECKING:
     from autofit.techniques.technique import Head, LossKernel
@@ -117,13 +118,15 @@ def trace_loss(
     """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count.
 
     The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
-    that allocates as it does on a device of this compute capability.
+    that allocates as it does on a device of this compute capability (None for a processor).
     """
     from autofit.techniques.technique import Head
 
     if kernel is fused_cross_entropy:
         adds_products = generation(capability).ampere
         kernel = partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
+    elif kernel is tiled_cross_entropy:
+        kernel = partial(tiled_cross_entropy, on_card=capability is not None)
     recorder = Recorder(scratch)
     with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)

@@ -20,7 +20,7 @@ from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
-from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.training.build import make_plan, make_skeleton
@@ -93,8 +93,8 @@ def trace_decoder(
     model = make_skeleton(plan, layers)
     with without_data():
         fake_weights.materialise(model)
-        for technique in TECHNIQUES:
-            technique.on_model(plan, model)
+        for part in plan.parts:
+            part.on_model(plan, model)
         stack = decoder_layers(model)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
         module = LossModule(model, plan.loss)

@@ -82,7 +82,7 @@ def trace_key(job: Job, *part: Hashable) -> str:
         ESTIMATOR_VERSION,
         job.stack.key,
         (hardware.kind, device),
-        (workload.model_digest, workload.seq_len, workload.lora_dropout),
+        (workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
         part,
     )
     return sha256(repr(whole).encode()).hexdigest()

@@ -96,26 +96,27 @@ class Traces:
 
     def update(self, config: Config, spread: Library | None) -> Update:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
-        flat = None if spread is None else spread.flat
-        key = *(config.get(axis) for axis in ("method", "precision", "optimizer", "rank", "targets")), flat
-        return self._once("update", key, lambda: self._trace_updates(config, flat))
+        flat, job = None if spread is None else spread.flat, self._job(spread)
+        axes = ("method", "precision", "optimizer", "rank", "targets")
+        key = *(config.get(axis) for axis in axes), flat, job.workload.trainer
+        return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
-        single = alone(config, spread)
+        single, job = alone(config, spread), self._job(spread)
         parameters = in_order(self._single(config, spread).events.trace)
         of_trained, of_frozen = (
             SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
         )
         trained, frozen = int(of_trained.sum()), int(of_frozen.sum())
-        count = trained / make_plan(single, self.job, HOST).trained_dtype.itemsize
+        count = trained / make_plan(single, job, HOST).trained_dtype.itemsize
         return Holdings(
             trained=count,
             trained_bytes=trained,
             sizes=tuple(map(int, of_trained)),
             frozen_bytes=frozen,
-            stored_bytes=int(count * make_plan(config, self.job, HOST).trained_dtype.itemsize),
+            stored_bytes=int(count * make_plan(config, job, HOST).trained_dtype.itemsize),
             states_bytes=self.update(config, spread).states_bytes,
         )
 
@@ -159,30 +160,37 @@ class Traces:
 
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
-        config = alone(config, spread)
-        if config["loss"] == "chunked" and chunks_are_one(config, self.job):
+        config, job = alone(config, spread), self._job(spread)
+        if config["loss"] == "chunked" and chunks_are_one(config, job):
             config = config.replace(loss="full")
         # What is trained needs its inputs anyway.
         keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
-        key = self._of_decoder(config), keeps_inputs
-        return self._once("decoder", key, lambda: self._trace_decoder(config, keeps_inputs=keeps_inputs))
+        key = self._of_decoder(config), keeps_inputs, job.workload.trainer
+        return self._once("decoder", key, lambda: self._trace_decoder(config, job, keeps_inputs=keeps_inputs))
+
+    def _job(self, spread: Library | None) -> Job:
+        """The job as `spread` lets a rank train it: a library that converts the weights itself leaves nothing of the
+        formats that a trainer has given them."""
+        if spread is None or not spread.converts:
+            return self.job
+        return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         return at_primes(config).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
 
-    def _trace_decoder(self, config: Config, *, keeps_inputs: bool) -> Decoder:
-        kinds = layer_kinds(config, self.job)
+    def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool) -> Decoder:
+        kinds = layer_kinds(config, job)
         if not self._exact:
             layers, representative = representatives(kinds)
-            small, head = trace_decoder(config, self.job, layers, self._scratch, keeps_inputs=keeps_inputs)
+            small, head = trace_decoder(config, job, layers, self._scratch, keeps_inputs=keeps_inputs)
             counts = {place: representative.count(place) for place in range(len(layers))}
             # Where layers of one kind differ after all, every one of them is run.
             with suppress(NotUniform):
                 return _decoder(repeat_layers(small, representative), head, small, counts)
         every = tuple(range(len(kinds)))
-        full, head = trace_decoder(config, self.job, every, self._scratch, keeps_inputs=keeps_inputs)
+        full, head = trace_decoder(config, job, every, self._scratch, keeps_inputs=keeps_inputs)
         return _decoder(full, head, full, {})
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
@@ -191,8 +199,8 @@ class Traces:
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))
 
-    def _trace_updates(self, config: Config, flat: float | None) -> Update:
-        trace = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
+    def _trace_updates(self, config: Config, job: Job, flat: float | None) -> Update:
+        trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
         costs = _works(trace, "2", lambda place: True).at(1, 1)
         return Update(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
 

@@ -35,7 +35,9 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
 def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
     """The inverse of `to_json`, with the options of the process that drives it."""
     return SearchRequest(
-        workload=WorkloadOptions(**{field.name: asked[field.name] for field in fields(WorkloadOptions)}),
+        workload=WorkloadOptions(
+            **{field.name: asked[field.name] for field in fields(WorkloadOptions) if field.name in asked}
+        ),
         goal=Goal.of(asked["method"], asked["min_rank"], asked["allow"]),
         **{name: asked[name] for name in _PLAIN},
         **driven,

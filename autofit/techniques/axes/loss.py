@@ -8,6 +8,7 @@ from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.job import Job
 from autofit.techniques.losses.chunks import chunks_save
 from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.trainers import replaces_loss
 
 
 def chunks_are_one(config: Config, job: Job) -> bool:
@@ -16,6 +17,8 @@ def chunks_are_one(config: Config, job: Job) -> bool:
     In mixed precision hidden states are counted at 16 bits: where they are wider, this may be the case without being
     detected here.
     """
+    if replaces_loss(job):
+        return False
     counts = shape(job.model)
     tokens = int(config["micro_batch"]) * job.workload.seq_len
     head_bytes = counts.hidden_size * counts.vocabulary_size * (2 if config["precision"] == "bf16" else 4)

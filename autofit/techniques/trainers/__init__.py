@@ -1,0 +1,43 @@
+"""Trainers whose habits a trial can have: what `--for` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.core.errors import unknown
+from autofit.core.lattice import Config
+from autofit.techniques.job import Job
+from autofit.techniques.trainers.of_transformers import TRANSFORMERS
+from autofit.techniques.trainers.of_trl import TRL
+from autofit.techniques.trainers.tiled_loss import TiledLoss
+from autofit.techniques.trainers.trainer import Habit, Trainer
+
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL)}
+
+
+def named(name: str) -> Trainer:
+    """The trainer of this name; raises `UsageError`."""
+    if name not in TRAINERS:
+        raise unknown("trainer", name, TRAINERS)
+    return TRAINERS[name]
+
+
+def habits(config: Config, job: Job) -> tuple[Habit, ...]:
+    """What the workload's trainer adds to the config's step, in the order in which it is applied."""
+    trainer = job.workload.trainer
+    return () if trainer is None else tuple(habit for habit in named(trainer).habits if habit.applies(config))
+
+
+def replaces_loss(job: Job) -> bool:
+    """Whether the workload's trainer computes the loss in a way of its own."""
+    trainer = job.workload.trainer
+    return trainer is not None and any(isinstance(habit, TiledLoss) for habit in named(trainer).habits)
+
+
+def why_not(config: Config, job: Job) -> str | None:
+    """Why the workload's trainer trains something else than the config says; None if it does not."""
+    trainer = job.workload.trainer
+    return None if trainer is None else named(trainer).why_not(config)
+
+
+__all__ = ["TRAINERS", "Habit", "Trainer", "habits", "named", "replaces_loss", "why_not"]

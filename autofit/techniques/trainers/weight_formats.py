@@ -1,0 +1,78 @@
+"""Habits that change the number format of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autofit.core.lattice import Config
+from autofit.techniques.axes.sharding import has_own_mixed_precision
+from autofit.techniques.technique import BuildPlan
+from autofit.techniques.trainers.trainer import Habit
+
+
+class WeightFormat(Habit):
+    """A habit that is lost where DeepSpeed or FSDP converts all weights itself."""
+
+    methods: tuple[str, ...]
+    precisions: tuple[str, ...] | None = None
+    """None for all."""
+
+    def applies(self, config: Config) -> bool:
+        if has_own_mixed_precision(config) or config["method"] not in self.methods:
+            return False
+        return self.precisions is None or config["precision"] in self.precisions
+
+
+class UpcastBeside4Bit(WeightFormat):
+    """All that stays in 16 bits beside a 4-bit base becomes fp32: norms, embeddings, head, and then the adapters.
+
+    `prepare_model_for_kbit_training` of peft 0.21 (peft/utils/other.py), which the libraries' guides call before the
+    adapters are added; `cast_adapter_dtype` of peft/tuners/tuners_utils.py has those in fp32 as well. Hidden states are
+    then fp32 all the way, since a 4-bit layer answers in the format that it is given.
+    """
+
+    does = "keeps norms, embeddings, head and adapters of a 4-bit base in fp32"
+
+    methods = ("qlora",)
+
+    def plan(self, plan: BuildPlan) -> None:
+        import torch
+
+        plan.trained_dtype = torch.float32
+
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
+        import torch
+
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                is_packed = name == "weight" and type(module).__name__ == "Linear4bit"
+                if parameter is not None and not is_packed and parameter.dtype in (torch.bfloat16, torch.float16):
+                    parameter.data = parameter.data.to(torch.float32)
+        return model
+
+
+class AdaptersInFp32(WeightFormat):
+    """Adapters of a 16-bit base are fp32, without autocast: `cast_adapter_dtype` of peft 0.21
+    (peft/tuners/tuners_utils.py), unless told otherwise."""
+
+    does = "trains the adapters of a 16-bit base in fp32"
+
+    methods, precisions = ("lora",), ("bf16",)
+
+    def plan(self, plan: BuildPlan) -> None:
+        import torch
+
+        plan.trained_dtype = torch.float32
+
+
+class AdaptersInBf16(WeightFormat):
+    """Adapters of a 4-bit base are bf16: `SFTTrainer.__init__` of trl 1.16 (trl/trainer/sft_trainer.py)."""
+
+    does = "trains the adapters of a 4-bit base in bf16"
+
+    methods = ("qlora",)
+
+    def plan(self, plan: BuildPlan) -> None:
+        import torch
+
+        plan.trained_dtype = torch.bfloat16
