@@ -12,7 +12,7 @@ from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
 
-_LIGER_LOSS_ONLY = {
+LIGER_LOSS_ONLY = {
     "rope": False,
     "rms_norm": False,
     "layer_norm": False,
@@ -79,7 +79,7 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
 
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
-        return settings(training={"use_liger_kernel": True, "liger_kernel_config": _LIGER_LOSS_ONLY})
+        return settings(training={"use_liger_kernel": True, "liger_kernel_config": LIGER_LOSS_ONLY})
     if value == "full":
         return settings(training={"use_liger_kernel": False})
     kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
