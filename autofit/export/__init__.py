@@ -10,18 +10,18 @@ from autofit.core.frontier import Recommendation
 from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
 from autofit.export.deepspeed_format import export_deepspeed
-from autofit.export.document import Export, Task
+from autofit.export.document import Export, Recommended
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
 
 
-def _export_json(task: Task) -> Export:
+def _export_json(task: Recommended) -> Export:
     """The whole recommendation, for programs, as the contract has it: without the task's source."""
     return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n")
 
 
-FORMATS: Mapping[str, Callable[[Task], Export]] = {
+FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
     "json": _export_json,
     "transformers": export_transformers,
     "trl": export_trl,
@@ -45,7 +45,7 @@ def export(recommendation: Recommendation, *, format: str, source: str) -> Expor
     format's trainer does not have.
     """
     check_format(format)
-    return FORMATS[format](Task(recommendation=recommendation, source=source))
+    return FORMATS[format](Recommended.of(recommendation, source))
 
 
 __all__ = ["FORMATS", "Export", "check_format", "export"]

@@ -10,7 +10,7 @@ import yaml
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Emit, Export, Settings, Task, collect, header, merge, settings
+from autofit.export.document import Emit, Export, Recommended, Settings, Task, collect, header, merge, settings
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.deepspeed_settings import deepspeed_stage
 
@@ -45,7 +45,7 @@ def _sharding(value: Value, task: Task) -> Settings:
     if value == "none":
         return settings(launch={"distributed_type": "NO"})
     notes = ["sharding=ddp: pass Accelerator DistributedDataParallelKwargs(gradient_as_bucket_view=True), as measured"]
-    kind = task.recommendation.hardware.kind
+    kind = task.hardware.kind
     if kind != "cpu":
         return settings(*notes, launch={"distributed_type": "MULTI_XPU" if kind == "xpu" else "MULTI_GPU"})
     notes.append("sharding=ddp: on a CPU accelerate starts several processes only with mpirun; torchrun works too")
@@ -55,7 +55,7 @@ def _sharding(value: Value, task: Task) -> Settings:
 def _deepspeed(task: Task) -> Settings:
     """DeepSpeed's own file, embedded in this one: accelerate's keys for DeepSpeed do not cover bucket sizes."""
     notes = distributed.nvme_notes(task)
-    if task.recommendation.hardware.kind == "cpu":
+    if task.hardware.kind == "cpu":
         notes.append("DeepSpeed: accelerate supports it on accelerators only; on a CPU use Trainer with use_cpu=True")
     if distributed.on_host(task):
         notes.append(
@@ -92,9 +92,9 @@ TABLE: Mapping[str, Emit] = {
 """Each axis and its translation; the other axes are up to the training script."""
 
 
-def export_accelerate(task: Task) -> Export:
+def export_accelerate(task: Recommended) -> Export:
     """The file only says how to launch a script; what is trained is up to the script."""
-    devices, kind = task.workload.devices, task.recommendation.hardware.kind
+    devices, kind = task.workload.devices, task.hardware.kind
     notes = distributed.machine_notes(task, otherwise="num_machines, machine_rank and main_process_ip")
     made = merge(settings(*notes), collect(TABLE, task, starts_a_script=True))
     launch: dict[str, object] = {

@@ -12,7 +12,18 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
+from autofit.export.document import (
+    CHOOSE,
+    Emit,
+    Export,
+    Recommended,
+    Settings,
+    Task,
+    collect,
+    merge,
+    settings,
+    yaml_file,
+)
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -159,9 +170,9 @@ _TITLES = {
 }
 
 
-def export_axolotl(task: Task) -> Export:
+def export_axolotl(task: Recommended) -> Export:
     """Every value is stated: bf16 and tf32 are `auto` by default."""
-    workload, kind = task.workload, task.recommendation.hardware.kind
+    workload, kind = task.workload, task.hardware.kind
     made = merge(
         settings(
             *ta.whole_checkpoint(task, "axolotl"),
@@ -186,9 +197,9 @@ def export_axolotl(task: Task) -> Export:
     return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
-def _launch(task: Task) -> str:
+def _launch(task: Recommended) -> str:
     """For one device the others are hidden. Expandable segments are axolotl's default."""
     devices = task.workload.devices
-    alone = devices == 1 and task.recommendation.hardware.kind == "cuda"
+    alone = devices == 1 and task.hardware.kind == "cuda"
     environment = distributed.threads(task) + (distributed.FIRST_GPU if alone else "")
     return f"{environment}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autofit.core.lattice import Value
 from autofit.export import distributed
-from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
+from autofit.export.document import Emit, Export, Recommended, Settings, Task, collect, merge, settings
 from autofit.techniques.axes.optimizer import weight_decay
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -62,9 +62,7 @@ def _sharding(value: Value, task: Task) -> Settings:
 def _without_zero(task: Task) -> dict[str, object]:
     """The config's batch, clipping and precision, without ZeRO."""
     config = task.config.replace(sharding="zero1", offload="none")
-    point = replace(task.recommendation.point, config=config)
-    alike = replace(task, recommendation=replace(task.recommendation, point=point))
-    made = distributed.deepspeed_config(alike, filled=FILLED)
+    made = distributed.deepspeed_config(replace(task, config=config), filled=FILLED)
     made["zero_optimization"] = {"stage": 0}
     if "bf16" in made:
         made["bf16"] = {"enabled": True}
@@ -85,7 +83,7 @@ TABLE: Mapping[str, Emit] = {
 """Each axis and its translation; the other axes are up to the training script."""
 
 
-def export_deepspeed(task: Task) -> Export:
+def export_deepspeed(task: Recommended) -> Export:
     """DeepSpeed's JSON has no room for comments: what it cannot express is in the notes alone."""
     workload = task.workload
     ranks = (

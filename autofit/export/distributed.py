@@ -61,12 +61,11 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
     `filled` names its arguments that whatever reads the file fills in. The weight decay is stated unless it is one of
     them: there it is 0 by default. One line is added that affects no step: in stage 3, saved models are whole.
     """
-    recommendation = task.recommendation
     job = Job(
         model=task.model(),
         workload=task.workload,
-        hardware=recommendation.hardware,
-        stack=recommendation.stack,
+        hardware=task.hardware,
+        stack=task.stack,
     )
     made = deepspeed_settings(task.config, job, folder=folder)
     if made["zero_optimization"]["stage"] == 3:
@@ -88,7 +87,7 @@ def machine_notes(task: Task, *, otherwise: str) -> list[str]:
     """A note if the ranks of the trials may have been on several machines, for formats that start all of them on one;
     `otherwise` names the options for several."""
     ranks = task.workload.devices
-    if task.recommendation.hardware.has_devices_for(ranks):
+    if task.hardware.has_devices_for(ranks):
         return []
     return [
         f"launch: all {ranks} ranks start on one machine; those of the trials may have been on several, as Ray places "
@@ -111,7 +110,7 @@ def reshards(task: Task) -> bool:
 def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
     """How accelerate's FSDP differs from trials; `narrow_sums` if gradients are reduced in the dtype it chooses."""
     value, precision = task.config["sharding"], task.config["precision"]
-    if task.recommendation.hardware.kind == "cpu":
+    if task.hardware.kind == "cpu":
         return [f"sharding={value}: accelerate supports FSDP on accelerators only; on a CPU it trains with DDP"]
     notes = [
         f"sharding={value}: accelerate gathers the embeddings separately from the last norm and the head, and "

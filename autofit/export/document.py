@@ -11,6 +11,7 @@ import yaml
 from autofit.catalog.architecture_file import is_path
 from autofit.catalog.models import Model, architecture, load, names
 from autofit.core.frontier import Recommendation
+from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
@@ -19,21 +20,14 @@ from autofit.techniques import AXES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to export: a recommendation, and where its trainer loads the weights from."""
+    """What axes are translated for: a config, what it trains and where, and where the weights are loaded from."""
 
-    recommendation: Recommendation
+    config: Config
+    workload: Workload
+    hardware: Hardware
+    stack: Stack
     source: str
     """Hub id or folder of the weights."""
-
-    @property
-    def config(self) -> Config:
-        """The recommended config."""
-        return self.recommendation.point.config
-
-    @property
-    def workload(self) -> Workload:
-        """The workload that it was measured for."""
-        return self.recommendation.workload
 
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
@@ -56,6 +50,25 @@ class Task:
 
 _LAID_OUT: dict[str, Any] = {}
 """The model that was laid out last, by its digest: several axes of one export need it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended(Task):
+    """What is exported: a recommendation."""
+
+    recommendation: Recommendation
+
+    @classmethod
+    def of(cls, recommendation: Recommendation, source: str) -> Recommended:
+        """`recommendation`, for the weights at `source`."""
+        return cls(
+            config=recommendation.point.config,
+            workload=recommendation.workload,
+            hardware=recommendation.hardware,
+            stack=recommendation.stack,
+            source=source,
+            recommendation=recommendation,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +146,7 @@ def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = Fa
     return merge(*parts)
 
 
-def header(task: Task, *, needs: Sequence[str], launch: str, notes: Sequence[str]) -> str:
+def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Sequence[str]) -> str:
     """Comment lines (`# ...`) that say what was measured, where, and what the file cannot express; `needs` names the
     packages that read it."""
     recommendation, workload = task.recommendation, task.workload
@@ -181,7 +194,9 @@ CHOOSE = "CHOOSE"
 """A word where a trainer expects a number, for what only the user can choose: the trainer refuses to start with it."""
 
 
-def yaml_file(task: Task, made: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str) -> Export:
+def yaml_file(
+    task: Recommended, made: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str
+) -> Export:
     """For a trainer that reads one flat YAML file: the header, then the keys of each section of `made` below its title.
 
     Sections come in the order of `titles`; empty ones are left out.

@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
+from autofit.export.document import (
+    CHOOSE,
+    Emit,
+    Export,
+    Recommended,
+    Settings,
+    Task,
+    collect,
+    merge,
+    settings,
+    yaml_file,
+)
 from autofit.techniques.adapters import alpha
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
@@ -126,7 +137,7 @@ _TITLES = {
 }
 
 
-def export_llamafactory(task: Task) -> Export:
+def export_llamafactory(task: Recommended) -> Export:
     """Every value is stated: checkpointing is on by default, and reentrant."""
     made = merge(
         settings(
@@ -147,13 +158,13 @@ def export_llamafactory(task: Task) -> Export:
     return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
-def _launch(task: Task) -> str:
+def _launch(task: Recommended) -> str:
     """For one device the others are hidden, as LLaMA-Factory uses every device it sees."""
     devices = task.workload.devices
     train = "llamafactory-cli train THIS_FILE learning_rate=YOURS dataset=YOURS template=YOURS"
     if devices > 1 or distributed.by_deepspeed(task):
         # It then asks for expandable segments by itself.
         return f"{distributed.threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
-    chosen = distributed.FIRST_GPU if task.recommendation.hardware.kind == "cuda" else ""
+    chosen = distributed.FIRST_GPU if task.hardware.kind == "cuda" else ""
     segments = task.recommendation.point.measurement.expandable_segments
     return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

@@ -68,7 +68,7 @@ def precision(task: Task) -> dict[str, object]:
 
 def run(task: Task) -> dict[str, object]:
     """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
-    where: dict[str, object] = {"use_cpu": True} if task.recommendation.hardware.kind == "cpu" else {}
+    where: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
         "max_grad_norm": MAX_GRADIENT_NORM,
@@ -93,7 +93,7 @@ def batch(value: Value, task: Task) -> Settings:
 def optimizer(value: Value, task: Task) -> Settings:
     """The argument `optim`, and the weight decay of trials."""
     notes = []
-    if value == "adamw-foreach" and task.recommendation.hardware.kind == "cpu":
+    if value == "adamw-foreach" and task.hardware.kind == "cpu":
         notes.append(
             "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
             "than was measured"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
-from autofit.export.document import Code, Emit, Export, Settings, Task, collect, header, merge, settings
+from autofit.export.document import Code, Emit, Export, Recommended, Settings, Task, collect, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
 
-_LIGER_LOSS_ONLY = {
+LIGER_LOSS_ONLY = {
     "rope": False,
     "rms_norm": False,
     "layer_norm": False,
@@ -79,7 +79,7 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
 
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
-        return settings(training={"use_liger_kernel": True, "liger_kernel_config": _LIGER_LOSS_ONLY})
+        return settings(training={"use_liger_kernel": True, "liger_kernel_config": LIGER_LOSS_ONLY})
     if value == "full":
         return settings(training={"use_liger_kernel": False})
     kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
@@ -114,7 +114,7 @@ def _sharding(value: Value, task: Task) -> Settings:
         )
         return merge(made, settings(trainer={line: None}))
     mixed = task.config["precision"] in ("bf16-mixed", "fp16-mixed")
-    if by_fsdp(task) and mixed and task.recommendation.hardware.kind != "cpu":
+    if by_fsdp(task) and mixed and task.hardware.kind != "cpu":
         compute = ta.compute_dtype(task.config)
         return merge(
             made,
@@ -147,7 +147,7 @@ TABLE: Mapping[str, Emit] = {
 """Each axis and its translation. A new technique is one new line here."""
 
 
-def export_transformers(task: Task) -> Export:
+def export_transformers(task: Recommended) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
     yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
@@ -156,13 +156,13 @@ def export_transformers(task: Task) -> Export:
     return Export(text=top + script(made, task), notes=made.notes)
 
 
-def _launch(task: Task) -> str:
+def _launch(task: Recommended) -> str:
     """For one device the others are hidden: Trainer would spread the batch over every device it sees. Numbered by slot,
     as trials number them, device 0 is the same card everywhere; by default CUDA numbers by speed."""
     devices = task.workload.devices
     if devices > 1 or by_deepspeed(task):
         return f"{threads(task)}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
-    if task.recommendation.hardware.kind != "cuda":
+    if task.hardware.kind != "cuda":
         return "python THIS_FILE TOKENS.pt"
     return f"{FIRST_GPU}python THIS_FILE TOKENS.pt"
 

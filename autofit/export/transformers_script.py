@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Settings, Task
+from autofit.export.document import Recommended, Settings
 
 CHUNK_THE_LOSS = '''
 def chunk_the_loss(model):
@@ -78,7 +78,7 @@ if __name__ == "__main__":
 """What the script does when run."""
 
 
-def script(made: Settings, task: Task) -> str:
+def script(made: Settings, task: Recommended) -> str:
     """The script without its header, from the sections of `made`."""
     constants = (
         f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
@@ -88,7 +88,7 @@ def script(made: Settings, task: Task) -> str:
     return "\n\n".join([_imports(made, task), constants, *code, _definitions(made), _functions(made, task), MAIN])
 
 
-def _imports(made: Settings, task: Task) -> str:
+def _imports(made: Settings, task: Recommended) -> str:
     expandable_segments = task.recommendation.point.measurement.expandable_segments
     names = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"]
     if "quantization_config" in made.sections.get("model", {}):
@@ -146,7 +146,7 @@ def _arguments(values: Mapping[str, object]) -> str:
     return "".join(f"    {key}={_literal(value)},\n" for key, value in values.items())
 
 
-def _functions(made: Settings, task: Task) -> str:
+def _functions(made: Settings, task: Recommended) -> str:
     lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
     decoder = "model.base_model"
     if "adapter" in made.sections:

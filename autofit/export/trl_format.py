@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes, threads
-from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
+from autofit.export.document import (
+    CHOOSE,
+    Emit,
+    Export,
+    Recommended,
+    Settings,
+    Task,
+    collect,
+    merge,
+    settings,
+    yaml_file,
+)
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -100,7 +111,7 @@ _TITLES = {
 }
 
 
-def export_trl(task: Task) -> Export:
+def export_trl(task: Recommended) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
     segments = {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}

@@ -29,7 +29,7 @@ FLOORS: tuple[set[str], ...] = (
     {"trial"},
     {"probe"},
     {"store", "export"},
-    {"workers"},
+    {"trainers", "workers"},
     {"planning"},
     {"prediction"},
     {"search"},

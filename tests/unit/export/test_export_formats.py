@@ -22,7 +22,7 @@ from autofit.export import (
     transformers_format,
     trl_format,
 )
-from autofit.export.document import Task, collect, merge, settings
+from autofit.export.document import Recommended, collect, merge, settings
 from autofit.export.measured_code import excerpt
 
 TABLES = {
@@ -56,7 +56,7 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
         seen = []
         for value in values:
             config = make_config(**{"method": method, axis: value})
-            task = Task(recommendation=make_recommendation(config), source="x")
+            task = Recommended.of(make_recommendation(config), "x")
             made = collect({**TABLES, **STARTERS}[name], task, starts_a_script=name in STARTERS)
             assert (made.sections, made.notes) not in seen or (axis, value) == ("sharding", "none"), (axis, value)
             seen.append((made.sections, made.notes))
@@ -64,7 +64,7 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
 
 def test_unknown_axis_is_noted_and_absent_one_too() -> None:
     config = Config.of({"method": "full", "precision": "bf16", "rotation": "hadamard"})
-    task = Task(recommendation=make_recommendation(config), source="x")
+    task = Recommended.of(make_recommendation(config), "x")
     notes = collect(trl_format.TABLE, task).notes
     assert any(note.startswith("rotation=hadamard:") for note in notes)
     assert any(note.startswith("checkpointing: the config does not name it") for note in notes)

@@ -17,7 +17,7 @@ from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
 from autofit.export import export
 from autofit.export.distributed import by_deepspeed, deepspeed_config
-from autofit.export.document import Task
+from autofit.export.document import Recommended
 from autofit.export.trainer_arguments import FILLED
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
@@ -64,7 +64,7 @@ def test_the_batch_and_the_libraries_are_those_measured(name: str, some: list[Re
         if fsdp:
             assert found["fsdp_config"]["reshard_after_forward"] is (config["sharding"] == "fsdp")
             assert found["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-        task = Task(recommendation=recommendation, source="x")
+        task = Recommended.of(recommendation, "x")
         assert ("deepspeed" in found) is by_deepspeed(task)
         if "deepspeed" in found:
             assert found["deepspeed"] == deepspeed_config(task, filled=FILLED)

@@ -1,0 +1,153 @@
+"""axolotl: keys and defaults are those of 0.18, src/axolotl/utils/schemas; loaders/ and core/builders/base.py say what
+they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.core.errors import UsageError
+from autofit.techniques import complete
+from autofit.trainers import training_arguments as args
+from autofit.trainers.keys import Keys, targets_of
+from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import Sharded, read_sharding
+
+OLD_FLAGS: Mapping[str, str] = {
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+    "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+"""What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
+_REWARDS = "pairs of sequences or generated ones, and a frozen reference"
+
+
+def read(keys: Keys, where: Where) -> Run:
+    """Weights are loaded in the format of `bf16` or `fp16`, and no fp32 copies are kept but by DeepSpeed and FSDP."""
+    sharded = read_sharding(keys, where, devices=_ranks(keys))
+    method, adapters = _method(keys)
+    if rl := keys.text("rl"):
+        keys.count_not(f"rl: {rl}", "more", _REWARDS)
+    size = keys.count("micro_batch_size", 1)
+    return Run(
+        trainer="axolotl",
+        model=keys.text("base_model"),
+        seq_len=keys.count("sequence_len", 512),
+        accumulation=_accumulation(keys, size),
+        devices=sharded.devices,
+        lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
+        frozen_bytes=1 if keys.flag("load_in_8bit") and method == "lora" else 2,
+        config=complete(
+            {
+                "method": method,
+                **adapters,
+                "precision": _precision(keys, sharded, where, method),
+                "micro_batch": size,
+                "checkpointing": "full" if sharded.checkpointing else _checkpointing(keys),
+                "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
+                "attention": args.attention(keys, "attn_implementation", args.ATTENTION, _attention(keys)),
+                "loss": _loss(keys),
+                "compile": keys.flag("torch_compile"),
+                "offload": sharded.offload,
+                "sharding": sharded.sharding,
+            }
+        ),
+    )
+
+
+def _ranks(keys: Keys) -> int | None:
+    return None if keys.value("ray_num_workers") is None else keys.count("ray_num_workers", 1)
+
+
+def _accumulation(keys: Keys, size: int) -> int:
+    """Of `batch_size`, an older way to say it, too: the sequences of a step on one device."""
+    if keys.value("gradient_accumulation_steps") is None and keys.value("batch_size") is not None:
+        return max(1, keys.count("batch_size", size) // size)
+    return keys.count("gradient_accumulation_steps", 1)
+
+
+def _method(keys: Keys) -> tuple[str, dict[str, object]]:
+    kind = keys.text("adapter")
+    four = keys.flag("load_in_4bit")
+    if kind is None:
+        if four or keys.flag("load_in_8bit"):
+            raise UsageError(
+                "load_in_4bit and load_in_8bit need an adapter: axolotl refuses to train quantised weights"
+            )
+        return "full", {}
+    if kind not in ("lora", "qlora"):
+        keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
+    if kind == "qlora" and not four:
+        raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")
+    targets, differs = ("all-linear", None)
+    if not keys.flag("lora_target_linear"):
+        modules = keys.names("lora_target_modules")
+        if not modules:
+            keys.count_not(
+                "lora_target_modules", "less", "peft chooses, mostly q and v; targets=attention stands for it"
+            )
+        targets, differs = targets_of(modules) if modules else ("attention", None)
+    if differs is not None:
+        keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
+    return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
+
+
+def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
+    """`bf16` is `auto` unless it is set: fp16 takes its place on a card without bf16 (resolve_dtype)."""
+    if keys.flag("fp16") or keys.flag("float16"):
+        return "fp16-mixed"
+    value = keys.value("bf16")
+    if value in (None, "auto") and not where.bf16:
+        keys.assume("bf16 is auto, and this card only emulates bf16: axolotl takes fp16")
+        return "fp16-mixed"
+    if keys.flag("bf16", True) or keys.flag("bfloat16"):
+        if method != "full":
+            return "bf16-mixed" if keys.flag("peft_autocast_adapter_dtype", True) else "bf16"
+        return "bf16-mixed" if sharded.keeps_masters else "bf16"
+    return "fp32"
+
+
+def _checkpointing(keys: Keys) -> str:
+    """Activation offloading turns checkpointing off, but for hidden states (`_configure_gradient_checkpointing`)."""
+    offloading, value = keys.value("activation_offloading"), keys.value("gradient_checkpointing")
+    if offloading == "hidden_states" or value in ("offload", "offload_disk"):
+        return "offload"
+    if offloading:
+        keys.count_not(
+            "activation_offloading", "unknown", "every activation moves; checkpointing=offload stands for it"
+        )
+        return "offload"
+    if keys.mapping("selective_checkpointing"):
+        keys.count_not(
+            "selective_checkpointing", "unknown", "what it keeps differs; checkpointing=selective stands for it"
+        )
+        return "selective"
+    return (
+        args.checkpointing_of(keys, "gradient_checkpointing_kwargs") if keys.flag("gradient_checkpointing") else "none"
+    )
+
+
+def _optimizer(keys: Keys) -> str:
+    value = keys.text("optimizer")
+    if value is None:
+        keys.assume("optimizer is adamw_torch_fused unless it is set")
+    return value or "adamw_torch_fused"
+
+
+def _attention(keys: Keys) -> str | None:
+    old = [value for name, value in OLD_FLAGS.items() if keys.flag(name)]
+    return keys.text("attn_implementation") or (old[0] if old else None)
+
+
+def _loss(keys: Keys) -> str:
+    plugins = " ".join(keys.names("plugins"))
+    if "liger" in plugins and keys.flag("liger_fused_linear_cross_entropy"):
+        return "fused"
+    if "cut_cross_entropy" in plugins and keys.flag("cut_cross_entropy", True):
+        keys.count_not("cut_cross_entropy", "less", "Apple's fused loss; Liger's stands for it")
+        return "fused"
+    if keys.flag("chunked_cross_entropy"):
+        keys.count_not("chunked_cross_entropy", "less", "the loss in chunks, over logits that all exist at once")
+    return "full"

@@ -1,0 +1,179 @@
+"""A file's keys, each read as the type that it must have; what is left over is named, never ignored in silence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from autofit.core.errors import UsageError
+from autofit.trainers.run import NotCounted, UnknownKey
+
+EFFECTS = ("more", "less", "unknown")
+"""What a key that is not counted may do to memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKeys:
+    """The keys that a trainer has."""
+
+    read: frozenset[str]
+    """Those that decide the config or the workload."""
+    irrelevant: frozenset[str]
+    not_counted: Mapping[str, tuple[str, str]]
+    """Key -> its effect on memory if it is set, and what it is."""
+
+    @property
+    def all(self) -> frozenset[str]:
+        return self.read | self.irrelevant | self.not_counted.keys()
+
+
+@cache
+def known_keys(trainer: str) -> KnownKeys:
+    """The keys of a trainer, and of what it inherits from, as `known_keys.yaml` lists them."""
+    import yaml
+
+    listed = yaml.safe_load(resources.files("autofit.trainers").joinpath("known_keys.yaml").read_text(encoding="utf-8"))
+    own = listed[trainer]
+    chain = [own, *([listed[own["inherits"]]] if "inherits" in own else [])]
+    not_counted = {
+        key: (effect, what) for part in chain for effect in EFFECTS for key, what in part.get(effect, {}).items()
+    }
+    read = frozenset(key for part in chain for key in part["read"])
+    irrelevant = frozenset(key for part in chain for key in part["irrelevant"]) - read
+    return KnownKeys(
+        read=read,
+        irrelevant=irrelevant - not_counted.keys(),
+        not_counted={key: value for key, value in not_counted.items() if key not in read},
+    )
+
+
+class Keys:
+    """The keys of one file. A key whose value is null is not set, as in every trainer."""
+
+    def __init__(self, values: Mapping[str, Any], trainer: str) -> None:
+        self._values = values
+        self._known = known_keys(trainer)
+        self.assumed: list[str] = []
+        self._not_counted: list[NotCounted] = []
+
+    def value(self, name: str) -> Any:
+        """The value as it is in the file; None where it is not set."""
+        assert name in self._known.read, f"{name} is not among the keys that are read"
+        return self._values.get(name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false. Raises `UsageError`, as the others do, for a value of another type."""
+        value = self.value(name)
+        said = {"true": True, "false": False, "yes": True, "no": False, "auto": True}
+        found = value if isinstance(value, bool) else said.get(str(value).lower())
+        if value is not None and found is None:
+            raise _wrong(name, value, "true or false")
+        return default if found is None else found
+
+    def count(self, name: str, default: int) -> int:
+        """A whole number of at least 1; a default that decides is said."""
+        value = self.value(name)
+        if value is None:
+            self.assumed.append(f"{name} is {default} unless it is set")
+            return default
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise _wrong(name, value, "a whole number of at least 1")
+        return number
+
+    def fraction(self, name: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = default if self.value(name) is None else self.value(name)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise _wrong(name, value, "a number") from None
+        if isinstance(value, bool) or not 0.0 <= number < 1.0:
+            raise _wrong(name, value, "a number of at least 0 and below 1")
+        return number
+
+    def text(self, name: str) -> str | None:
+        value = self.value(name)
+        if value is not None and not isinstance(value, str):
+            raise _wrong(name, value, "text")
+        return value or None
+
+    def names(self, name: str) -> list[str]:
+        """A list of names, which some trainers also take as one text with commas."""
+        value = self.value(name) or []
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise _wrong(name, value, "a list of names")
+        return [item.strip() for item in listed if item.strip()]
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.value(name) or {}
+        if not isinstance(value, dict):
+            raise _wrong(name, value, "a mapping of keys")
+        return value
+
+    def one_of(self, name: str, ours: Mapping[str, Any], value: str) -> Any:
+        """What `value`, the file's or its default, stands for; raises `UsageError` with the nearest for another."""
+        if value not in ours:
+            near = difflib.get_close_matches(value, ours, n=2, cutoff=0.5) or sorted(ours)[:8]
+            raise UsageError(f"{name} is {value!r}: autofit knows {' and '.join(near)}")
+        return ours[value]
+
+    def assume(self, sentence: str) -> None:
+        self.assumed.append(sentence)
+
+    def count_not(self, key: str, effect: str, because: str) -> None:
+        """Say that something the file asks for is not part of any estimate."""
+        self._not_counted.append(NotCounted(key=key, effect=effect, because=because))
+
+    @property
+    def not_counted(self) -> tuple[NotCounted, ...]:
+        """What readers have said, and every key that is set and known to be outside of estimates."""
+        set_keys = {key: self._known.not_counted[key] for key in self._values if key in self._known.not_counted}
+        listed = (
+            NotCounted(key=key, effect=effect, because=because)
+            for key, (effect, because) in set_keys.items()
+            if self._values[key] not in (None, False, 0, "", [], {})
+        )
+        return (*self._not_counted, *listed)
+
+    @property
+    def unknown(self) -> tuple[UnknownKey, ...]:
+        """Keys that the trainer does not have."""
+        valid = sorted(self._known.all)
+        return tuple(
+            UnknownKey(key=key, nearest=tuple(difflib.get_close_matches(key, valid, n=2, cutoff=0.7)))
+            for key in map(str, self._values)
+            if key not in self._known.all
+        )
+
+    @property
+    def irrelevant(self) -> tuple[str, ...]:
+        return tuple(key for key in self._values if key in self._known.irrelevant)
+
+
+def _wrong(name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{name} is {value!r}: it must be {wanted}")
+
+
+def targets_of(modules: Sequence[str]) -> tuple[str, str | None]:
+    """The value of `targets` that is nearest to a list of modules, and how the list differs from it; None if it does
+    not. Names are those of Llama and its heirs, and the fused ones of Phi-3."""
+    named = {module.rsplit(".", 1)[-1] for module in modules}
+    if named & {"all-linear", "all"}:
+        return "all-linear", None
+    feed_forward = named - _ATTENTION
+    if not feed_forward:
+        whole = named >= {"q_proj", "k_proj", "v_proj", "o_proj"} or named >= {"qkv_proj", "o_proj"}
+        return "attention", None if whole else "not every projection of attention is adapted"
+    linear = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+    whole = named & _ATTENTION != set() and any(named >= some for some in linear)
+    complete = whole and (named >= {"q_proj", "k_proj", "v_proj", "o_proj"} or named >= {"qkv_proj", "o_proj"})
+    return "all-linear", None if complete else "not every linear layer is adapted"
+
+
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"}

@@ -1,0 +1,131 @@
+"""LLaMA-Factory: keys and defaults are those of 0.9.6, src/llamafactory/hparams; model/adapter.py and model/model_utils
+say what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.core.errors import UsageError
+from autofit.export.llamafactory_format import ATTENTION
+from autofit.techniques import complete
+from autofit.trainers import training_arguments as args
+from autofit.trainers.keys import Keys, targets_of
+from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import Sharded, read_sharding
+
+STAGES: Mapping[str, str | None] = {
+    "sft": None,
+    "pt": None,
+    "dpo": "pairs of sequences, and a frozen reference without adapters",
+    "kto": "pairs of sequences, and a frozen reference without adapters",
+    "rm": "pairs of sequences, and a value head",
+    "ppo": "a value head, a reward model and generated sequences",
+}
+"""What each stage needs beside supervised training; None if nothing."""
+_FLASH = {**{theirs: ours for ours, theirs in ATTENTION.items()}, "fa3": "flash"}
+"""Our attention for each `flash_attn` (model_utils/attention.py)."""
+
+
+def read(keys: Keys, where: Where) -> Run:
+    """Checkpointing is on, and every linear layer has an adapter of rank 8, unless the file says otherwise."""
+    if keys.value("export_dir") is not None:
+        raise UsageError("this file exports a model and trains nothing (export_dir)")
+    sharded = read_sharding(keys, where, devices=_ranks(keys))
+    stage = keys.text("stage") or "sft"
+    more = keys.one_of("stage", STAGES, stage)
+    if more is not None:
+        keys.count_not(f"stage: {stage}", "more", more)
+    if keys.flag("use_unsloth"):
+        keys.count_not("use_unsloth", "less", "Unsloth's kernels and checkpointing")
+    method, adapters = _method(keys)
+    size, accumulation = args.batch(keys)
+    return Run(
+        trainer="llamafactory",
+        model=keys.text("model_name_or_path"),
+        seq_len=keys.count("cutoff_len", 2048),
+        accumulation=accumulation,
+        devices=sharded.devices,
+        lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
+        frozen_bytes=1 if keys.value("quantization_bit") == 8 else 2,
+        config=complete(
+            {
+                "method": method,
+                **adapters,
+                "precision": _precision(keys, sharded, method),
+                "micro_batch": size,
+                "checkpointing": _checkpointing(keys),
+                "optimizer": args.trainers_optimizer(keys),
+                "attention": _attention(keys),
+                "loss": _loss(keys),
+                "compile": keys.flag("torch_compile"),
+                "offload": sharded.offload,
+                "sharding": sharded.sharding,
+            }
+        ),
+    )
+
+
+def _ranks(keys: Keys) -> int | None:
+    return None if keys.value("ray_num_workers") is None else keys.count("ray_num_workers", 1)
+
+
+def _method(keys: Keys) -> tuple[str, dict[str, object]]:
+    kind, bits = keys.text("finetuning_type") or "lora", keys.value("quantization_bit")
+    known = {"full": "full", "lora": "lora", "freeze": "full", "oft": "lora"}
+    method = keys.one_of("finetuning_type", known, kind)
+    if kind == "freeze":
+        keys.count_not("finetuning_type: freeze", "less", "only some layers are trained; method=full stands for it")
+    if kind == "oft":
+        keys.count_not("finetuning_type: oft", "unknown", "OFT's rotations; LoRA of rank 8 stands for them")
+    if method == "full":
+        return "full", {}
+    modules = keys.names("lora_target") or ["all"]
+    targets, differs = targets_of(modules)
+    if differs is not None:
+        keys.count_not("lora_target", "less", f"{differs}; targets={targets} stands for it")
+    quantised = _is_four_bit(keys, bits)
+    return "qlora" if quantised else "lora", {"rank": keys.count("lora_rank", 8), "targets": targets}
+
+
+def _is_four_bit(keys: Keys, bits: object) -> bool:
+    if bits in (None, 8):
+        return False
+    by = keys.text("quantization_method") or "bnb"
+    if bits != 4 or by != "bnb":
+        keys.count_not(
+            "quantization_bit", "unknown", f"{bits}-bit weights by {by}; 4 bits by bitsandbytes stand for it"
+        )
+    if not keys.flag("double_quantization", True):
+        keys.count_not("double_quantization", "more", "without it, scales of 4-bit weights take 3 % more")
+    return True
+
+
+def _precision(keys: Keys, sharded: Sharded, method: str) -> str:
+    """Trained weights are cast to fp32, but not with `pure_bf16` (adapter.py); frozen ones keep the checkpoint's."""
+    if keys.flag("pure_bf16"):
+        return "bf16" if method == "full" else "bf16-mixed"
+    if method != "full" and not keys.flag("bf16") and not keys.flag("fp16"):
+        keys.assume("neither bf16 nor fp16 is set: the frozen weights are taken to be in bfloat16")
+        return "bf16-mixed"
+    return args.mixed(keys, sharded, method=method, loaded="float32")
+
+
+def _checkpointing(keys: Keys) -> str:
+    if keys.flag("disable_gradient_checkpointing"):
+        return "none"
+    if keys.value("disable_gradient_checkpointing") is None:
+        keys.assume("activations are checkpointed unless disable_gradient_checkpointing is set")
+    return "offload" if keys.flag("use_unsloth_gc") else "full"
+
+
+def _attention(keys: Keys) -> str:
+    value = keys.value("flash_attn")
+    said = None if value in (None, "auto") else str(value)
+    return args.attention(keys, "flash_attn", _FLASH, said)
+
+
+def _loss(keys: Keys) -> str:
+    if not keys.flag("enable_liger_kernel") and not keys.flag("use_liger_kernel"):
+        return "full"
+    keys.count_not("enable_liger_kernel", "less", "Liger's kernels beside its loss")
+    return "fused"

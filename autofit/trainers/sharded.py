@@ -1,0 +1,131 @@
+"""How a file spreads a training over devices: DeepSpeed's and FSDP's settings, in Trainer's spelling or axolotl's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.core.errors import UsageError
+from autofit.trainers.keys import Keys
+from autofit.trainers.run import Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """The axes `sharding` and `offload`, and what goes with them."""
+
+    devices: int
+    sharding: str = "none"
+    offload: str = "none"
+    checkpointing: bool = False
+    """Whether FSDP checkpoints activations."""
+
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
+        return self.sharding.startswith(("zero", "fsdp")) or self.offload != "none"
+
+
+def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sharded:
+    """`devices` is what the file itself says; the user's own word in `where` goes first.
+
+    Raises `UsageError` where weights, gradients or states are spread over devices and nobody says how many.
+    """
+    ranks = where.devices or devices
+    if keys.value("deepspeed"):
+        settings, what = _deepspeed(keys, where)
+        stage, offload = _stage(settings), _offload(settings)
+        value = f"zero{stage}" if stage else "ddp"
+    elif _fsdp_is_on(keys):
+        options = {name.removeprefix("fsdp_"): value for name, value in keys.mapping("fsdp_config").items()}
+        what, value, offload = "fsdp", _fsdp(options), _fsdp_offload(keys, options)
+    else:
+        if ranks is None:
+            keys.assume("one GPU trains: say otherwise with --devices")
+        return Sharded(devices=ranks or 1, sharding="none" if (ranks or 1) == 1 else "ddp")
+    if ranks is None and value != "ddp":
+        raise UsageError(f"{what} spreads the training over several GPUs: say how many with --devices")
+    checkpointing = what == "fsdp" and _is_true(options.get("activation_checkpointing"))
+    if (ranks or 1) == 1:
+        keys.assume(f"one GPU trains: {what} has nothing to spread")
+        offload = "none" if what == "fsdp" else offload
+        return Sharded(devices=1, offload=offload, checkpointing=checkpointing)
+    return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing)
+
+
+def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
+    """DeepSpeed's settings, and what to call them. Of a file that is not here, what its name says."""
+    value = keys.value("deepspeed")
+    if isinstance(value, dict):
+        return value, "deepspeed"
+    if not isinstance(value, str):
+        raise UsageError(f"deepspeed is {value!r}: it must be a file or its settings")
+    for path in (where.folder / value, *(folder / value for folder in where.folder.resolve().parents)):
+        if path.is_file():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{path} is not a DeepSpeed configuration: {error}") from error
+            if isinstance(found, dict):
+                return found, f"deepspeed ({value})"
+    stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", value.lower())
+    if stage is None:
+        raise UsageError(f"deepspeed names {value}, which is not here: put it beside the config")
+    keys.assume(f"{value} is not here: its name says ZeRO stage {stage[1]}")
+    zero: dict[str, Any] = {"stage": int(stage[1])}
+    if "offload" in value.lower():
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if "param" in value.lower() or stage[1] == "3":
+            zero["offload_param"] = {"device": "cpu"}
+    return {"zero_optimization": zero}, f"deepspeed ({value})"
+
+
+def _stage(settings: Mapping[str, Any]) -> int:
+    stage = _zero(settings).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise UsageError(f"DeepSpeed's zero_optimization.stage is {stage!r}: it must be 0, 1, 2 or 3")
+    return int(stage)
+
+
+def _zero(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    zero = settings.get("zero_optimization") or {}
+    return zero if isinstance(zero, dict) else {}
+
+
+def _offload(settings: Mapping[str, Any]) -> str:
+    zero = _zero(settings)
+    there = {name: (zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("optimizer", "param")}
+    if "nvme" in there.values():
+        return "nvme"
+    if there["param"] == "cpu":
+        return "params"
+    return "optimizer" if there["optimizer"] == "cpu" else "none"
+
+
+def _fsdp_is_on(keys: Keys) -> bool:
+    """Trainer writes an empty list, an empty text or nothing where FSDP is off."""
+    return bool(keys.value("fsdp")) or any(
+        name.removeprefix("fsdp_") in ("transformer_layer_cls_to_wrap", "reshard_after_forward", "sharding_strategy")
+        for name in keys.mapping("fsdp_config")
+    )
+
+
+def _fsdp(options: Mapping[str, Any]) -> str:
+    strategy = str(options.get("sharding_strategy", "FULL_SHARD")).upper()
+    if strategy in ("SHARD_GRAD_OP", "2") or options.get("reshard_after_forward") is False:
+        return "fsdp-no-reshard"
+    return "ddp" if strategy in ("NO_SHARD", "3") else "fsdp"
+
+
+def _fsdp_offload(keys: Keys, options: Mapping[str, Any]) -> str:
+    said = keys.value("fsdp")
+    listed = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
+    offloads = "offload" in listed or any(_is_true(options.get(name)) for name in ("offload_params", "cpu_offload"))
+    return "params" if offloads else "none"
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"

@@ -1,0 +1,153 @@
+"""The trainers whose own files are read, and which one a file is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit.core.errors import UsageError, unknown
+from autofit.export import axolotl_format, llamafactory_format, trl_format
+from autofit.export.document import Emit
+from autofit.trainers import axolotl, llamafactory, training_arguments, trl
+from autofit.trainers.keys import Keys, known_keys
+from autofit.trainers.run import Run, Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """One trainer: how its file is read, and how it says a config."""
+
+    name: str
+    title: str
+    """What people call it."""
+    keys: str
+    """Its keys in `known_keys.yaml`."""
+    model_key: str | None
+    """The key that every file of it has, and that names the model."""
+    reader: Callable[[Keys, Where], Run]
+    table: Mapping[str, Emit]
+    """Each axis and its translation, as in exports."""
+    other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Axis -> keys that the table does not write, which say it as well: an edit takes them out."""
+
+    def read(self, values: Mapping[str, Any], where: Where) -> Run:
+        """The run that a file's keys ask for. Raises `UsageError` for a value that the trainer would refuse."""
+        keys = Keys(values, self.keys)
+        run = self.reader(keys, where)
+        return replace(
+            run,
+            assumed=tuple(dict.fromkeys(keys.assumed)),
+            not_counted=keys.not_counted,
+            unknown=keys.unknown,
+            irrelevant=keys.irrelevant,
+        )
+
+
+TRAINERS: Mapping[str, Trainer] = {
+    trainer.name: trainer
+    for trainer in (
+        Trainer(
+            name="axolotl",
+            title="axolotl",
+            keys="axolotl",
+            model_key="base_model",
+            reader=axolotl.read,
+            table=axolotl_format.TABLE,
+            other_spellings={
+                "attention": tuple(axolotl.OLD_FLAGS),
+                "micro_batch": ("batch_size",),
+                "precision": ("bfloat16", "float16"),
+            },
+        ),
+        Trainer(
+            name="llamafactory",
+            title="LLaMA-Factory",
+            keys="llamafactory",
+            model_key="model_name_or_path",
+            reader=llamafactory.read,
+            table=llamafactory_format.TABLE,
+            other_spellings={"loss": ("use_liger_kernel",), "optimizer": ("adafactor",)},
+        ),
+        Trainer(
+            name="trl",
+            title="trl sft",
+            keys="trl",
+            model_key="model_name_or_path",
+            reader=trl.read,
+            table=trl_format.TABLE,
+            other_spellings={"precision": ("torch_dtype",), "optimizer": ("adafactor",)},
+        ),
+        Trainer(
+            name="transformers",
+            title="transformers' TrainingArguments",
+            keys="training_arguments",
+            model_key=None,
+            reader=training_arguments.read,
+            table=training_arguments.TABLE,
+            other_spellings={
+                "checkpointing": ("activation_checkpointing", "activation_checkpointing_kwargs"),
+                "optimizer": ("adafactor",),
+            },
+        ),
+    )
+}
+OTHERS: Mapping[str, str] = {
+    "zero_optimization": "a DeepSpeed configuration: name the trainer's file, which points to it",
+    "compute_environment": "a file for `accelerate launch`: name the trainer's file",
+    "distributed_type": "a file for `accelerate launch`: name the trainer's file",
+    "architectures": "a model's config.json: give it as --model",
+    "peft_type": "an adapter's configuration: name the trainer's file",
+    "kernel_config": "a file of LLaMA-Factory's new engine (examples/v1), which autofit does not read",
+    "dist_config": "a file of LLaMA-Factory's new engine (examples/v1), which autofit does not read",
+    "apiVersion": "a Kubernetes manifest",
+    "services": "a Docker Compose file",
+    "tokenizer._component_": "a torchtune recipe, which autofit does not read",
+}
+"""What a file is that has one of these keys and is no trainer's."""
+
+
+def trainer_named(name: str) -> Trainer:
+    """Raises `UsageError` for a name that is none."""
+    if name.lower() not in TRAINERS:
+        raise unknown("trainer", name, TRAINERS)
+    return TRAINERS[name.lower()]
+
+
+def recognised(values: Mapping[str, Any]) -> Trainer:
+    """The trainer that a file is of, by the keys that only one has. Raises `UsageError` where that is not sure."""
+    for key, what in OTHERS.items():
+        parent, _, inner = key.partition(".")
+        if parent in values and (not inner or (isinstance(values[parent], dict) and inner in values[parent])):
+            raise UsageError(f"this is {what}")
+    with_model = [t for t in TRAINERS.values() if t.model_key is not None and t.model_key in values]
+    if not with_model:
+        arguments = known_keys("training_arguments")
+        if "per_device_train_batch_size" in values or (
+            "output_dir" in values and len(values.keys() & arguments.all) > 2
+        ):
+            return TRAINERS["transformers"]
+        raise UsageError(f"no trainer's file has the keys {_some(values)}: looked for {_LOOKED_FOR}")
+    own = {t.name: len(values.keys() & _own_keys(t)) for t in with_model}
+    best = max(own.values())
+    candidates = [name for name, count in own.items() if count == best]
+    if len(candidates) > 1:
+        raise UsageError(f"this may be a file of {' or '.join(candidates)}: say which with --trainer")
+    return TRAINERS[candidates[0]]
+
+
+def _own_keys(trainer: Trainer) -> frozenset[str]:
+    """The keys that no other trainer has."""
+    others = [known_keys(other.keys).all for other in TRAINERS.values() if other is not trainer]
+    return known_keys(trainer.keys).all - frozenset[str]().union(*others) | {trainer.model_key or ""}
+
+
+_LOOKED_FOR = (
+    "base_model (axolotl), model_name_or_path (LLaMA-Factory, trl) and per_device_train_batch_size (TrainingArguments);"
+    " --trainer names the trainer"
+)
+
+
+def _some(values: Mapping[str, Any]) -> str:
+    names = [str(name) for name in values]
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

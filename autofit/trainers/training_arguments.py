@@ -1,0 +1,199 @@
+"""transformers' TrainingArguments: what trl's and LLaMA-Factory's files inherit, and a file of nothing else.
+
+Keys, values and defaults are those of transformers 5.23, training_args.py; where 4.57 differs, it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.core.lattice import Value
+from autofit.export import trainer_arguments as ta
+from autofit.export.document import Emit, Settings, Task, settings
+from autofit.export.transformers_format import LIGER_LOSS_ONLY
+from autofit.techniques import complete
+from autofit.techniques.trainer_names import names_of
+from autofit.trainers.keys import Keys
+from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import Sharded, read_sharding
+
+OPTIMIZERS: Mapping[str, str] = {
+    **{theirs: ours for known in names_of("optimizer") for theirs, ours in (known.values or {}).items()},
+    **{theirs: ours for ours, theirs in ta.OPTIMIZERS.items()},
+}
+"""Our optimizer for each spelling."""
+STAND_INS: Mapping[str, tuple[str, str, str]] = {
+    "paged_adamw_32bit": ("adamw", "less", "its states may be paged to the host"),
+    "paged_adamw": ("adamw", "less", "its states may be paged to the host"),
+    "paged_lion_32bit": ("lion", "less", "its states may be paged to the host"),
+    "paged_lion_8bit": ("lion-8bit", "less", "its states may be paged to the host"),
+    "adamw_torch_8bit": ("adamw-8bit", "unknown", "torchao's 8-bit states"),
+    "ao_adamw_8bit": ("adamw-8bit", "unknown", "torchao's 8-bit states"),
+    "adamw_torch_4bit": ("adamw-8bit", "less", "4-bit states"),
+    "ao_adamw_4bit": ("adamw-8bit", "less", "4-bit states"),
+    "ao_adamw_fp8": ("adamw-8bit", "unknown", "fp8 states"),
+    "adamw_hf": ("adamw", "unknown", "transformers' own AdamW"),
+    "adamw_apex_fused": ("adamw", "unknown", "apex's AdamW"),
+    "adamw_anyprecision": ("adamw", "unknown", "states in the format that optim_args names"),
+    "optimi_adamw": ("adamw", "unknown", "optimi's AdamW"),
+    "adopt_adamw": ("adamw", "unknown", "ADOPT"),
+    "stable_adamw": ("adamw", "unknown", "StableAdamW"),
+    "came_pytorch": ("adafactor", "unknown", "CAME's factorised states"),
+    "muon": ("adamw", "less", "Muon has one state where AdamW has two"),
+    "dion": ("adamw", "unknown", "Dion"),
+    "rmsprop": ("lion", "unknown", "one state, like Lion"),
+    "adagrad": ("lion", "unknown", "one state, like Lion"),
+    **{f"galore_{name}": ("adamw", "less", "GaLore's projected states") for name in ("adamw", "adamw_8bit")},
+    **{f"galore_{name}_layerwise": ("adamw", "less", "GaLore's projected states") for name in ("adamw", "adamw_8bit")},
+    "q_galore_adamw8bit": ("adamw-8bit", "less", "GaLore's projected states"),
+    "apollo_adamw": ("adamw", "less", "APOLLO's projected states"),
+    "apollo_adamw_layerwise": ("adamw", "less", "APOLLO's projected states"),
+    "schedule_free_adamw": ("adamw", "more", "schedule-free AdamW keeps another copy of the weights"),
+    "ademamix": ("adamw", "more", "AdEMAMix has a third state"),
+    "ademamix_8bit": ("adamw-8bit", "more", "AdEMAMix has a third state"),
+    "lomo": ("sgd", "less", "LOMO updates while gradients are computed"),
+    "adalomo": ("sgd", "less", "AdaLOMO updates while gradients are computed"),
+}
+"""Optimizers that are none of ours: the nearest, what that does to memory, and why."""
+ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in ta.ATTENTION.items()}
+ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
+
+
+def optimizer(keys: Keys, name: str, value: str) -> str:
+    """Our optimizer for the value of a key, the file's or its default. Raises `UsageError` for one of no known name."""
+    if value not in STAND_INS:
+        return str(keys.one_of(name, OPTIMIZERS, value))
+    ours, effect, because = STAND_INS[value]
+    keys.count_not(f"{name}: {value}", effect, f"{because}; optimizer={ours} stands for it")
+    return ours
+
+
+def trainers_optimizer(keys: Keys) -> str:
+    """Of Trainer's `optim`; transformers 4 has `adamw_torch` as its default with torch before 2.8."""
+    if keys.flag("adafactor"):
+        return "adafactor"
+    value = keys.text("optim")
+    if value is None:
+        keys.assume("optim is adamw_torch_fused unless it is set")
+    return optimizer(keys, "optim", value or "adamw_torch_fused")
+
+
+def attention(keys: Keys, name: str, ours: Mapping[str, str], value: str | None) -> str:
+    """transformers chooses sdpa where a model has it (modeling_utils.py)."""
+    if value is None:
+        keys.assume(f"{name} is sdpa unless it is set")
+        return "sdpa"
+    if value in ATTENTION_STAND_INS or "/" in value:  # with a slash it names a kernel of the hub
+        keys.count_not(f"{name}: {value}", "unknown", "another attention kernel; attention=flash stands for it")
+        return "flash"
+    return str(keys.one_of(name, ours, value))
+
+
+def checkpointing(keys: Keys, default: bool = False) -> str:
+    """Of `activation_checkpointing`, and of `gradient_checkpointing`, its name until transformers 5.20."""
+    on = keys.value("activation_checkpointing")
+    name = "gradient" if on is None else "activation"
+    if on is None and keys.value("gradient_checkpointing") is None and default:
+        keys.assume("gradient_checkpointing is true unless it is set")
+    if not keys.flag(f"{name}_checkpointing", default):
+        return "none"
+    return checkpointing_of(keys, f"{name}_checkpointing_kwargs")
+
+
+def checkpointing_of(keys: Keys, name: str) -> str:
+    """The axis's value for the arguments of checkpointing that is on."""
+    kwargs = keys.mapping(name)
+    for known in kwargs.keys() - {"use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state"}:
+        keys.count_not(f"{name}.{known}", "unknown", "checkpointing of another kind")
+    if kwargs.get("offload"):
+        return "offload"
+    if kwargs.get("selective"):
+        return "selective"
+    every = kwargs.get("every_n_layers", 1)
+    if every in (1, 2, 4):
+        return "full" if every == 1 else f"every-{every}"
+    keys.count_not(f"{name}.every_n_layers", "unknown", "checkpointing=every-4 stands for it")
+    return "every-4"
+
+
+def mixed(keys: Keys, sharded: Sharded, *, method: str, loaded: str, bf16: bool = False) -> str:
+    """The precision of Trainer's flags `bf16` (its default is given) and `fp16`, for weights that are `loaded` so.
+
+    Adapters are in fp32 over a 16-bit base (peft's `autocast_adapter_dtype`); DeepSpeed and FSDP keep masters in fp32.
+    """
+    if keys.flag("fp16"):
+        return "fp16-mixed"
+    wide = loaded == "float32" or method != "full" or sharded.keeps_masters
+    if keys.flag("bf16", bf16):
+        return "bf16-mixed" if wide else "bf16"
+    return "fp32" if loaded == "float32" else "bf16"
+
+
+def liger(keys: Keys) -> bool:
+    """Whether Liger's fused loss replaces the model's; its other kernels are not counted."""
+    if not keys.flag("use_liger_kernel"):
+        return False
+    kernels = keys.mapping("liger_kernel_config")
+    if kernels != LIGER_LOSS_ONLY:
+        keys.count_not("use_liger_kernel", "less", "Liger's kernels beside its loss")
+    return bool(kernels.get("fused_linear_cross_entropy", True))
+
+
+def batch(keys: Keys) -> tuple[int, int]:
+    """Micro-batch and accumulation: 8 and 1 unless they are set."""
+    return keys.count("per_device_train_batch_size", 8), keys.count("gradient_accumulation_steps", 1)
+
+
+def read(keys: Keys, where: Where) -> Run:
+    """A file of nothing but TrainingArguments: model, adapters and the weights' format are in the user's script."""
+    sharded = read_sharding(keys, where)
+    keys.assume("all weights are trained, loaded in fp32: TrainingArguments do not say; say otherwise with --also")
+    size, accumulation = batch(keys)
+    return Run(
+        trainer="transformers",
+        model=None,
+        seq_len=None,
+        accumulation=accumulation,
+        devices=sharded.devices,
+        config=complete(
+            {
+                "method": "full",
+                "precision": mixed(keys, sharded, method="full", loaded="float32"),
+                "micro_batch": size,
+                "checkpointing": "full" if sharded.checkpointing else checkpointing(keys),
+                "optimizer": trainers_optimizer(keys),
+                "loss": "fused" if liger(keys) else "full",
+                "compile": keys.flag("torch_compile"),
+                "offload": sharded.offload,
+                "sharding": sharded.sharding,
+            }
+        ),
+    )
+
+
+def _precision(value: Value, task: Task) -> Settings:
+    return settings(training=ta.precision(task))
+
+
+def _checkpointing(value: Value, task: Task) -> Settings:
+    kwargs = ta.checkpointing(value)
+    on: dict[str, object] = {} if kwargs is None else {"gradient_checkpointing_kwargs": kwargs}
+    return settings(training={"gradient_checkpointing": kwargs is not None, **on})
+
+
+def _loss(value: Value, task: Task) -> Settings:
+    fused = value == "fused"
+    return settings(training={"use_liger_kernel": fused, **({"liger_kernel_config": LIGER_LOSS_ONLY} if fused else {})})
+
+
+TABLE: Mapping[str, Emit] = {
+    "precision": _precision,
+    "micro_batch": ta.batch,
+    "checkpointing": _checkpointing,
+    "optimizer": ta.optimizer,
+    "loss": _loss,
+    "compile": ta.compilation,
+    "offload": ta.offload,
+    "sharding": ta.sharding,
+}
+"""The axes of which a file of TrainingArguments alone decides; the others are up to the user's script."""

@@ -1,0 +1,94 @@
+"""`trl sft`: keys and defaults are those of trl 1.16, sft_config.py and model_config.py; sft_trainer.py says the rest."""
+
+from __future__ import annotations
+
+from autofit.techniques import complete
+from autofit.trainers import training_arguments as args
+from autofit.trainers.keys import Keys, targets_of
+from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import read_sharding
+
+
+def read(keys: Keys, where: Where) -> Run:
+    """The loss is computed in chunks, whatever the file says; before 1.0, trl computed all logits at once."""
+    sharded = read_sharding(keys, where)
+    method, adapters = _method(keys)
+    loaded = keys.text("dtype") or keys.text("torch_dtype")
+    if loaded is None:
+        keys.assume("dtype is float32 unless it is set: the weights are loaded in fp32")
+    elif loaded == "auto":
+        keys.assume("dtype is auto: the weights are taken to be in bfloat16")
+    loaded = {"auto": "bfloat16"}.get(loaded or "float32", loaded or "float32")
+    if args.liger(keys):
+        keys.assume("trl has a chunked loss of its own in place of Liger's")
+    keys.assume("trl computes the loss in chunks, as every version from 1.0 does")
+    size, accumulation = args.batch(keys)
+    return Run(
+        trainer="trl",
+        model=keys.text("model_name_or_path"),
+        seq_len=_seq_len(keys),
+        accumulation=accumulation,
+        devices=sharded.devices,
+        lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
+        frozen_bytes=_frozen_bytes(keys, method, loaded),
+        config=complete(
+            {
+                "method": method,
+                **adapters,
+                "precision": args.mixed(keys, sharded, method=method, loaded=loaded, bf16=not keys.flag("fp16")),
+                "micro_batch": size,
+                "checkpointing": _checkpointing(keys, sharded.checkpointing),
+                "optimizer": args.trainers_optimizer(keys),
+                "attention": args.attention(
+                    keys, "attn_implementation", args.ATTENTION, keys.text("attn_implementation")
+                ),
+                "loss": "chunked",
+                "compile": keys.flag("torch_compile"),
+                "offload": sharded.offload,
+                "sharding": sharded.sharding,
+            }
+        ),
+    )
+
+
+def _seq_len(keys: Keys) -> int:
+    """`max_length`, which was called `max_seq_length` until trl 0.20."""
+    return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)
+
+
+def _method(keys: Keys) -> tuple[str, dict[str, object]]:
+    """The method, and what goes with adapters."""
+    if not keys.flag("use_peft"):
+        if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
+            keys.count_not("load_in_4bit", "unknown", "quantised weights cannot be trained without use_peft")
+        return "full", {}
+    modules = keys.names("lora_target_modules")
+    if not modules:
+        keys.count_not("lora_target_modules", "less", "peft chooses, mostly q and v; targets=attention stands for it")
+    targets, differs = targets_of(modules) if modules else ("attention", None)
+    if differs is not None:
+        keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
+    if keys.flag("load_in_4bit") and not keys.flag("use_bnb_nested_quant"):
+        keys.count_not("use_bnb_nested_quant", "more", "without it, scales of 4-bit weights take 3 % more")
+    method = "qlora" if keys.flag("load_in_4bit") else "lora"
+    return method, {"rank": keys.count("lora_r", 16), "targets": targets}
+
+
+def _frozen_bytes(keys: Keys, method: str, loaded: str) -> int:
+    if method == "full":
+        return 2
+    if keys.flag("load_in_8bit"):
+        return 1
+    if method == "qlora" and loaded == "float32":
+        keys.count_not("dtype", "more", "embeddings and norms stay in fp32: set dtype: bfloat16")
+    return 4 if method == "lora" and loaded == "float32" else 2
+
+
+def _checkpointing(keys: Keys, by_fsdp: bool) -> str:
+    value = "full" if by_fsdp else args.checkpointing(keys, default=True)
+    if keys.flag("activation_offloading"):
+        keys.count_not("activation_offloading", "unknown", "trl's own; checkpointing=offload stands for it")
+        return "offload"
+    if value == "selective":
+        keys.count_not("gradient_checkpointing_kwargs", "less", "trl keeps the outputs of attention only")
+    return value
