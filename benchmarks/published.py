@@ -1,6 +1,6 @@
 """The estimator against measurements that others have published, made with older libraries than ours.
 
-    python benchmarks/published.py memory|speeds [--json FILE]
+    python benchmarks/published.py memory|speeds|limits [--json FILE]
 
 memory  peaks of allocated memory in published/measurements.csv. `config` there is a run in our words, where axes that
         an out-of-memory row does not state have their lightest value; `left_out` says why a row is not compared. On two
@@ -10,6 +10,8 @@ speeds  of the same runs on one GPU and of published/speeds.csv, predicted from 
         operation (`OPERATION_SECONDS` of guessed_rates.py) was taken from the two smallest runs of that file's smallest
         model. Its Qwen models are traced as Llamas of the same widths. The runs of TransformerEngine's example pad
         their batches, so their figures are upper bounds.
+limits  the longest sequences that published/limits.csv says to fit a card: what they need, predicted as transformers'
+        Trainer with peft trains them, against the card's memory.
 
 Exits with 0 only if every target is reached. One to two minutes each.
 """
@@ -43,6 +45,8 @@ from autofit.techniques import Job, complete, parse
 PUBLISHED = Path(__file__).parent / "published"
 MEDIAN_ERROR, LARGEST_ERROR, SHARDED_MEDIAN_ERROR = 0.03, 0.08, 0.05
 """Targets of the peaks: median and largest error on one GPU, and the median on several."""
+LIMIT_ERROR = 0.05
+"""Target of the limits: largest error."""
 SPEED_ERROR, TAU = 0.2, 0.85
 """Targets of the speeds: median error at most, and Kendall's tau at least."""
 LORA_DROPOUT = 0.1
@@ -85,6 +89,7 @@ def _run(fields: Mapping[str, str]) -> Run:
         global_batch=int(fields.get("global_batch") or config.number("micro_batch") * gpus),
         devices=gpus,
         lora_dropout=LORA_DROPOUT if fields.get("rank") else 0.0,
+        trainer=fields.get("trainer"),
     )
     return Run(job=Job(model=model, workload=workload, hardware=hardware, stack=stack), config=config, fields=fields)
 
@@ -148,13 +153,29 @@ def speeds_judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def at_limit(run: Run) -> dict[str, Any]:
+    """Predicted for the longest sequence that was found to fit, against the memory it was found to fit."""
+    limit = int(run.fields["limit_bytes"])
+    found = Estimator(run.job, None).estimate(run.config, memory_limit_bytes=run.job.hardware.memory_bytes)
+    said = {"limit_bytes": limit, "predicted_bytes": found.device_bytes}
+    return {**said, "error": found.device_bytes / limit - 1}
+
+
+def limits_judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of the limits, and whether they reach the target."""
+    largest = max(abs(row["error"]) for row in rows)
+    return {"rows": len(rows), "largest_absolute_error": largest, "reached": largest <= LIMIT_ERROR}
+
+
 def main() -> int:
     """Print every row and the figures; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "speeds"))
+    parser.add_argument("what", choices=("memory", "speeds", "limits"))
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     of, judged, chosen = peak, peaks_judged, list(runs("measurements.csv"))
+    if asked.what == "limits":
+        of, judged, chosen = at_limit, limits_judged, list(runs("limits.csv"))
     if asked.what == "speeds":
         alone = [run for run in chosen if not run.ran_out and run.job.workload.devices == 1]
         of, judged, chosen = speed, speeds_judged, [*alone, *runs("speeds.csv")]

@@ -82,15 +82,15 @@ def size(text: str | None) -> int | None:
     return found
 
 
-def read_config(text: str, *, on: Card | Hardware) -> Config:
+def read_config(text: str, *, on: Card | Hardware, trainer: str | None = None) -> Config:
     """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
-    plain recipe's values, or the nearest that the device has. Raises `UsageError`."""
+    plain recipe's values, or the nearest that the device and the trainer have. Raises `UsageError`."""
     from autofit import techniques
 
     values = _config_values(text)
     if "precision" not in values:
         warn_of_emulated_bf16(on)
-    return techniques.complete(values, {"precision": techniques.mixed_precision(on)})
+    return techniques.complete(values, techniques.recipe(on, trainer))
 
 
 def warn_of_emulated_bf16(on: Card | Hardware) -> None:

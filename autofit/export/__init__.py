@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from autofit.core.errors import unknown
+from autofit.core.errors import UsageError, unknown
 from autofit.core.frontier import Recommendation
 from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
@@ -14,6 +14,7 @@ from autofit.export.document import Export, Recommended
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
+from autofit.techniques.trainers import TRAINERS
 
 
 def _export_json(task: Recommended) -> Export:
@@ -31,6 +32,8 @@ FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
     "llamafactory": export_llamafactory,
 }
 """Each format's name and its exporter, a pure function of its task."""
+OF_ANY_TRAINER = ("json", "accelerate", "deepspeed")
+"""Formats that name no trainer."""
 
 
 def check_format(name: str) -> None:
@@ -41,11 +44,22 @@ def check_format(name: str) -> None:
 def export(recommendation: Recommendation, *, format: str, source: str) -> Export:
     """`recommendation` in `format`, for training the model at `source` (hub id or folder).
 
-    Raises `UsageError` for a format that does not exist, for a model that can no longer be read, and for one that the
-    format's trainer does not have.
+    Raises `UsageError` for a format that does not exist, for one of another trainer than the recommendation is for, for
+    a model that can no longer be read, and for one that the format's trainer does not have.
     """
     check_format(format)
+    trainer = recommendation.workload.trainer
+    if trainer is not None and format not in (trainer, *OF_ANY_TRAINER):
+        raise UsageError(f"this was measured as {trainer} trains: use --format {trainer}, or leave --for out")
     return FORMATS[format](Recommended.of(recommendation, source))
 
 
-__all__ = ["FORMATS", "Export", "check_format", "export"]
+def check_memory(exported: Export, format: str) -> None:
+    """Raise `UsageError` if training with what was exported is known to need more memory than was measured."""
+    if exported.needs_more:
+        said = "; ".join(exported.needs_more)
+        remedy = f"search with --for {format}, " if format in TRAINERS else ""
+        raise UsageError(f"this needs more memory as {format} than was measured ({said}): {remedy}or add --anyway")
+
+
+__all__ = ["FORMATS", "Export", "check_format", "check_memory", "export"]

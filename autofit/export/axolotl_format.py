@@ -16,6 +16,8 @@ from autofit.export.document import (
     CHOOSE,
     Emit,
     Export,
+    Near,
+    NeedsMore,
     Recommended,
     Settings,
     Task,
@@ -67,12 +69,10 @@ def _precision(value: Value, task: Task) -> Settings:
                 "precision=fp16-mixed: axolotl loads the weights in fp16, for which torch refuses loss scaling"
             )
     if value == "bf16" and distributed.by_fsdp(task):
-        notes.append("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured")
+        notes.append(NeedsMore("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured"))
     if sixteen and not distributed.by_deepspeed(task):
-        notes.append(
-            f"precision={value}: axolotl runs the forward pass under autocast, and may keep norms and embeddings in "
-            "fp32"
-        )
+        said = "axolotl runs the forward pass under autocast, and may keep norms and embeddings in fp32"
+        notes.append(Near(f"precision={value}: {said}"))
     return settings(*notes, training=training)
 
 
@@ -102,7 +102,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
     name, notes = ta.OPTIMIZERS[str(value)], []
     if value == "adamw-8bit" and distributed.by_fsdp(task):
         name = "adamw_torch_8bit"
-        notes.append("optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it")
+        notes.append(Near("optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"))
     return settings(*notes, training={"optimizer": name, "weight_decay": weight_decay(value)})
 
 
@@ -119,7 +119,8 @@ def _loss(value: Value, task: Task) -> Settings:
         return settings(training={"plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches})
     notes = []
     if value == "chunked":
-        notes.append("loss=chunked: axolotl chunks the loss alone; all logits exist at once: more memory than measured")
+        said = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
+        notes.append(NeedsMore(f"loss=chunked: {said}"))
     return settings(*notes, training={"chunked_cross_entropy": value == "chunked"})
 
 

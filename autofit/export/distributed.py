@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autofit.export.document import Task
+from autofit.export.document import Near, Task
 from autofit.techniques import Job
 from autofit.techniques.axes.offload import WITH
 from autofit.techniques.axes.optimizer import weight_decay
@@ -80,7 +80,7 @@ def nvme_notes(task: Task) -> list[str]:
     """Notes on what offload=nvme leaves to the user, for formats that cannot ask for it."""
     if task.config["offload"] != "nvme" or not by_deepspeed(task):
         return []
-    return ["offload=nvme: the folder is yours to choose: set nvme_path in both places"]
+    return [Near("offload=nvme: the folder is yours to choose: set nvme_path in both places")]
 
 
 def machine_notes(task: Task, *, otherwise: str) -> list[str]:
@@ -112,10 +112,12 @@ def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
     value, precision = task.config["sharding"], task.config["precision"]
     if task.hardware.kind == "cpu":
         return [f"sharding={value}: accelerate supports FSDP on accelerators only; on a CPU it trains with DDP"]
-    notes = [
-        f"sharding={value}: accelerate gathers the embeddings separately from the last norm and the head, and "
-        "keeps these two until the backward pass; in trials all are gathered together"
+    notes: list[str] = [
+        Near(
+            f"sharding={value}: accelerate gathers the embeddings separately from the last norm and the head, and "
+            "keeps these two until the backward pass; in trials all are gathered together"
+        )
     ]
     if narrow_sums and precision in ("bf16-mixed", "fp16-mixed"):
-        notes.append(f"sharding={value}: accelerate sums gradients over devices in 16 bits; fp32 was measured")
+        notes.append(Near(f"sharding={value}: accelerate sums gradients over devices in 16 bits; fp32 was measured"))
     return notes

@@ -71,13 +71,42 @@ class Recommended(Task):
         )
 
 
+class Near(str):
+    """A note on another implementation of the same technique: memory and speed are close to what was measured."""
+
+    __slots__ = ()
+
+
+class NeedsMore(str):
+    """A note on what is known to need more memory than was measured."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """A recommendation in the format that a trainer reads."""
 
     text: str
     notes: tuple[str, ...] = ()
-    """What the format cannot express, or does differently from what was measured; one sentence each."""
+    """What the format cannot express, or does differently from what was measured; one sentence each. `Near` and
+    `NeedsMore` say more of what they are."""
+
+    @property
+    def needs_more(self) -> tuple[str, ...]:
+        """The notes on what is known to need more memory than was measured."""
+        return tuple(note for note in self.notes if isinstance(note, NeedsMore))
+
+
+def fidelity(config: Config, notes: Sequence[str]) -> dict[str, str]:
+    """Axis -> how close its technique comes to what was measured: `same`, `near` or `differs`."""
+    found = {axis: "same" for axis in config}
+    for note in notes:
+        for axis in note.partition(":")[0].split(", "):
+            name = axis.partition("=")[0]
+            if name in found and found[name] != "differs":
+                found[name] = "near" if isinstance(note, Near) else "differs"
+    return found
 
 
 class Code(str):
@@ -160,12 +189,18 @@ def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Seque
         ("Stack", ", ".join(f"{k} {v}" for k, v in recommendation.stack.to_json().items() if v)),
         ("Needs", ", ".join(needs)),
         ("Launch", launch),
+        ("Fidelity", _fidelity(fidelity(task.config, notes))),
         *(("Changes", change) for change in recommendation.changes_training),
         *(("Differs", note) for note in notes),
     ]
     lines = ["Written by autofit. Data, learning rate and schedule are yours; they do not change memory or speed."]
     lines += [f"{name + ':':<10} {_printable(text)}" for name, text in rows]
     return "".join(f"# {line}\n" for line in lines)
+
+
+def _fidelity(words: Mapping[str, str]) -> str:
+    others = [f"{axis} {word}" for axis, word in words.items() if word != "same"]
+    return f"{', '.join(others)}; all else same" if others else "all same"
 
 
 def _workload(workload: Workload) -> str:

@@ -15,6 +15,8 @@ from autofit.export.document import (
     CHOOSE,
     Emit,
     Export,
+    Near,
+    NeedsMore,
     Recommended,
     Settings,
     Task,
@@ -56,7 +58,7 @@ def _precision(value: Value, task: Task) -> Settings:
         if value == "fp32":
             notes.append("precision=fp32: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
         if pure:
-            notes.append("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured")
+            notes.append(NeedsMore("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured"))
     return settings(*notes, method={"pure_bf16": pure}, training=ta.precision(task))
 
 
@@ -71,7 +73,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
         )
     if value == "offload":
         model["use_unsloth_gc"] = True
-        notes.append("checkpointing=offload: LLaMA-Factory has code of its own for this, for CUDA devices")
+        notes.append(Near("checkpointing=offload: LLaMA-Factory has code of its own for this, for CUDA devices"))
     return settings(*notes, model=model)
 
 
@@ -80,11 +82,13 @@ def _attention(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    different = {
-        "fused": "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured",
-        "chunked": "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured",
-    }
-    notes = [f"loss={value}: {different[str(value)]}"] if value in different else []
+    notes: list[str] = []
+    if value == "fused":
+        said = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"
+        notes.append(Near(f"loss=fused: {said}"))
+    if value == "chunked":
+        said = "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured"
+        notes.append(NeedsMore(f"loss=chunked: {said}"))
     return settings(*notes, model={"enable_liger_kernel": value == "fused"})
 
 
@@ -93,8 +97,10 @@ def _sharding(value: Value, task: Task) -> Settings:
         return merge(settings(*distributed.nvme_notes(task)), ta.sharding(value, task))
     notes = distributed.fsdp_notes(task, narrow_sums=True)
     notes.append(
-        f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch and "
-        "the file that --format accelerate writes"
+        Near(
+            f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch "
+            "and the file that --format accelerate writes"
+        )
     )
     return settings(*notes, training=_fsdp(task))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from autofit.core.lattice import Config, Value
 from autofit.export import distributed
-from autofit.export.document import Settings, Task, settings
+from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
+from autofit.techniques.trainers import trained_format
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """`attn_implementation` of each attention."""
@@ -45,6 +46,9 @@ def trained_dtype(task: Task) -> str:
     DeepSpeed itself keeps higher-precision copies, with the optimizer.
     """
     config = task.config
+    by_habit = trained_format(config, task.workload.trainer)
+    if by_habit is not None and config["method"] != "full":
+        return by_habit
     if config["precision"] == "bf16":
         return "bfloat16"
     return compute_dtype(config) if distributed.by_deepspeed(task) else "float32"
@@ -95,8 +99,10 @@ def optimizer(value: Value, task: Task) -> Settings:
     notes = []
     if value == "adamw-foreach" and task.hardware.kind == "cpu":
         notes.append(
-            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
-            "than was measured"
+            Near(
+                "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
+                "than was measured"
+            )
         )
     return settings(*notes, training={"optim": OPTIMIZERS[str(value)], "weight_decay": weight_decay(value)})
 
@@ -106,14 +112,15 @@ def compilation(value: Value, task: Task) -> Settings:
     if value is not True:
         return settings(training={"torch_compile": False})
     note = "compile=True: Trainer compiles the whole model, loss included, and lets fp32 products use TF32; trials "
-    return settings(note + "compile the decoder alone", training={"torch_compile": True})
+    return settings(Near(note + "compile the decoder alone"), training={"torch_compile": True})
 
 
 def offload(value: Value, task: Task) -> Settings:
     """No settings: those for offloading are written by `sharding`. A note if that cannot cover `value`."""
     if distributed.offload_is_said(task):
         return settings()
-    return settings(f"offload={value}: not possible with sharding={task.config['sharding']}; it is left out")
+    said = f"not possible with sharding={task.config['sharding']}; it is left out"
+    return settings(NeedsMore(f"offload={value}: {said}"))
 
 
 def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:

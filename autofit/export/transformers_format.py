@@ -11,6 +11,9 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
+from autofit.techniques.trainers import habits
+from autofit.techniques.trainers.input_gradients import InputGradients
+from autofit.techniques.trainers.weight_formats import UpcastBeside4Bit
 
 LIGER_LOSS_ONLY = {
     "rope": False,
@@ -39,7 +42,12 @@ def _method(value: Value, task: Task) -> Settings:
         )
     dropout = task.workload.lora_dropout
     adapter = {"lora_dropout": dropout, "bias": "none", "task_type": "CAUSAL_LM"}
-    return settings(model=quantisation, adapter=adapter)
+    prepare: dict[str, object] = {}
+    if any(isinstance(habit, UpcastBeside4Bit) for habit in habits(config, task.workload.trainer)):
+        prepare["model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)"] = None
+    if any(isinstance(habit, InputGradients) for habit in habits(config, task.workload.trainer)):
+        prepare["model.enable_input_require_grads()"] = None
+    return settings(model=quantisation, adapter=adapter, prepare=prepare)
 
 
 def _storage(task: Task) -> str:

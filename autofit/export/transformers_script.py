@@ -100,7 +100,10 @@ def _imports(made: Settings, task: Recommended) -> str:
     if expandable_segments:
         needed.add("import os")
     if "adapter" in made.sections:
-        needed.add("from peft import LoraConfig, get_peft_model")
+        of_peft = ["LoraConfig", "get_peft_model"]
+        if any("prepare_model_for_kbit_training" in line for line in made.sections.get("prepare", {})):
+            of_peft.append("prepare_model_for_kbit_training")
+        needed.add(f"from peft import {', '.join(of_peft)}")
     ours = sorted(needed, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in ours if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
@@ -150,6 +153,7 @@ def _functions(made: Settings, task: Recommended) -> str:
     lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
     decoder = "model.base_model"
     if "adapter" in made.sections:
+        lines += made.sections.get("prepare", {})
         lines += [
             "model = get_peft_model(model, peft_config)",
             "for parameter in model.parameters():",

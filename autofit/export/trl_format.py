@@ -11,6 +11,8 @@ from autofit.export.document import (
     CHOOSE,
     Emit,
     Export,
+    Near,
+    NeedsMore,
     Recommended,
     Settings,
     Task,
@@ -37,12 +39,15 @@ def _targets(value: Value, task: Task) -> Settings:
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    method, notes = task.config["method"], []
-    if not by_deepspeed(task):  # which casts all weights itself
+    method = task.config["method"]
+    notes: list[str] = []
+    if task.workload.trainer is None and not by_deepspeed(task):  # which casts all weights itself
         if method == "lora" and value == "bf16":
-            notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
+            said = "trl trains the adapters of a 16-bit base in fp32; bf16 was measured"
+            notes.append(NeedsMore(f"precision=bf16: {said}"))
         if method == "qlora" and value != "bf16":
-            notes.append(f"precision={value}: trl trains the adapters of a 4-bit base in bf16; fp32 was measured")
+            said = "trl trains the adapters of a 4-bit base in bf16; fp32 was measured"
+            notes.append(Near(f"precision={value}: {said}"))
     return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=ta.precision(task))
 
 
@@ -73,14 +78,15 @@ def _loss(value: Value, task: Task) -> Settings:
         "full": "trl always chunks the loss: less memory than was measured",
         "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
-    notes = [f"loss={value}: {different[str(value)]}"] if value in different else []
+    notes = [Near(f"loss={value}: {different[str(value)]}")] if value in different else []
     return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
 
 
 def _sharding(value: Value, task: Task) -> Settings:
     notes = nvme_notes(task)
     if value == "ddp":
-        notes.append("sharding=ddp: trl holds gradients twice, in the parameters and in DDP's buckets; trials once")
+        said = "trl holds gradients twice, in the parameters and in DDP's buckets; trials once"
+        notes.append(NeedsMore(f"sharding=ddp: {said}"))
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
         storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only

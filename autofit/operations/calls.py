@@ -97,7 +97,7 @@ def estimate(
     """
     if isinstance(config, str):
         config = techniques.parse(config)
-    chosen = config if isinstance(config, Config) else config_on(hardware, config)
+    chosen = config if isinstance(config, Config) else config_on(hardware, config, trainer)
     estimation = Estimation.of(
         WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
         chosen,

@@ -22,7 +22,7 @@ from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import CachedEstimator, readable
 from autofit.prediction.helpful_changes import advised
 from autofit.prediction.memory_deviations import memory_deviations
-from autofit.techniques import Job, complete, mixed_precision, unsupported
+from autofit.techniques import Job, complete, recipe, unsupported
 from autofit.trial.machine.detection import asked, detect, installed_stack
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def setting(
         return job, limit, rates, memory_deviations(device, opened)
 
 
-def config_on(hardware: str, values: Mapping[str, object]) -> Config:
+def config_on(hardware: str, values: Mapping[str, object], trainer: str | None = None) -> Config:
     """The config with these values of axes: what they leave out takes the plain recipe's, or the nearest that a catalog
-    card or, with `auto`, this machine's device has. Raises `UsageError`, and what `asked` raises."""
-    return complete(values, {"precision": mixed_precision(asked(hardware) or detect()[0])})
+    card or, with `auto`, this machine's device has, and the trainer. Raises `UsageError`, and what `asked` raises."""
+    return complete(values, recipe(asked(hardware) or detect()[0], trainer))
 
 
 def why_not(config: Config, job: Job) -> str | None:

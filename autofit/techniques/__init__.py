@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
+from autofit.catalog.hardware import Card
 from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import trainers
@@ -111,6 +113,11 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
     return Config.of(filled)
 
 
+def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
+    """The values of the plain recipe that a device or a trainer decides, for `complete`."""
+    return {"precision": mixed_precision(on), **trainers.usual(trainer)}
+
+
 def parse(text: str) -> dict[str, object]:
     """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
     axes = {axis.name: axis for axis in AXES}
@@ -182,5 +189,6 @@ __all__ = [
     "needs_process_group",
     "only_slower",
     "parse",
+    "recipe",
     "unsupported",
 ]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
     """The decisions of the config's techniques, and of the trainer's habits, for a step on `device`."""
-    plan = BuildPlan(config=config, job=job, device=device, parts=(*TECHNIQUES, *habits(config, job)))
+    plan = BuildPlan(config=config, job=job, device=device, parts=(*TECHNIQUES, *habits(config, job.workload.trainer)))
     for part in plan.parts:
         part.plan(plan)
     return plan

@@ -32,6 +32,9 @@ class Recommended(Question):
     """What a recommendation is asked for."""
 
     format: str = Field(default="json", description=f"One of {', '.join(export.FORMATS)}")
+    anyway: bool = Field(
+        default=False, description="Export even what needs more memory in that trainer than was measured"
+    )
     provenance: Literal["any", "measured", "predicted"] = Field(
         default="any", description="any: predicted only where nothing was measured, which takes up to a few minutes"
     )
@@ -52,18 +55,20 @@ async def recommendation(query: Annotated[Recommended, Query()], request: Reques
         return await run_in_threadpool(_predicted, asked, store, request)
     try:
         tagged = await look(store, lambda: of_question(request, asked["asked"], asked["hardware"], store))
-        return await tagged.answer(partial(_measured, asked, store, format))
+        return await tagged.answer(partial(_measured, asked, store, query))
     except NotMeasured:
         if provenance == "measured" or format != "json" or not _is_predictable(asked):
             raise
         return await run_in_threadpool(_predicted, asked, store, request)
 
 
-def _measured(asked: dict[str, Any], store: Store, format: str) -> Content:
+def _measured(asked: dict[str, Any], store: Store, query: Recommended) -> Content:
     answer = recommend(**asked, store=store)
-    if format == "json":
+    if query.format == "json":
         return Content.json(answer.to_json())
-    exported = export.export(answer, format=format, source=operations.hub_id(asked["asked"].model))
+    exported = export.export(answer, format=query.format, source=operations.hub_id(asked["asked"].model))
+    if not query.anyway:
+        export.check_memory(exported, query.format)
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
     return Content(exported.text, "text/plain; charset=utf-8", notes)
 

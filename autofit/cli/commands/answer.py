@@ -92,6 +92,9 @@ def recommend(
             autocompletion=options.completing("formats"),
         ),
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Write it even if its trainer needs more memory than was measured.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     store: options.Store = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -129,6 +132,8 @@ def recommend(
     text = recommendation_text(answer) + "\n"
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(model))
+        if not anyway:
+            export.check_memory(exported, form)
         text = exported.text
         for note in exported.notes:
             warn(note)

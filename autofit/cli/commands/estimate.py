@@ -62,8 +62,8 @@ def estimate(
     if explain is not None and (exact or html is not None):
         raise UsageError("--explain compares two configs: leave --exact and --html out")
     on, limit = device_asked(hardware), size(memory_limit)
-    chosen = read_config(config, on=on)
-    other = None if explain is None else read_config(explain, on=on)
+    chosen = read_config(config, on=on, trainer=trainer)
+    other = None if explain is None else read_config(explain, on=on, trainer=trainer)
 
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text

@@ -204,7 +204,7 @@ def trial(
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    chosen = read_config(config, on=device_asked("auto", device))
+    chosen = read_config(config, on=device_asked("auto", device), trainer=trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:

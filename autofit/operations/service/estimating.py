@@ -121,7 +121,7 @@ def estimated(asked: Mapping[str, Any], store: str) -> dict[str, Any]:
     config, hardware, limit, advice = (rest.pop(n) for n in ("config", "hardware", "memory_limit_bytes", "advice"))
     estimation = Estimation.of(
         WorkloadOptions(**rest),
-        config_on(hardware, config),
+        config_on(hardware, config, rest.get("trainer")),
         hardware=hardware,
         memory_limit_bytes=limit,
         store=store,

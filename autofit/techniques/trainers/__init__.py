@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autofit.core.errors import unknown
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Value
 from autofit.techniques.job import Job
 from autofit.techniques.trainers.of_transformers import TRANSFORMERS
 from autofit.techniques.trainers.of_trl import TRL
 from autofit.techniques.trainers.tiled_loss import TiledLoss
 from autofit.techniques.trainers.trainer import Habit, Trainer
+from autofit.techniques.trainers.weight_formats import WeightFormat
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL)}
 
@@ -22,9 +23,8 @@ def named(name: str) -> Trainer:
     return TRAINERS[name]
 
 
-def habits(config: Config, job: Job) -> tuple[Habit, ...]:
-    """What the workload's trainer adds to the config's step, in the order in which it is applied."""
-    trainer = job.workload.trainer
+def habits(config: Config, trainer: str | None) -> tuple[Habit, ...]:
+    """What a workload's trainer adds to the config's step, in the order in which it is applied."""
     return () if trainer is None else tuple(habit for habit in named(trainer).habits if habit.applies(config))
 
 
@@ -34,10 +34,21 @@ def replaces_loss(job: Job) -> bool:
     return trainer is not None and any(isinstance(habit, TiledLoss) for habit in named(trainer).habits)
 
 
+def usual(trainer: str | None) -> Mapping[str, Value]:
+    """The values that stand for those of the plain recipe that the trainer cannot train."""
+    return {} if trainer is None else named(trainer).usual
+
+
+def trained_format(config: Config, trainer: str | None) -> str | None:
+    """Torch's name for the format that the trainer gives the trained weights; None for the config's own."""
+    formats = [habit.trained for habit in habits(config, trainer) if isinstance(habit, WeightFormat)]
+    return formats[-1] if formats else None
+
+
 def why_not(config: Config, job: Job) -> str | None:
     """Why the workload's trainer trains something else than the config says; None if it does not."""
     trainer = job.workload.trainer
     return None if trainer is None else named(trainer).why_not(config)
 
 
-__all__ = ["TRAINERS", "Habit", "Trainer", "habits", "named", "replaces_loss", "why_not"]
+__all__ = ["TRAINERS", "Habit", "Trainer", "habits", "named", "replaces_loss", "trained_format", "usual", "why_not"]

@@ -18,8 +18,12 @@ class InputGradients(Habit):
 
     does = "computes the gradient of the embeddings' output, which nothing needs"
 
+    def __init__(self, *methods: str) -> None:
+        """Of configs with these methods."""
+        self._methods = methods
+
     def applies(self, config: Config) -> bool:
-        return config["method"] != "full" and config["checkpointing"] != "none"
+        return config["method"] in self._methods and config["checkpointing"] != "none"
 
     def on_model(self, plan: BuildPlan, model: Any) -> None:
         model.get_base_model().enable_input_require_grads()

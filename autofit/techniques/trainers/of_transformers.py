@@ -9,5 +9,5 @@ from autofit.techniques.trainers.weight_formats import AdaptersInFp32, UpcastBes
 TRANSFORMERS = Trainer(
     name="transformers",
     version="transformers 5.23 with peft 0.21",
-    habits=(UpcastBeside4Bit(), AdaptersInFp32(), InputGradients()),
+    habits=(UpcastBeside4Bit(), AdaptersInFp32(), InputGradients("qlora")),
 )

@@ -10,7 +10,8 @@ from autofit.techniques.trainers.weight_formats import AdaptersInBf16, AdaptersI
 TRL = Trainer(
     name="trl",
     version="trl 1.16",
-    habits=(AdaptersInFp32(), AdaptersInBf16(), InputGradients(), TiledLoss()),
+    habits=(AdaptersInFp32(), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
+    usual={"loss": "chunked"},
     cannot={
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
         "checkpointing": {"selective": "keeps the outputs of attention only"},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Value
 from autofit.techniques.technique import BuildPart
 
 
@@ -28,10 +28,10 @@ class Trainer:
     version: str
     """Where its habits were read, such as `trl 1.16`."""
     habits: tuple[Habit, ...] = ()
+    usual: Mapping[str, Value] = field(default_factory=dict)
+    """Axis -> the value that stands for the plain recipe's, which the trainer cannot train."""
     cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Axis -> value -> what the trainer does instead, beginning with a verb."""
-    cannot_together: Callable[[Config], str | None] = lambda config: None
-    """What the trainer does instead of a config whose values are each possible; None for one that it trains."""
 
     def why_not(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""
@@ -39,5 +39,4 @@ class Trainer:
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"
-        instead = self.cannot_together(config)
-        return None if instead is None else f"not possible with {self.name}, which {instead}"
+        return None

@@ -11,16 +11,24 @@ from autofit.techniques.trainers.trainer import Habit
 
 
 class WeightFormat(Habit):
-    """A habit that is lost where DeepSpeed or FSDP converts all weights itself."""
+    """A number format of the trained weights that is not the config's. It is lost where DeepSpeed or FSDP converts all
+    weights itself."""
 
+    trained: str
+    """Torch's name for it."""
     methods: tuple[str, ...]
     precisions: tuple[str, ...] | None = None
-    """None for all."""
+    """Those with which the trainer uses it; None for all."""
 
     def applies(self, config: Config) -> bool:
         if has_own_mixed_precision(config) or config["method"] not in self.methods:
             return False
         return self.precisions is None or config["precision"] in self.precisions
+
+    def plan(self, plan: BuildPlan) -> None:
+        import torch
+
+        plan.trained_dtype = getattr(torch, self.trained)
 
 
 class UpcastBeside4Bit(WeightFormat):
@@ -32,13 +40,7 @@ class UpcastBeside4Bit(WeightFormat):
     """
 
     does = "keeps norms, embeddings, head and adapters of a 4-bit base in fp32"
-
-    methods = ("qlora",)
-
-    def plan(self, plan: BuildPlan) -> None:
-        import torch
-
-        plan.trained_dtype = torch.float32
+    trained, methods = "float32", ("qlora",)
 
     def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
         import torch
@@ -56,23 +58,11 @@ class AdaptersInFp32(WeightFormat):
     (peft/tuners/tuners_utils.py), unless told otherwise."""
 
     does = "trains the adapters of a 16-bit base in fp32"
-
-    methods, precisions = ("lora",), ("bf16",)
-
-    def plan(self, plan: BuildPlan) -> None:
-        import torch
-
-        plan.trained_dtype = torch.float32
+    trained, methods, precisions = "float32", ("lora",), ("bf16",)
 
 
 class AdaptersInBf16(WeightFormat):
     """Adapters of a 4-bit base are bf16: `SFTTrainer.__init__` of trl 1.16 (trl/trainer/sft_trainer.py)."""
 
     does = "trains the adapters of a 4-bit base in bf16"
-
-    methods = ("qlora",)
-
-    def plan(self, plan: BuildPlan) -> None:
-        import torch
-
-        plan.trained_dtype = torch.bfloat16
+    trained, methods = "bfloat16", ("qlora",)

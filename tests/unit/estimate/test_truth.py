@@ -50,9 +50,26 @@ ACCUMULATED, WHOLE = "micro_batch=2", f"micro_batch={GLOBAL_BATCH}"
     ],
 )
 def test_the_predicted_peak_is_that_of_real_tensors(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(text, None, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text"),
+    [
+        ("transformers", f"method=qlora,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}"),
+        ("transformers", f"method=lora,precision=bf16,rank=16,{WHOLE}"),
+        ("trl", f"method=qlora,precision=bf16-mixed,checkpointing=full,loss=chunked,{WHOLE}"),
+        ("trl", f"method=full,precision=bf16,loss=chunked,{ACCUMULATED}"),
+    ],
+)
+def test_and_with_the_habits_of_a_trainer(trainer: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(text, trainer, monkeypatch)
+
+
+def compare(text: str, trainer: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = complete(parse(text))
     micro_batch = config.number("micro_batch")
-    of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH)
+    of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, trainer=trainer)
     torch.manual_seed(0)
     step = build(config, of, CPU)
     rows = min(2, GLOBAL_BATCH // micro_batch) * micro_batch

@@ -22,7 +22,7 @@ from autofit.export import (
     transformers_format,
     trl_format,
 )
-from autofit.export.document import Recommended, collect, merge, settings
+from autofit.export.document import Recommended, collect, fidelity, merge, settings
 from autofit.export.measured_code import excerpt
 
 TABLES = {
@@ -93,8 +93,34 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def test_exported_names() -> None:
-    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "export"}
+    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "check_memory", "export"}
     assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed", *list(TABLES)[2:]]
+
+
+def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
+    config = make_config(method="lora", precision="bf16", loss="chunked")
+    for format, axis in (("axolotl", "loss"), ("llamafactory", "loss"), ("trl", "precision")):
+        found = export(make_recommendation(config), format=format, source="org/model")
+        assert any(note.startswith(f"{axis}=") for note in found.needs_more)
+        assert fidelity(config, found.notes)[axis] == "differs"
+        with pytest.raises(UsageError, match=rf"needs more memory as {format} .*--anyway"):
+            package.check_memory(found, format)
+    found = export(make_recommendation(config), format="transformers", source="org/model")
+    package.check_memory(found, "transformers")
+    assert set(fidelity(config, found.notes).values()) == {"same"}
+    assert "# Fidelity:  all same\n" in found.text
+
+
+def test_measured_with_a_trainers_habits_it_is_exported_for_that_trainer_alone() -> None:
+    config = make_config(method="lora", precision="bf16", loss="chunked")
+    recommendation = make_recommendation(config, trainer="trl")
+    found = export(recommendation, format="trl", source="org/model")
+    package.check_memory(found, "trl")
+    assert fidelity(config, found.notes)["precision"] == "same"
+    assert export(recommendation, format="accelerate", source="org/model").text
+    for format in ("transformers", "axolotl", "llamafactory"):
+        with pytest.raises(UsageError, match="measured as trl trains: use --format trl"):
+            export(recommendation, format=format, source="org/model")
 
 
 def test_json_is_the_contract() -> None:

@@ -1,0 +1,95 @@
+"""Trainers' habits: where they apply, what is refused for them, and the loss that trl computes tile by tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import job
+
+from autofit.core.errors import UsageError
+from autofit.core.workload import Goal, Workload
+from autofit.planning.lattices import load_space, narrow
+from autofit.planning.requests import WorkloadOptions
+from autofit.techniques import complete, recipe, unsupported
+from autofit.techniques.losses import tiled_cross_entropy as tiled
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
+from autofit.techniques.technique import IGNORE_INDEX, Head
+from autofit.techniques.trainers import TRAINERS, habits, trained_format
+
+
+@pytest.mark.parametrize(
+    ("trainer", "values", "trained"),
+    [
+        (None, {"method": "qlora"}, None),
+        ("transformers", {"method": "full"}, None),
+        ("transformers", {"method": "qlora", "precision": "bf16"}, "float32"),
+        ("transformers", {"method": "lora", "precision": "bf16"}, "float32"),
+        ("transformers", {"method": "lora", "precision": "bf16-mixed"}, None),
+        ("trl", {"method": "qlora", "precision": "bf16-mixed"}, "bfloat16"),
+        ("trl", {"method": "lora", "precision": "bf16"}, "float32"),
+        # DeepSpeed and FSDP convert all weights themselves.
+        ("trl", {"method": "lora", "precision": "bf16", "sharding": "zero3"}, None),
+        ("transformers", {"method": "qlora", "sharding": "fsdp"}, None),
+        ("transformers", {"method": "qlora", "sharding": "ddp"}, "float32"),
+    ],
+)
+def test_formats_of_trained_weights(trainer: str | None, values: dict[str, str], trained: str | None) -> None:
+    assert trained_format(complete(values), trainer) == trained
+
+
+def test_every_habit_says_what_it_does() -> None:
+    config = complete({"method": "qlora", "checkpointing": "full"})
+    for trainer in TRAINERS:
+        said = [habit.does for habit in habits(config, trainer)]
+        assert said and all(said)
+
+
+def test_a_search_for_trl_has_only_what_trl_trains() -> None:
+    of = job(seq_len=512, trainer="trl")
+    found = narrow(load_space("cpu"), Goal(), of)
+    assert {config["loss"] for config in found.lattice.configs} == {"chunked"}
+    assert "selective" not in {config["checkpointing"] for config in found.lattice.configs}
+    assert any(
+        "is not possible with trl, which keeps the outputs of attention only" in why for why in found.unsupported
+    )
+    plain = narrow(load_space("cpu"), Goal(), job(seq_len=512))
+    assert {config["checkpointing"] for config in plain.lattice.configs} >= {"selective", "full"}
+
+
+def test_the_recipe_is_one_that_the_trainer_trains() -> None:
+    of = job(trainer="trl")
+    asked = complete({"method": "lora"}, recipe(of.hardware, "trl"))
+    assert asked["loss"] == "chunked" and unsupported(asked, of) is None
+    refused = unsupported(asked.replace(loss="full"), of)
+    assert refused == "loss=full is not possible with trl, which always chunks the loss"
+
+
+def test_an_unknown_trainer_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"trainer.*'trll'.*trl"):
+        WorkloadOptions(model="smollm2-135m", trainer="trll").resolve()
+
+
+def test_plain_workloads_keep_their_keys() -> None:
+    plain = Workload(model="m", model_digest="0" * 16)
+    assert plain.key == "dfc692afa8fb1b54" and "trainer" not in plain.to_json()
+    other = Workload(model="m", model_digest="0" * 16, trainer="trl")
+    assert other.key != plain.key and Workload.from_json(other.to_json()) == other
+
+
+@pytest.mark.parametrize(("softcap", "scale"), [(None, 1.0), (3.0, 0.5)])
+def test_tiles_give_the_loss_and_gradients_of_all_logits(
+    softcap: float | None, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiled, "TILE_TOKENS", 7)
+    monkeypatch.setattr(tiled, "TILE_WORDS", 11)
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((20, 8), (30, 8), (30,)))
+    labels = torch.randint(30, (20,))
+    labels[3] = IGNORE_INDEX
+    head = Head(weight=weight, bias=bias, softcap=softcap, scale=scale)
+    found = []
+    for kernel in (tiled.tiled_cross_entropy, full_cross_entropy):
+        loss = kernel(hidden, head, labels)
+        found.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
