@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autofit.core.lattice import Config
 from autofit.export.document import Task
 from autofit.trainers.keys import known_keys
-from autofit.trainers.run import Where
 from autofit.trainers.trainer import Trainer
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """A key, and the keys within it."""
-Edits = Mapping[Path, Any]
+Edits = Mapping[KeyPath, Any]
 """What each key becomes; `REMOVED` for one that goes."""
 
 
@@ -30,14 +29,21 @@ _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
 """Axes that are said in DeepSpeed's own settings. Of the batch it takes Trainer's word (`auto`)."""
 
 
-def edits_for(trainer: Trainer, values: Mapping[str, Any], before: Task, after: Task, where: Where) -> dict[Path, Any]:
+def edits_for(
+    trainer: Trainer,
+    values: Mapping[str, Any],
+    before: Task,
+    after: Task,
+    read: Callable[[Mapping[str, Any]], Config],
+) -> dict[KeyPath, Any]:
     """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`.
 
-    What the exports write alike for both stays as the user has it. So do keys that change neither memory nor speed.
+    `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
+    change neither memory nor speed.
     """
     changed = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
     then, now = _written(trainer, before), _written(trainer, after)
-    edits: dict[Path, Any] = {}
+    edits: dict[KeyPath, Any] = {}
     irrelevant = known_keys(trainer.keys).irrelevant
     for path, (axis, value) in now.items():
         has = _has(values, path)
@@ -49,7 +55,7 @@ def edits_for(trainer: Trainer, values: Mapping[str, Any], before: Task, after: 
     gone = [path for path in then if path not in now and _has(values, path)]
     other = [(key,) for axis in changed for key in trainer.other_spellings.get(axis, ()) if key in values]
     edits |= {path: REMOVED for path in (*gone, *other) if path not in edits}
-    return _without_idle(trainer, values, _whole(values, edits, now), after.config, where)
+    return _without_idle(values, _whole(values, edits, now), after.config, read)
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
@@ -68,9 +74,9 @@ def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     return made
 
 
-def _written(trainer: Trainer, task: Task) -> dict[Path, tuple[str, Any]]:
+def _written(trainer: Trainer, task: Task) -> dict[KeyPath, tuple[str, Any]]:
     """What the export writes: each key with its axis and value."""
-    found: dict[Path, tuple[str, Any]] = {}
+    found: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
             for section in emit(task.config[axis], task).sections.values():
@@ -78,7 +84,7 @@ def _written(trainer: Trainer, task: Task) -> dict[Path, tuple[str, Any]]:
     return found
 
 
-def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*above, key))
@@ -86,20 +92,22 @@ def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path,
             yield (*above, key), value
 
 
-def _has(values: Mapping[str, Any], path: Path) -> bool:
+def _has(values: Mapping[str, Any], path: KeyPath) -> bool:
     return _at(values, path) is not None
 
 
-def _at(values: Any, path: Path) -> Any:
+def _at(values: Any, path: KeyPath) -> Any:
     for key in path:
         values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
-def _whole(values: Mapping[str, Any], edits: dict[Path, Any], now: Mapping[Path, tuple[str, Any]]) -> dict[Path, Any]:
+def _whole(
+    values: Mapping[str, Any], edits: dict[KeyPath, Any], now: Mapping[KeyPath, tuple[str, Any]]
+) -> dict[KeyPath, Any]:
     """A list of plugins keeps the user's own. A mapping that the user has as something else, such as the name of a
     file, is written as a whole."""
-    made: dict[Path, Any] = {}
+    made: dict[KeyPath, Any] = {}
     for path, value in edits.items():
         own = values.get(path[0])
         if path == ("plugins",) and isinstance(own, list) and isinstance(value, list):
@@ -112,11 +120,11 @@ def _whole(values: Mapping[str, Any], edits: dict[Path, Any], now: Mapping[Path,
 
 
 def _without_idle(
-    trainer: Trainer, values: Mapping[str, Any], edits: dict[Path, Any], wanted: Config, where: Where
-) -> dict[Path, Any]:
+    values: Mapping[str, Any], edits: dict[KeyPath, Any], wanted: Config, read: Callable[[Mapping[str, Any]], Config]
+) -> dict[KeyPath, Any]:
     """The edits but for switches that the user's file lacks and that are off anyway."""
     for path in [path for path, value in edits.items() if value is False and not _has(values, path)]:
         fewer = {other: value for other, value in edits.items() if other != path}
-        if trainer.read(applied(values, fewer), where).config == wanted:
+        if read(applied(values, fewer)) == wanted:
             edits = fewer
     return edits

@@ -12,6 +12,8 @@ from typing import Any
 from autofit.core.errors import UsageError
 from autofit.trainers.run import NotCounted, UnknownKey
 
+PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
+"""Where no modules are named (peft, utils/constants.py)."""
 EFFECTS = ("more", "less", "unknown")
 """What a key that is not counted may do to memory."""
 

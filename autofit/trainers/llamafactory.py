@@ -92,9 +92,7 @@ def _is_four_bit(keys: Keys, bits: object) -> bool:
         return False
     by = keys.text("quantization_method") or "bnb"
     if bits != 4 or by != "bnb":
-        keys.count_not(
-            "quantization_bit", "unknown", f"{bits}-bit weights by {by}; 4 bits by bitsandbytes stand for it"
-        )
+        keys.count_not("quantization_bit", "unknown", f"{bits} bits by {by}; 4 by bitsandbytes stand for it")
     if not keys.flag("double_quantization", True):
         keys.count_not("double_quantization", "more", "without it, scales of 4-bit weights take 3 % more")
     return True

@@ -64,15 +64,11 @@ class SourceFile:
 
     def diff(self, changed: str) -> str:
         """A unified diff from the file to `changed`, for `patch`."""
-        lines = difflib.unified_diff(
-            *(
-                (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
-                for text in (self.text, changed)
-            ),
-            fromfile=self.name,
-            tofile=self.name,
-            n=1,
-        )
+        before, after = (text.splitlines(keepends=True) for text in (self.text, changed))
+        lines = [
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in difflib.unified_diff(before, after, fromfile=self.name, tofile=self.name, n=1)
+        ]
         return "".join(lines)
 
 

@@ -1,10 +1,10 @@
-"""`trl sft`: keys and defaults are those of trl 1.16, sft_config.py and model_config.py; sft_trainer.py says the rest."""
+"""`trl sft`: keys and defaults are those of trl 1.16, sft_config.py and model_config.py; sft_trainer.py uses them."""
 
 from __future__ import annotations
 
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import Keys, targets_of
+from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
 from autofit.trainers.run import Run, Where
 from autofit.trainers.sharded import read_sharding
 
@@ -64,7 +64,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         return "full", {}
     modules = keys.names("lora_target_modules")
     if not modules:
-        keys.count_not("lora_target_modules", "less", "peft chooses, mostly q and v; targets=attention stands for it")
+        keys.count_not("lora_target_modules", "less", PEFT_CHOOSES)
     targets, differs = targets_of(modules) if modules else ("attention", None)
     if differs is not None:
         keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")

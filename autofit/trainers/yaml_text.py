@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from os.path import commonprefix
 from typing import Any
 
 import yaml
 
-from autofit.trainers.edits import REMOVED, Edits, Path
+from autofit.trainers.edits import REMOVED, Edits, KeyPath
 
 
 def edited_text(text: str, edits: Edits) -> str | None:
@@ -28,7 +29,7 @@ def edited_text(text: str, edits: Edits) -> str | None:
     return text
 
 
-def _with(text: str, root: yaml.MappingNode, path: Path, value: Any, last: str | None) -> str | None:
+def _with(text: str, root: yaml.MappingNode, path: KeyPath, value: Any, last: str | None) -> str | None:
     """`text` with one key set: its value replaced, or a line added to the nearest mapping that is there."""
     mapping, depth = root, 0
     while (entry := _entry(mapping, path[depth])) is not None:
@@ -58,15 +59,21 @@ def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: st
         inside = mapping.end_mark.index - 1
         comma = ", " if mapping.value else ""
         return f"{text[:inside]}{comma}{name}: {_flow(value)}{text[inside:]}"
-    after = _entry(mapping, last) if last is not None else None
-    key, node = after or mapping.value[-1]
+    key, node = _nearest(mapping, name) or (_entry(mapping, last) if last is not None else None) or mapping.value[-1]
     column = mapping.value[0][0].start_mark.column
     end = text.find("\n", max(_end(node), key.end_mark.index))
     head, tail = (text + "\n", "") if end < 0 else (text[: end + 1], text[end + 1 :])
     return f"{head}{' ' * column}{name}:{_after_colon(value, column)}\n{tail}"
 
 
-def _without(text: str, root: yaml.MappingNode, path: Path) -> str | None:
+def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The entry below which a new key would be looked for: that whose name begins most alike."""
+    alike = {key.value: len(commonprefix([str(key.value), name])) for key, _ in mapping.value}
+    longest = max(alike.values())
+    return _entry(mapping, [key for key, same in alike.items() if same == longest][-1]) if longest >= 5 else None
+
+
+def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:
     mapping: yaml.Node = root
     entry = None
     for name in path:
