@@ -14,7 +14,7 @@ from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
-from autofit.estimate.estimate import Change, Estimate
+from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
@@ -102,9 +102,12 @@ class _Case:
         self.options = self._options()
         model, _ = self.options.resolve()
         self._extra = extra_bytes(self.run, model)
-        self.estimation = Estimation.of(
-            self.options, self.run.config, hardware=user.hardware, memory_limit_bytes=user.memory_limit_bytes
-        )
+        try:
+            self.estimation = Estimation.of(
+                self.options, self.run.config, hardware=user.hardware, memory_limit_bytes=user.memory_limit_bytes
+            )
+        except UsageError as error:
+            raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(
             config=self.run.config,
@@ -118,19 +121,15 @@ class _Case:
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         limit = self.estimation.memory_limit_bytes
         if limit <= self._extra:
-            raise UsageError(f"the frozen weights alone take more than {format_bytes(limit)}")
+            raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
         under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
         found = under.advised(report, self._not_said)
-        changes = [
-            replace(c, estimate=self._whole(c.estimate, self._read_after(c.estimate.config))) for c in found.advice
-        ]
-        estimate = self._whole(replace(found, advice=()), self.run)
-        helping = [change for change in changes if change.estimate.likely_fits]
+        remedies = (self._remedy(change) for change in found.advice)
         return Diagnosis(
             run=self.run,
             options=self.options,
-            estimate=estimate,
-            remedies=tuple(self._remedy(change) for change in helping),
+            estimate=self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run),
+            remedies=tuple(remedy for remedy in remedies if remedy.change.estimate.likely_fits),
             failure=self._user.failure,
         )
 
@@ -173,6 +172,14 @@ class _Case:
             breakdown={**found.breakdown, "weights": found.breakdown["weights"] + more},
             phase_peaks={phase: size + more for phase, size in found.phase_peaks.items()},
         )
+
+    def _lightest(self, found: Estimate) -> Lightest | None:
+        if found.lightest is None:
+            return None
+        config = found.lightest.estimate.config
+        run = replace(self.run, config=config)
+        card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
+        return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
 
     def _not_said(self, config: Config) -> str | None:
         if self._edits_to(config) is None:
@@ -244,11 +251,16 @@ def _placed(user: Asked) -> tuple[Asked, tuple[str, ...]]:
 
 
 def extra_bytes(run: Run, model: Model) -> int:
-    """What the frozen weights take on each device beyond the 16 bits of estimates: less in 8 bits, more in fp32."""
+    """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
     counts = shape(model)
-    parameters = counts.linear_parameters if run.frozen_bytes < 2 else counts.parameters
+    parameters = {
+        "all": counts.parameters,
+        "linear": counts.linear_parameters,
+        "outside": counts.parameters - counts.linear_parameters,
+        "vocabulary": counts.embedding_parameters,
+    }
     shared = run.devices if run.config["sharding"] in ("zero3", "fsdp", "fsdp-no-reshard") else 1
-    return (run.frozen_bytes - 2) * parameters // shared
+    return round(sum(size * parameters[which] for which, size in run.beyond)) // shared
 
 
 def _check_model(source: str) -> None:

@@ -9,7 +9,7 @@ from autofit.core.errors import UsageError
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
-from autofit.trainers.run import Run, Where
+from autofit.trainers.run import EIGHT_BITS, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OLD_FLAGS: Mapping[str, str] = {
@@ -40,7 +40,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=_accumulation(keys, size),
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
-        frozen_bytes=1 if keys.flag("load_in_8bit") and method == "lora" else 2,
+        beyond=_beyond(keys, method),
         config=complete(
             {
                 "method": method,
@@ -90,6 +90,13 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     if differs is not None:
         keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
     return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
+
+
+def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
+    if method == "full":
+        return ()
+    narrow = (EIGHT_BITS,) if keys.flag("load_in_8bit") and method == "lora" else ()
+    return (*narrow, *trained_whole(keys.names("lora_modules_to_save")))
 
 
 def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:

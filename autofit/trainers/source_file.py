@@ -59,8 +59,8 @@ class SourceFile:
             indent = next((len(line) - len(line.lstrip()) for line in self.text.splitlines()[1:] if line.strip()), None)
             made = json.dumps(wanted, indent=indent, ensure_ascii=False)
             return made + "\n" if self.text.endswith("\n") else made
-        made = edited_text(self.text, edits)
-        return made if made is not None and _same(made, wanted) else None
+        edited = edited_text(self.text, edits)
+        return edited if edited is not None and _same(edited, wanted) else None
 
     def diff(self, changed: str) -> str:
         """A unified diff from the file to `changed`, for `patch`."""

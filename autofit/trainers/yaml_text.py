@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from os.path import commonprefix
 from typing import Any
 
 import yaml
@@ -51,7 +50,9 @@ def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
     if not isinstance(value, dict) and isinstance(node, yaml.ScalarNode) and node.value != "":
         return text[: node.start_mark.index] + _flow(value) + text[end:]
     colon = text.index(":", key.end_mark.index)
-    return text[: colon + 1] + _after_colon(value, key.start_mark.column) + text[max(end, colon + 1) :]
+    rest = text[max(end, colon + 1) :]
+    comment, newline, following = rest.partition("\n")
+    return text[: colon + 1] + comment + _after_colon(value, key.start_mark.column) + newline + following
 
 
 def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: str | None) -> str | None:
@@ -67,10 +68,16 @@ def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: st
 
 
 def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """The entry below which a new key would be looked for: that whose name begins most alike."""
-    alike = {key.value: len(commonprefix([str(key.value), name])) for key, _ in mapping.value}
-    longest = max(alike.values())
-    return _entry(mapping, [key for key, same in alike.items() if same == longest][-1]) if longest >= 5 else None
+    """The last of the entries whose names begin with most of the same words; None where none shares the first."""
+    words = name.split("_")
+    alike = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
+    most = max(alike.values())
+    return _entry(mapping, [key for key, same in alike.items() if same == most][-1]) if most else None
+
+
+def _in_common(words: list[str], others: list[str]) -> int:
+    pairs = list(zip(words, others, strict=False))
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
 
 
 def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:

@@ -20,7 +20,9 @@ PHASES = {"forward": "in the forward pass", "backward": "in the backward pass", 
 def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
     """The answer; `verbose` adds the other changes' diffs, and what was assumed."""
     estimate = found.estimate
-    parts = [f"{verdict_text(estimate)}\n{_asked(found)}"]
+    more = [part.key for part in found.run.not_counted if part.effect == "more"]
+    without = f" (without what {', '.join(more)} adds: see below)" if more and estimate.fits else ""
+    parts = [f"{verdict_text(estimate)}{without}\n{_asked(found)}"]
     if found.failure is not None:
         parts.append(failure_text(found.failure))
     share = sorted(estimate.breakdown.items(), key=lambda part: -part[1])
@@ -66,10 +68,8 @@ def _beside(found: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
     """What the estimate does not cover, and keys that the trainer does not have."""
     rows = [("not counted", f"{part.key} {EFFECTS[part.effect]}: {part.because}") for part in found.run.not_counted]
     for key in found.run.unknown:
-        near = (
-            f": did you mean {' or '.join(key.nearest)}?" if key.nearest else f": {found.run.trainer} has no such key"
-        )
-        rows.append(("unknown key", key.key + near))
+        near = f"did you mean {' or '.join(key.nearest)}?" if key.nearest else f"{found.run.trainer} has no such key"
+        rows.append(("unknown key", f"{key.key}: {near}"))
     rows += [("note", note) for note in found.notes]
     if verbose:
         rows += [("assumed", sentence) for sentence in (*found.run.assumed, *found.estimate.assumptions)]
