@@ -1,6 +1,6 @@
 from autofit.operations.comparing import residuals as residuals
-from autofit.operations.diagnosing import Asked as Asked
 from autofit.operations.diagnosing import Diagnosis as Diagnosis
+from autofit.operations.diagnosing import DiagnosisRequest as DiagnosisRequest
 from autofit.operations.diagnosing import diagnose as diagnose
 from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.explaining import explain as explain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from autofit.catalog.models import Model, load, names, shape
 from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config
-from autofit.core.units import format_bytes
+from autofit.core.units import GIB, format_bytes
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.planning.requests import WorkloadOptions
@@ -52,7 +52,7 @@ class Diagnosis:
     """Of the file as it is. Its own advice is in `remedies`."""
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
-    """How the card and its memory were found, where the user did not say."""
+    """How the card was found, and what else explains the answer; one sentence each."""
     failure: OutOfMemory | None = None
 
     @property
@@ -78,7 +78,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DiagnosisRequest:
     """What the user says beside the file; None where nothing is said."""
 
     hardware: str = "auto"
@@ -93,10 +93,18 @@ class Asked:
     """The error that the run ended with."""
 
 
+_BEYOND = {
+    "all": "the frozen weights are loaded in fp32, which takes",
+    "outside": "embeddings, norms and the head are loaded in fp32, which takes",
+    "vocabulary": "modules that are trained as a whole beside the adapters take",
+}
+"""What weights beyond the config's formats are called."""
+
+
 class _Case:
     """One file on one card."""
 
-    def __init__(self, file: SourceFile, trainer: Trainer, user: Asked, where: Where) -> None:
+    def __init__(self, file: SourceFile, trainer: Trainer, user: DiagnosisRequest, where: Where) -> None:
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
         self.run = self._read(file.values)
         self.options = self._options()
@@ -130,6 +138,7 @@ class _Case:
             options=self.options,
             estimate=self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run),
             remedies=tuple(remedy for remedy in remedies if remedy.change.estimate.likely_fits),
+            notes=tuple(self._notes(found)),
             failure=self._user.failure,
         )
 
@@ -177,9 +186,28 @@ class _Case:
         if found.lightest is None:
             return None
         config = found.lightest.estimate.config
-        run = replace(self.run, config=config)
+        edits = self._edits_to(config)
+        run = replace(self.run, config=config) if edits is None else self._read(applied(self._file.values, edits))
         card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
         return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
+
+    def _notes(self, found: Estimate) -> Iterator[str]:
+        """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
+        model, failure = self.estimation.job.model, self._user.failure
+        for which, size in self.run.beyond:
+            more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
+            if which in _BEYOND and more > GIB // 2:
+                yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        if failure is None:
+            return
+        tokens = self.run.config.number("micro_batch") * self.options.seq_len
+        logits = tokens * shape(model).vocabulary_size
+        if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
+            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
+        expected = found.peak_allocated_bytes + self._extra
+        if failure.allocated_bytes is not None and failure.allocated_bytes > 1.15 * expected:
+            held = format_bytes(failure.allocated_bytes)
+            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
 
     def _not_said(self, config: Config) -> str | None:
         if self._edits_to(config) is None:
@@ -216,7 +244,7 @@ class _Case:
         )
 
 
-def diagnose(path: Path, user: Asked, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
+def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
     """Whether the run that a trainer's file asks for fits a card, and up to three changes to the file that help.
 
     Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
@@ -228,10 +256,11 @@ def diagnose(path: Path, user: Asked, report: Callable[[int], None] = lambda don
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
     card = asked(user.hardware)
     where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
-    return replace(_Case(file, trainer, user, where).diagnosed(report), notes=notes)
+    found = _Case(file, trainer, user, where).diagnosed(report)
+    return replace(found, notes=(*notes, *found.notes))
 
 
-def _placed(user: Asked) -> tuple[Asked, tuple[str, ...]]:
+def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
     """With the card and the limit that an error's text names, where the user names none; and what to say of them."""
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:

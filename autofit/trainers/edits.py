@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from autofit.core.lattice import Config
@@ -42,20 +42,22 @@ def edits_for(
     change neither memory nor speed.
     """
     changed = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
-    then, now = _written(trainer, before), _written(trainer, after)
+    then, now = ({_spelled(values, path): said for path, said in _written(trainer, t).items()} for t in (before, after))
     edits: dict[KeyPath, Any] = {}
     irrelevant = known_keys(trainer.keys).irrelevant
     for path, (axis, value) in now.items():
         has = _has(values, path)
         differs = path not in then or then[path][1] != value or (has and axis in changed)
-        if not differs or (has and _at(values, path) == value) or (has and path[0] in irrelevant):
+        idle = path[0] in irrelevant and (has or axis in before.config)
+        if not differs or idle or (has and _at(values, path) == value):
             continue
         if path[0] != "deepspeed" or changed & _DEEPSPEED:
             edits[path] = value
     gone = [path for path in then if path not in now and _has(values, path)]
     other = [(key,) for axis in changed for key in trainer.other_spellings.get(axis, ()) if key in values]
     edits |= {path: REMOVED for path in (*gone, *other) if path not in edits}
-    return _without_idle(values, _whole(values, edits, now), after.config, read)
+    alike = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
+    return _without_idle(values, _whole(values, edits, now), alike, after.config, read)
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
@@ -82,6 +84,13 @@ def _written(trainer: Trainer, task: Task) -> dict[KeyPath, tuple[str, Any]]:
             for section in emit(task.config[axis], task).sections.values():
                 found |= {path: (axis, value) for path, value in _leaves(section)}
     return found
+
+
+def _spelled(values: Mapping[str, Any], path: KeyPath) -> KeyPath:
+    """FSDP's keys begin with `fsdp_` where the user has them so."""
+    if path[0] != "fsdp_config" or len(path) != 2 or not _has(values, ("fsdp_config", f"fsdp_{path[1]}")):
+        return path
+    return path[0], f"fsdp_{path[1]}"
 
 
 def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -120,10 +129,15 @@ def _whole(
 
 
 def _without_idle(
-    values: Mapping[str, Any], edits: dict[KeyPath, Any], wanted: Config, read: Callable[[Mapping[str, Any]], Config]
+    values: Mapping[str, Any],
+    edits: dict[KeyPath, Any],
+    alike: Collection[KeyPath],
+    wanted: Config,
+    read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
-    """The edits but for switches that the user's file lacks and that are off anyway."""
-    for path in [path for path, value in edits.items() if value is False and not _has(values, path)]:
+    """The edits but for those that change nothing: switches that are off anyway, and keys that the export writes
+    `alike` before and after, which the user has in words of their own."""
+    for path in [path for path, value in edits.items() if path in alike or (value is False and not _has(values, path))]:
         fewer = {other: value for other, value in edits.items() if other != path}
         if read(applied(values, fewer)) == wanted:
             edits = fewer

@@ -65,7 +65,7 @@ def diagnose(
             raise UsageError("nothing to diagnose: give your trainer's --config, or the --traceback of an error")
         print_json({"traceback": failure.to_json()}) if as_json else print(failure_text(failure))
         return
-    user = operations.Asked(
+    user = operations.DiagnosisRequest(
         hardware=hardware,
         trainer=trainer,
         model=model,
