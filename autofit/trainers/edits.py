@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -41,28 +40,44 @@ def edits_for(
     `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
     change neither memory nor speed.
     """
-    changed = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
+    differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
     then, now = ({_spelled(values, path): said for path, said in _written(trainer, t).items()} for t in (before, after))
+    edits = _edits(trainer, values, then, now, differ)
+    found = read(applied(values, edits))
+    if others := {axis for axis in after.config if found.get(axis) != after.config[axis]} - differ:
+        # What the user has in other words means something else with the change.
+        edits = _edits(trainer, values, then, now, differ | others)
+    doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
+    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), after.config, read)
+
+
+def _edits(
+    trainer: Trainer,
+    values: Mapping[str, Any],
+    then: Mapping[KeyPath, tuple[str, Any]],
+    now: Mapping[KeyPath, tuple[str, Any]],
+    changed: Collection[str],
+) -> dict[KeyPath, Any]:
+    """What the export writes differently, and of the axes that have `changed` whatever the user has otherwise."""
     edits: dict[KeyPath, Any] = {}
     irrelevant = known_keys(trainer.keys).irrelevant
+    older = {axis: [key for key in trainer.other_spellings.get(axis, ()) if key in values] for axis in changed}
+    added = {axis for axis, _ in now.values()} - {axis for axis, _ in then.values()}
     for path, (axis, value) in now.items():
         has = _has(values, path)
-        differs = path not in then or then[path][1] != value or (has and axis in changed)
-        idle = path[0] in irrelevant and (has or axis in before.config)
-        if not differs or idle or (has and _at(values, path) == value):
-            continue
-        if path[0] != "deepspeed" or changed & _DEEPSPEED:
+        differs = path not in then or then[path][1] != value or (has and axis in changed) or older.get(axis)
+        idle = path[0] in irrelevant and (has or axis not in added)
+        by_deepspeed = path[0] != "deepspeed" or not _DEEPSPEED.isdisjoint(changed)
+        if differs and not idle and by_deepspeed and not (has and _at(values, path) == value):
             edits[path] = value
-    gone = [path for path in then if path not in now and _has(values, path)]
-    other = [(key,) for axis in changed for key in trainer.other_spellings.get(axis, ()) if key in values]
-    edits |= {path: REMOVED for path in (*gone, *other) if path not in edits}
-    alike = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
-    return _without_idle(values, _whole(values, edits, now), alike, after.config, read)
+    edits |= {path: REMOVED for path in then if path not in now and _has(values, path)}
+    edits |= {(key,): REMOVED for keys in older.values() for key in keys}
+    return _whole(values, edits, now)
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The file's keys with the edits made."""
-    made = copy.deepcopy(dict(values))
+    made: dict[str, Any] = _copied(values)
     for path, value in edits.items():
         inside = made
         for key in path[:-1]:
@@ -72,8 +87,15 @@ def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
         if value is REMOVED:
             inside.pop(path[-1], None)
         else:
-            inside[path[-1]] = copy.deepcopy(value)
+            inside[path[-1]] = _copied(value)
     return made
+
+
+def _copied(value: Any) -> Any:
+    """A copy in which nothing is shared, as YAML's aliases are."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _written(trainer: Trainer, task: Task) -> dict[KeyPath, tuple[str, Any]]:
@@ -131,13 +153,14 @@ def _whole(
 def _without_idle(
     values: Mapping[str, Any],
     edits: dict[KeyPath, Any],
-    alike: Collection[KeyPath],
+    doubtful: Collection[KeyPath],
     wanted: Config,
     read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
-    """The edits but for those that change nothing: switches that are off anyway, and keys that the export writes
-    `alike` before and after, which the user has in words of their own."""
-    for path in [path for path, value in edits.items() if path in alike or (value is False and not _has(values, path))]:
+    """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
+    writes alike before and after, which the user has in words of their own, and what it no longer writes."""
+    idle = [path for path, value in edits.items() if path in doubtful or (value is False and not _has(values, path))]
+    for path in idle:
         fewer = {other: value for other, value in edits.items() if other != path}
         if read(applied(values, fewer)) == wanted:
             edits = fewer

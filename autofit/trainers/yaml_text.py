@@ -52,7 +52,9 @@ def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
     colon = text.index(":", key.end_mark.index)
     rest = text[max(end, colon + 1) :]
     comment, newline, following = rest.partition("\n")
-    return text[: colon + 1] + comment + _after_colon(value, key.start_mark.column) + newline + following
+    said = _after_colon(value, key.start_mark.column)
+    line = f"{comment}{said}" if said.startswith("\n") else f"{said}{comment}"
+    return text[: colon + 1] + line + newline + following
 
 
 def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: str | None) -> str | None:
