@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autofit.client import Client
-    from autofit.operations.calls import estimate, frontier, recommend, search
+    from autofit.operations.calls import diagnose, estimate, frontier, recommend, search
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__", "estimate", "frontier", "recommend", "search"]
+__all__ = ["Client", "__version__", "diagnose", "estimate", "frontier", "recommend", "search"]
 
 # Two functions have the names of packages. Python binds a package here when it first loads it, which would hide the
 # function: so both are loaded now, and unbound. They are empty but for what they contain.

@@ -145,6 +145,16 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
     return tuple(sorted(enough, key=lambda known: (known.memory_bytes, known.bandwidth_bytes_per_second)))
 
 
+def alike(total_bytes: int) -> tuple[Card, ...]:
+    """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
+    near = [known for known in cards() if known.vendor == "nvidia" and _is_near(known, total_bytes)]
+    return tuple(sorted(near, key=lambda known: abs(known.memory_bytes - total_bytes)))
+
+
+def _is_near(known: Card, total_bytes: int) -> bool:
+    return abs(known.memory_bytes - total_bytes) <= 0.015 * known.memory_bytes
+
+
 def _is_called(known: Card, device_name: str) -> bool:
     return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in known.device_names)
 

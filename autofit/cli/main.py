@@ -13,7 +13,7 @@ import typer
 
 from autofit import __version__
 from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer, bench, db, estimate, probe, run, runner, serve, token
+from autofit.cli.commands import answer, bench, db, diagnose, estimate, probe, run, runner, serve, token
 from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(run.search, run.trial, estimate.estimate, answer.frontier, answer.recommend),
+    *(run.search, run.trial, estimate.estimate, diagnose.diagnose, answer.frontier, answer.recommend),
     *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe),
     *(serve.serve, runner.runner),
 ):

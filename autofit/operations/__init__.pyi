@@ -1,4 +1,7 @@
 from autofit.operations.comparing import residuals as residuals
+from autofit.operations.diagnosing import Diagnosis as Diagnosis
+from autofit.operations.diagnosing import DiagnosisRequest as DiagnosisRequest
+from autofit.operations.diagnosing import diagnose as diagnose
 from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.explaining import explain as explain
 from autofit.operations.recommendation import frontier as frontier
@@ -21,3 +24,4 @@ from autofit.prediction.estimating import Estimation as Estimation
 from autofit.prediction.predicted_frontier import PredictedFrontier as PredictedFrontier
 from autofit.prediction.predicted_frontier import predict_frontier as predict_frontier
 from autofit.store.trial_log import StoredTrials as StoredTrials
+from autofit.trainers.out_of_memory import read_traceback as read_traceback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autofit import operations, techniques
@@ -16,6 +17,7 @@ from autofit.store import Store
 if TYPE_CHECKING:
     from autofit.core.frontier import Frontier, Recommendation
     from autofit.estimate.estimate import Estimate
+    from autofit.operations.diagnosing import Diagnosis
     from autofit.operations.searching.search import SearchResult
     from autofit.search.progress import Progress
 
@@ -107,6 +109,36 @@ def estimate(
         store=store,
     )
     return estimation.advised() if advice else estimation.estimate()
+
+
+def diagnose(
+    config: str | Path,
+    *,
+    hardware: str = "auto",
+    traceback: str | None = None,
+    trainer: str | None = None,
+    model: str | None = None,
+    seq_len: int | None = None,
+    devices: int | None = None,
+    memory_limit: str | int | None = None,
+    also: Mapping[str, object] | str | None = None,
+) -> Diagnosis:
+    """Whether the training that a trainer's own file asks for fits, and what to change, as `autofit diagnose` answers.
+
+    `config` is the file; `traceback` the text of its out-of-memory error. `also` is axis -> value, or text, for what
+    the file does not say. Raises `UsageError`, and `EnvironmentLacks` for a model that cannot be found here.
+    """
+    request = operations.DiagnosisRequest(
+        hardware=hardware,
+        trainer=trainer,
+        model=model,
+        seq_len=seq_len,
+        devices=devices,
+        memory_limit_bytes=as_bytes(memory_limit),
+        also=techniques.parse(also) if isinstance(also, str) else also or {},
+        failure=None if traceback is None else operations.read_traceback(traceback),
+    )
+    return operations.diagnose(Path(config), request)
 
 
 def recommend(

@@ -90,14 +90,23 @@ class Estimation:
         """The estimate, without advice."""
         return self._answer(self._own)
 
-    def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
+    def advised(
+        self,
+        report: Callable[[int], None] = lambda done: None,
+        refused: Callable[[Config], str | None] = lambda config: None,
+    ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far.
+        Predicts configs near it; `report` is called with how many so far. `refused` says why a config is no answer,
+        though it can be estimated.
         """
         return self._answer(
             lambda near: advised(
-                self._own(near), near, lambda config: why_not(config, self.job), report, self.deviations
+                self._own(near),
+                near,
+                lambda config: why_not(config, self.job) or refused(config),
+                report,
+                self.deviations,
             )
         )
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from autofit.core.errors import UsageError
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import Keys, targets_of
-from autofit.trainers.run import Run, Where
+from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
+from autofit.trainers.run import EIGHT_BITS, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OLD_FLAGS: Mapping[str, str] = {
@@ -21,6 +21,8 @@ OLD_FLAGS: Mapping[str, str] = {
     "eager_attention": "eager",
 }
 """What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
+_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab", "kernels", "spectrum", "kd", "diffusion", "mora")
+"""Plugins whose own keys say what they do."""
 _REWARDS = "pairs of sequences or generated ones, and a frozen reference"
 
 
@@ -38,7 +40,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=_accumulation(keys, size),
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
-        frozen_bytes=1 if keys.flag("load_in_8bit") and method == "lora" else 2,
+        beyond=_beyond(keys, method),
         config=complete(
             {
                 "method": method,
@@ -73,9 +75,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     four = keys.flag("load_in_4bit")
     if kind is None:
         if four or keys.flag("load_in_8bit"):
-            raise UsageError(
-                "load_in_4bit and load_in_8bit need an adapter: axolotl refuses to train quantised weights"
-            )
+            raise UsageError("load_in_4bit and load_in_8bit need an adapter: quantised weights cannot be trained")
         return "full", {}
     if kind not in ("lora", "qlora"):
         keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
@@ -85,13 +85,18 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     if not keys.flag("lora_target_linear"):
         modules = keys.names("lora_target_modules")
         if not modules:
-            keys.count_not(
-                "lora_target_modules", "less", "peft chooses, mostly q and v; targets=attention stands for it"
-            )
+            keys.count_not("lora_target_modules", "less", PEFT_CHOOSES)
         targets, differs = targets_of(modules) if modules else ("attention", None)
     if differs is not None:
         keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
     return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
+
+
+def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
+    if method == "full":
+        return ()
+    narrow = (EIGHT_BITS,) if keys.flag("load_in_8bit") and method == "lora" else ()
+    return (*narrow, *trained_whole(keys.names("lora_modules_to_save")))
 
 
 def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
@@ -115,18 +120,14 @@ def _checkpointing(keys: Keys) -> str:
     if offloading == "hidden_states" or value in ("offload", "offload_disk"):
         return "offload"
     if offloading:
-        keys.count_not(
-            "activation_offloading", "unknown", "every activation moves; checkpointing=offload stands for it"
-        )
+        keys.count_not("activation_offloading", "unknown", "every activation moves; offload stands for it")
         return "offload"
     if keys.mapping("selective_checkpointing"):
-        keys.count_not(
-            "selective_checkpointing", "unknown", "what it keeps differs; checkpointing=selective stands for it"
-        )
+        keys.count_not("selective_checkpointing", "unknown", "what it keeps is chosen otherwise")
         return "selective"
-    return (
-        args.checkpointing_of(keys, "gradient_checkpointing_kwargs") if keys.flag("gradient_checkpointing") else "none"
-    )
+    if not keys.flag("gradient_checkpointing"):
+        return "none"
+    return args.checkpointing_of(keys, "gradient_checkpointing_kwargs")
 
 
 def _optimizer(keys: Keys) -> str:
@@ -143,6 +144,9 @@ def _attention(keys: Keys) -> str | None:
 
 def _loss(keys: Keys) -> str:
     plugins = " ".join(keys.names("plugins"))
+    for name in keys.names("plugins"):
+        if not any(known in name for known in _PLUGINS):
+            keys.count_not(f"plugins: {name}", "unknown", "a plugin that autofit does not know")
     if "liger" in plugins and keys.flag("liger_fused_linear_cross_entropy"):
         return "fused"
     if "cut_cross_entropy" in plugins and keys.flag("cut_cross_entropy", True):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from autofit.core.lattice import Config
 from autofit.export.document import Task
 from autofit.trainers.keys import known_keys
-from autofit.trainers.run import Where
 from autofit.trainers.trainer import Trainer
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """A key, and the keys within it."""
-Edits = Mapping[Path, Any]
+Edits = Mapping[KeyPath, Any]
 """What each key becomes; `REMOVED` for one that goes."""
 
 
@@ -30,31 +28,56 @@ _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
 """Axes that are said in DeepSpeed's own settings. Of the batch it takes Trainer's word (`auto`)."""
 
 
-def edits_for(trainer: Trainer, values: Mapping[str, Any], before: Task, after: Task, where: Where) -> dict[Path, Any]:
+def edits_for(
+    trainer: Trainer,
+    values: Mapping[str, Any],
+    before: Task,
+    after: Task,
+    read: Callable[[Mapping[str, Any]], Config],
+) -> dict[KeyPath, Any]:
     """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`.
 
-    What the exports write alike for both stays as the user has it. So do keys that change neither memory nor speed.
+    `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
+    change neither memory nor speed.
     """
-    changed = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
-    then, now = _written(trainer, before), _written(trainer, after)
-    edits: dict[Path, Any] = {}
+    differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
+    then, now = ({_spelled(values, path): said for path, said in _written(trainer, t).items()} for t in (before, after))
+    edits = _edits(trainer, values, then, now, differ)
+    found = read(applied(values, edits))
+    if others := {axis for axis in after.config if found.get(axis) != after.config[axis]} - differ:
+        # What the user has in other words means something else with the change.
+        edits = _edits(trainer, values, then, now, differ | others)
+    doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
+    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), after.config, read)
+
+
+def _edits(
+    trainer: Trainer,
+    values: Mapping[str, Any],
+    then: Mapping[KeyPath, tuple[str, Any]],
+    now: Mapping[KeyPath, tuple[str, Any]],
+    changed: Collection[str],
+) -> dict[KeyPath, Any]:
+    """What the export writes differently, and of the axes that have `changed` whatever the user has otherwise."""
+    edits: dict[KeyPath, Any] = {}
     irrelevant = known_keys(trainer.keys).irrelevant
+    older = {axis: [key for key in trainer.other_spellings.get(axis, ()) if key in values] for axis in changed}
+    added = {axis for axis, _ in now.values()} - {axis for axis, _ in then.values()}
     for path, (axis, value) in now.items():
         has = _has(values, path)
-        differs = path not in then or then[path][1] != value or (has and axis in changed)
-        if not differs or (has and _at(values, path) == value) or (has and path[0] in irrelevant):
-            continue
-        if path[0] != "deepspeed" or changed & _DEEPSPEED:
+        differs = path not in then or then[path][1] != value or (has and axis in changed) or older.get(axis)
+        idle = path[0] in irrelevant and (has or axis not in added)
+        by_deepspeed = path[0] != "deepspeed" or not _DEEPSPEED.isdisjoint(changed)
+        if differs and not idle and by_deepspeed and not (has and _at(values, path) == value):
             edits[path] = value
-    gone = [path for path in then if path not in now and _has(values, path)]
-    other = [(key,) for axis in changed for key in trainer.other_spellings.get(axis, ()) if key in values]
-    edits |= {path: REMOVED for path in (*gone, *other) if path not in edits}
-    return _without_idle(trainer, values, _whole(values, edits, now), after.config, where)
+    edits |= {path: REMOVED for path in then if path not in now and _has(values, path)}
+    edits |= {(key,): REMOVED for keys in older.values() for key in keys}
+    return _whole(values, edits, now)
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The file's keys with the edits made."""
-    made = copy.deepcopy(dict(values))
+    made: dict[str, Any] = _copied(values)
     for path, value in edits.items():
         inside = made
         for key in path[:-1]:
@@ -64,13 +87,20 @@ def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
         if value is REMOVED:
             inside.pop(path[-1], None)
         else:
-            inside[path[-1]] = copy.deepcopy(value)
+            inside[path[-1]] = _copied(value)
     return made
 
 
-def _written(trainer: Trainer, task: Task) -> dict[Path, tuple[str, Any]]:
+def _copied(value: Any) -> Any:
+    """A copy in which nothing is shared, as YAML's aliases are."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _written(trainer: Trainer, task: Task) -> dict[KeyPath, tuple[str, Any]]:
     """What the export writes: each key with its axis and value."""
-    found: dict[Path, tuple[str, Any]] = {}
+    found: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
             for section in emit(task.config[axis], task).sections.values():
@@ -78,7 +108,14 @@ def _written(trainer: Trainer, task: Task) -> dict[Path, tuple[str, Any]]:
     return found
 
 
-def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _spelled(values: Mapping[str, Any], path: KeyPath) -> KeyPath:
+    """FSDP's keys begin with `fsdp_` where the user has them so."""
+    if path[0] != "fsdp_config" or len(path) != 2 or not _has(values, ("fsdp_config", f"fsdp_{path[1]}")):
+        return path
+    return path[0], f"fsdp_{path[1]}"
+
+
+def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*above, key))
@@ -86,20 +123,22 @@ def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path,
             yield (*above, key), value
 
 
-def _has(values: Mapping[str, Any], path: Path) -> bool:
+def _has(values: Mapping[str, Any], path: KeyPath) -> bool:
     return _at(values, path) is not None
 
 
-def _at(values: Any, path: Path) -> Any:
+def _at(values: Any, path: KeyPath) -> Any:
     for key in path:
         values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
-def _whole(values: Mapping[str, Any], edits: dict[Path, Any], now: Mapping[Path, tuple[str, Any]]) -> dict[Path, Any]:
+def _whole(
+    values: Mapping[str, Any], edits: dict[KeyPath, Any], now: Mapping[KeyPath, tuple[str, Any]]
+) -> dict[KeyPath, Any]:
     """A list of plugins keeps the user's own. A mapping that the user has as something else, such as the name of a
     file, is written as a whole."""
-    made: dict[Path, Any] = {}
+    made: dict[KeyPath, Any] = {}
     for path, value in edits.items():
         own = values.get(path[0])
         if path == ("plugins",) and isinstance(own, list) and isinstance(value, list):
@@ -112,11 +151,17 @@ def _whole(values: Mapping[str, Any], edits: dict[Path, Any], now: Mapping[Path,
 
 
 def _without_idle(
-    trainer: Trainer, values: Mapping[str, Any], edits: dict[Path, Any], wanted: Config, where: Where
-) -> dict[Path, Any]:
-    """The edits but for switches that the user's file lacks and that are off anyway."""
-    for path in [path for path, value in edits.items() if value is False and not _has(values, path)]:
+    values: Mapping[str, Any],
+    edits: dict[KeyPath, Any],
+    doubtful: Collection[KeyPath],
+    wanted: Config,
+    read: Callable[[Mapping[str, Any]], Config],
+) -> dict[KeyPath, Any]:
+    """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
+    writes alike before and after, which the user has in words of their own, and what it no longer writes."""
+    idle = [path for path, value in edits.items() if path in doubtful or (value is False and not _has(values, path))]
+    for path in idle:
         fewer = {other: value for other, value in edits.items() if other != path}
-        if trainer.read(applied(values, fewer), where).config == wanted:
+        if read(applied(values, fewer)) == wanted:
             edits = fewer
     return edits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,6 +12,8 @@ from typing import Any
 from autofit.core.errors import UsageError
 from autofit.trainers.run import NotCounted, UnknownKey
 
+PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
+"""Where no modules are named (peft, utils/constants.py)."""
 EFFECTS = ("more", "less", "unknown")
 """What a key that is not counted may do to memory."""
 
@@ -59,6 +61,7 @@ class Keys:
         self._known = known_keys(trainer)
         self.assumed: list[str] = []
         self._not_counted: list[NotCounted] = []
+        self._unknown: list[UnknownKey] = []
 
     def value(self, name: str) -> Any:
         """The value as it is in the file; None where it is not set."""
@@ -110,10 +113,13 @@ class Keys:
             raise _wrong(name, value, "a list of names")
         return [item.strip() for item in listed if item.strip()]
 
-    def mapping(self, name: str) -> Mapping[str, Any]:
+    def mapping(self, name: str, known: Collection[str] | None = None) -> Mapping[str, Any]:
+        """A key that holds keys of its own; those that are not `known` are named as unknown."""
         value = self.value(name) or {}
         if not isinstance(value, dict):
             raise _wrong(name, value, "a mapping of keys")
+        if known is not None:
+            self._unknown += [_unknown(inner, known, f"{name}.") for inner in value if inner not in known]
         return value
 
     def one_of(self, name: str, ours: Mapping[str, Any], value: str) -> Any:
@@ -144,16 +150,17 @@ class Keys:
     @property
     def unknown(self) -> tuple[UnknownKey, ...]:
         """Keys that the trainer does not have."""
-        valid = sorted(self._known.all)
-        return tuple(
-            UnknownKey(key=key, nearest=tuple(difflib.get_close_matches(key, valid, n=2, cutoff=0.7)))
-            for key in map(str, self._values)
-            if key not in self._known.all
-        )
+        own = [_unknown(key, self._known.all) for key in self._values if key not in self._known.all]
+        return (*own, *dict.fromkeys(self._unknown))
 
     @property
     def irrelevant(self) -> tuple[str, ...]:
         return tuple(key for key in self._values if key in self._known.irrelevant)
+
+
+def _unknown(key: str, known: Collection[str], above: str = "") -> UnknownKey:
+    near = difflib.get_close_matches(str(key), sorted(known), n=2, cutoff=0.7)
+    return UnknownKey(key=f"{above}{key}", nearest=tuple(above + name for name in near))
 
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:

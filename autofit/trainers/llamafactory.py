@@ -10,7 +10,7 @@ from autofit.export.llamafactory_format import ATTENTION
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import Keys, targets_of
-from autofit.trainers.run import Run, Where
+from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
 STAGES: Mapping[str, str | None] = {
@@ -46,7 +46,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
-        frozen_bytes=1 if keys.value("quantization_bit") == 8 else 2,
+        beyond=_beyond(keys, method),
         config=complete(
             {
                 "method": method,
@@ -92,18 +92,22 @@ def _is_four_bit(keys: Keys, bits: object) -> bool:
         return False
     by = keys.text("quantization_method") or "bnb"
     if bits != 4 or by != "bnb":
-        keys.count_not(
-            "quantization_bit", "unknown", f"{bits}-bit weights by {by}; 4 bits by bitsandbytes stand for it"
-        )
-    if not keys.flag("double_quantization", True):
-        keys.count_not("double_quantization", "more", "without it, scales of 4-bit weights take 3 % more")
+        keys.count_not("quantization_bit", "unknown", f"{bits} bits by {by}; 4 by bitsandbytes stand for it")
     return True
+
+
+def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
+    if method == "full":
+        return ()
+    eight = (EIGHT_BITS,) if keys.value("quantization_bit") == 8 else ()
+    single = (SINGLE_SCALES,) if method == "qlora" and not keys.flag("double_quantization", True) else ()
+    return (*eight, *single, *trained_whole(keys.names("additional_target")))
 
 
 def _precision(keys: Keys, sharded: Sharded, method: str) -> str:
     """Trained weights are cast to fp32, but not with `pure_bf16` (adapter.py); frozen ones keep the checkpoint's."""
     if keys.flag("pure_bf16"):
-        return "bf16" if method == "full" else "bf16-mixed"
+        return "bf16"  # peft itself keeps adapters in fp32, which are small
     if method != "full" and not keys.flag("bf16") and not keys.flag("fp16"):
         keys.assume("neither bf16 nor fp16 is set: the frozen weights are taken to be in bfloat16")
         return "bf16-mixed"

@@ -41,6 +41,23 @@ class UnknownKey(Document):
     """Keys that may be meant, the nearest first."""
 
 
+BEYOND = ("all", "linear", "outside", "vocabulary")
+"""Parameters: all; those of linear layers inside of decoder layers; the others; those of one matrix of the vocabulary's
+size."""
+EIGHT_BITS = ("linear", -1.0)
+"""Frozen weights in 8 bits, where the config has 16."""
+SINGLE_SCALES = ("linear", 4 / 64 - (1 / 64 + 4 / (64 * 256)))
+"""4-bit weights without double quantisation: a scale of 4 bytes for 64 weights, where there are 1 byte and 4 / 256."""
+TRAINED_WHOLE = 16.0
+"""Bytes a parameter of a module that is trained beside adapters: an fp32 copy, its gradient and Adam's states."""
+
+
+def trained_whole(modules: list[str]) -> tuple[tuple[str, float], ...]:
+    """`beyond` for modules that adapters train as a whole, of which embeddings and the head have a size that counts."""
+    large = [name for name in modules if name.rsplit(".", 1)[-1] in ("embed_tokens", "lm_head", "wte", "embed_out")]
+    return (("vocabulary", TRAINED_WHOLE * len(large)),) if large else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One training run, as its trainer would start it from the file."""
@@ -56,8 +73,8 @@ class Run:
     config: Config
     """Every axis."""
     lora_dropout: float = 0.0
-    frozen_bytes: int = 2
-    """Bytes of a frozen weight: 2, but 1 with 8-bit loading, and 4 where it is loaded in fp32."""
+    beyond: tuple[tuple[str, float], ...] = ()
+    """What weights take beyond the config's own formats: bytes a parameter, of those that a name of `BEYOND` means."""
     assumed: tuple[str, ...] = ()
     """What the file does not say and the trainer's default decides, one sentence each."""
     not_counted: tuple[NotCounted, ...] = ()

@@ -12,6 +12,18 @@ from autofit.core.errors import UsageError
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import Where
 
+FSDP_OPTIONS = frozenset(
+    {
+        "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload",
+        "cpu_offload_pin_memory", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params",
+        "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states",
+        "cpu_ram_efficient_loading", "state_dict_type", "final_state_dict_type", "activation_checkpointing",
+        "mixed_precision_policy", "xla", "xla_fsdp_settings", "xla_fsdp_grad_ckpt", "xla_fsdp_v2",
+    }
+)  # fmt: skip
+"""Keys of `fsdp_config`, which may all begin with `fsdp_` (accelerate's FullyShardedDataParallelPlugin; axolotl's
+schemas/fsdp.py)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
@@ -40,7 +52,8 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
         stage, offload = _stage(settings), _offload(settings)
         value = f"zero{stage}" if stage else "ddp"
     elif _fsdp_is_on(keys):
-        options = {name.removeprefix("fsdp_"): value for name, value in keys.mapping("fsdp_config").items()}
+        given = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS})
+        options = {name.removeprefix("fsdp_"): value for name, value in given.items()}
         what, value, offload = "fsdp", _fsdp(options), _fsdp_offload(keys, options)
     else:
         if ranks is None:

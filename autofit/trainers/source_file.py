@@ -59,20 +59,16 @@ class SourceFile:
             indent = next((len(line) - len(line.lstrip()) for line in self.text.splitlines()[1:] if line.strip()), None)
             made = json.dumps(wanted, indent=indent, ensure_ascii=False)
             return made + "\n" if self.text.endswith("\n") else made
-        made = edited_text(self.text, edits)
-        return made if made is not None and _same(made, wanted) else None
+        edited = edited_text(self.text, edits)
+        return edited if edited is not None and _same(edited, wanted) else None
 
     def diff(self, changed: str) -> str:
         """A unified diff from the file to `changed`, for `patch`."""
-        lines = difflib.unified_diff(
-            *(
-                (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
-                for text in (self.text, changed)
-            ),
-            fromfile=self.name,
-            tofile=self.name,
-            n=1,
-        )
+        before, after = (text.splitlines(keepends=True) for text in (self.text, changed))
+        lines = [
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in difflib.unified_diff(before, after, fromfile=self.name, tofile=self.name, n=1)
+        ]
         return "".join(lines)
 
 

@@ -100,6 +100,10 @@ OTHERS: Mapping[str, str] = {
     "peft_type": "an adapter's configuration: name the trainer's file",
     "kernel_config": "a file of LLaMA-Factory's new engine (examples/v1), which autofit does not read",
     "dist_config": "a file of LLaMA-Factory's new engine (examples/v1), which autofit does not read",
+    "reward_funcs": "a file of trl's GRPO trainer: autofit reads those of `trl sft`",
+    "num_generations": "a file of trl's GRPO trainer: autofit reads those of `trl sft`",
+    "max_prompt_length": "a file of one of trl's preference trainers: autofit reads those of `trl sft`",
+    "beta": "a file of one of trl's preference trainers: autofit reads those of `trl sft`",
     "apiVersion": "a Kubernetes manifest",
     "services": "a Docker Compose file",
     "tokenizer._component_": "a torchtune recipe, which autofit does not read",
@@ -123,9 +127,8 @@ def recognised(values: Mapping[str, Any]) -> Trainer:
     with_model = [t for t in TRAINERS.values() if t.model_key is not None and t.model_key in values]
     if not with_model:
         arguments = known_keys("training_arguments")
-        if "per_device_train_batch_size" in values or (
-            "output_dir" in values and len(values.keys() & arguments.all) > 2
-        ):
+        ours = values.keys() & arguments.all
+        if "per_device_train_batch_size" in ours or ("output_dir" in ours and len(ours) > 2):
             return TRAINERS["transformers"]
         raise UsageError(f"no trainer's file has the keys {_some(values)}: looked for {_LOOKED_FOR}")
     own = {t.name: len(values.keys() & _own_keys(t)) for t in with_model}

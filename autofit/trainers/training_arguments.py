@@ -56,6 +56,8 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
 }
 """Optimizers that are none of ours: the nearest, what that does to memory, and why."""
 ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in ta.ATTENTION.items()}
+CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
+"""Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
 
 
@@ -102,9 +104,7 @@ def checkpointing(keys: Keys, default: bool = False) -> str:
 
 def checkpointing_of(keys: Keys, name: str) -> str:
     """The axis's value for the arguments of checkpointing that is on."""
-    kwargs = keys.mapping(name)
-    for known in kwargs.keys() - {"use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state"}:
-        keys.count_not(f"{name}.{known}", "unknown", "checkpointing of another kind")
+    kwargs = keys.mapping(name, CHECKPOINTING)
     if kwargs.get("offload"):
         return "offload"
     if kwargs.get("selective"):

@@ -1,11 +1,11 @@
-"""`trl sft`: keys and defaults are those of trl 1.16, sft_config.py and model_config.py; sft_trainer.py says the rest."""
+"""`trl sft`: keys and defaults are those of trl 1.16, sft_config.py and model_config.py; sft_trainer.py uses them."""
 
 from __future__ import annotations
 
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import Keys, targets_of
-from autofit.trainers.run import Run, Where
+from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
+from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import read_sharding
 
 
@@ -30,7 +30,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
-        frozen_bytes=_frozen_bytes(keys, method, loaded),
+        beyond=_beyond(keys, method, loaded),
         config=complete(
             {
                 "method": method,
@@ -64,24 +64,26 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         return "full", {}
     modules = keys.names("lora_target_modules")
     if not modules:
-        keys.count_not("lora_target_modules", "less", "peft chooses, mostly q and v; targets=attention stands for it")
+        keys.count_not("lora_target_modules", "less", PEFT_CHOOSES)
     targets, differs = targets_of(modules) if modules else ("attention", None)
     if differs is not None:
         keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
-    if keys.flag("load_in_4bit") and not keys.flag("use_bnb_nested_quant"):
-        keys.count_not("use_bnb_nested_quant", "more", "without it, scales of 4-bit weights take 3 % more")
     method = "qlora" if keys.flag("load_in_4bit") else "lora"
     return method, {"rank": keys.count("lora_r", 16), "targets": targets}
 
 
-def _frozen_bytes(keys: Keys, method: str, loaded: str) -> int:
+def _beyond(keys: Keys, method: str, loaded: str) -> tuple[tuple[str, float], ...]:
+    """Frozen weights stay in the format that they are loaded in; of 4-bit ones, embeddings, norms and the head do."""
     if method == "full":
-        return 2
+        return ()
+    found = list(trained_whole(keys.names("lora_modules_to_save")))
     if keys.flag("load_in_8bit"):
-        return 1
-    if method == "qlora" and loaded == "float32":
-        keys.count_not("dtype", "more", "embeddings and norms stay in fp32: set dtype: bfloat16")
-    return 4 if method == "lora" and loaded == "float32" else 2
+        found.append(EIGHT_BITS)
+    if method == "qlora" and not keys.flag("use_bnb_nested_quant"):
+        found.append(SINGLE_SCALES)
+    if loaded == "float32":
+        found.append(("outside" if method == "qlora" or keys.flag("load_in_8bit") else "all", 2.0))
+    return tuple(found)
 
 
 def _checkpointing(keys: Keys, by_fsdp: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from autofit.trainers.edits import REMOVED, Edits, Path
+from autofit.trainers.edits import REMOVED, Edits, KeyPath
 
 
 def edited_text(text: str, edits: Edits) -> str | None:
@@ -28,7 +28,7 @@ def edited_text(text: str, edits: Edits) -> str | None:
     return text
 
 
-def _with(text: str, root: yaml.MappingNode, path: Path, value: Any, last: str | None) -> str | None:
+def _with(text: str, root: yaml.MappingNode, path: KeyPath, value: Any, last: str | None) -> str | None:
     """`text` with one key set: its value replaced, or a line added to the nearest mapping that is there."""
     mapping, depth = root, 0
     while (entry := _entry(mapping, path[depth])) is not None:
@@ -50,7 +50,11 @@ def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
     if not isinstance(value, dict) and isinstance(node, yaml.ScalarNode) and node.value != "":
         return text[: node.start_mark.index] + _flow(value) + text[end:]
     colon = text.index(":", key.end_mark.index)
-    return text[: colon + 1] + _after_colon(value, key.start_mark.column) + text[max(end, colon + 1) :]
+    rest = text[max(end, colon + 1) :]
+    comment, newline, following = rest.partition("\n")
+    said = _after_colon(value, key.start_mark.column)
+    line = f"{comment}{said}" if said.startswith("\n") else f"{said}{comment}"
+    return text[: colon + 1] + line + newline + following
 
 
 def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: str | None) -> str | None:
@@ -58,15 +62,27 @@ def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: st
         inside = mapping.end_mark.index - 1
         comma = ", " if mapping.value else ""
         return f"{text[:inside]}{comma}{name}: {_flow(value)}{text[inside:]}"
-    after = _entry(mapping, last) if last is not None else None
-    key, node = after or mapping.value[-1]
+    key, node = _nearest(mapping, name) or (_entry(mapping, last) if last is not None else None) or mapping.value[-1]
     column = mapping.value[0][0].start_mark.column
     end = text.find("\n", max(_end(node), key.end_mark.index))
     head, tail = (text + "\n", "") if end < 0 else (text[: end + 1], text[end + 1 :])
     return f"{head}{' ' * column}{name}:{_after_colon(value, column)}\n{tail}"
 
 
-def _without(text: str, root: yaml.MappingNode, path: Path) -> str | None:
+def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The last of the entries whose names begin with most of the same words; None where none shares the first."""
+    words = name.split("_")
+    alike = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
+    most = max(alike.values())
+    return _entry(mapping, [key for key, same in alike.items() if same == most][-1]) if most else None
+
+
+def _in_common(words: list[str], others: list[str]) -> int:
+    pairs = list(zip(words, others, strict=False))
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+
+def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:
     mapping: yaml.Node = root
     entry = None
     for name in path:

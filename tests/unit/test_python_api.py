@@ -17,6 +17,7 @@ from unit.operations.made_trials import HARDWARE, MODEL, fill
 import autofit
 from autofit import operations
 from autofit.cli.commands import answer, run
+from autofit.cli.commands import diagnose as diagnose_command
 from autofit.cli.commands import estimate as estimate_command
 from autofit.client import Client, RemoteSearch
 from autofit.core.errors import NothingFits, NotMeasured, StoreError, UsageError
@@ -74,6 +75,13 @@ def test_the_client_has_the_signature_of_the_function(name: str) -> None:
     assert {option: theirs[option] for option in ours if option != "report"} == {
         option: default for option, default in ours.items() if option != "report"
     }
+
+
+def test_a_diagnosis_has_the_options_of_its_command() -> None:
+    """The command can do without a file, for an error alone; there the function is `operations.read_traceback`."""
+    ours, command = defaults(autofit.diagnose), defaults(diagnose_command.diagnose)
+    asked = {option: default for option, default in command.items() if option not in COMMANDS_OWN}
+    assert ours == {**asked, "config": inspect.Parameter.empty}
 
 
 def test_every_name_is_found_and_no_other() -> None:

@@ -1,0 +1,95 @@
+"""`autofit diagnose`: a trainer's own file, and what runs out of memory in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.arguments import size
+from autofit.cli.output import print_json
+
+
+def diagnose(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Your file: of axolotl, LLaMA-Factory or trl sft, or TrainingArguments as JSON."),
+    ] = None,
+    hardware: options.Hardware = "auto",
+    traceback: Annotated[
+        Path | None, typer.Option("--traceback", help="A file with the text of the out-of-memory error; - reads it.")
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option("--trainer", help="axolotl, llamafactory, trl or transformers, if the file could be another's."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="What the file's model is built like, if that cannot be looked up; see estimate."),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", help="Tokens of the longest sequence, instead of the file's.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option("--devices", help="GPUs that share the training.")] = None,
+    memory_limit: options.MemoryLimit = None,
+    also: Annotated[
+        str | None,
+        typer.Option("--also", help="axis=value,... that the file does not say, or that you know better."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print every diff, and the defaults that were assumed.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Say whether the training that a trainer's own file asks for fits, and what to change in it.
+
+    Nothing runs and nothing is downloaded but the model's config.json, if the catalog lacks it.
+
+    \b
+    Examples:
+      autofit diagnose --config qlora.yml --hardware rtx-4090
+      autofit diagnose --config sft.yaml --hardware a100-80g --devices 8 --json
+      autofit diagnose --config args.json --model qwen3-8b --seq-len 2048 --also method=lora,rank=16 --hardware l4
+      autofit diagnose --config qlora.yml --traceback error.txt
+    """
+    from autofit import operations, techniques
+    from autofit.cli.text.diagnosis import diagnosis_text, failure_text
+    from autofit.cli.waiting import Waiting
+    from autofit.core.errors import UsageError
+
+    failure = None if traceback is None else operations.read_traceback(read_text(traceback))
+    if config is None:
+        if failure is None:
+            raise UsageError("nothing to diagnose: give your trainer's --config, or the --traceback of an error")
+        print_json({"traceback": failure.to_json()}) if as_json else print(failure_text(failure))
+        return
+    user = operations.DiagnosisRequest(
+        hardware=hardware,
+        trainer=trainer,
+        model=model,
+        seq_len=seq_len,
+        devices=devices,
+        memory_limit_bytes=size(memory_limit),
+        also={} if also is None else techniques.parse(also),
+        failure=failure,
+    )
+    with Waiting() as waiting:
+        found = operations.diagnose(config, user, waiting)
+    print_json(found.to_json()) if as_json else print(diagnosis_text(found, verbose=verbose))
+    raise typer.Exit(0 if found.fits else 3)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or of standard input for `-`. Raises `UsageError`."""
+    import sys
+
+    from autofit.core.errors import UsageError
+
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,87 @@
+"""A diagnosis as text for people: the verdict, where the bytes are, and the changes, as diffs of the user's file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import columns
+from autofit.cli.text.predicted import advice_rows, change_text, memory_text, verdict_text
+from autofit.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from autofit.operations.diagnosing import Diagnosis
+    from autofit.trainers.out_of_memory import OutOfMemory
+
+EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
+"""What is said of each effect of what no estimate covers."""
+PHASES = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the update"}
+
+
+def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
+    """The answer; `verbose` adds the other changes' diffs, and what was assumed."""
+    estimate = found.estimate
+    more = [part.key for part in found.run.not_counted if part.effect == "more"]
+    without = f" (without what {', '.join(more)} adds: see below)" if more and estimate.fits else ""
+    parts = [f"{verdict_text(estimate)}{without}\n{_asked(found)}"]
+    if found.failure is not None:
+        parts.append(failure_text(found.failure))
+    share = sorted(estimate.breakdown.items(), key=lambda part: -part[1])
+    rows = [
+        (f"  {name.replace('_', ' ')}", f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})")
+        for name, size in share
+        if size
+    ]
+    parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
+    if beside := _beside(found, verbose=verbose):
+        parts.append(columns(beside))
+    parts.append(columns(_changes(found)))
+    diffs = [remedy.diff for remedy in found.remedies if remedy.diff]
+    parts += [diff.rstrip("\n") for diff in (diffs if verbose else diffs[:1])]
+    if len(diffs) > 1 and not verbose:
+        parts.append(f"The diff is of the first change; --verbose prints {'both' if len(diffs) == 2 else 'all three'}.")
+    return "\n\n".join(parts)
+
+
+def failure_text(failure: OutOfMemory) -> str:
+    """What an error's text says, and what that means."""
+    sizes = {
+        "asked for": failure.requested_bytes,
+        "in use": failure.allocated_bytes,
+        "reserved, unused": failure.unallocated_bytes,
+        "free": failure.free_bytes,
+        "the card": failure.capacity_bytes,
+    }
+    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size is not None)
+    return "\n".join(["the error: " + (said or "out of memory, without figures"), *failure.findings])
+
+
+def _asked(found: Diagnosis) -> str:
+    """What the file asks for, in a line."""
+    options, config = found.options, found.run.config
+    adapters = "" if config["method"] == "full" else f" of rank {config['rank']}"
+    step = f"{config['micro_batch']} x {found.run.accumulation} sequences of {options.seq_len:,} tokens"
+    each = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
+    return f"{found.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{each}"
+
+
+def _beside(found: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
+    """What the estimate does not cover, and keys that the trainer does not have."""
+    rows = [("not counted", f"{part.key} {EFFECTS[part.effect]}: {part.because}") for part in found.run.not_counted]
+    for key in found.run.unknown:
+        near = f"did you mean {' or '.join(key.nearest)}?" if key.nearest else f"{found.run.trainer} has no such key"
+        rows.append(("unknown key", f"{key.key}: {near}"))
+    rows += [("note", note) for note in found.notes]
+    if verbose:
+        rows += [("assumed", sentence) for sentence in (*found.run.assumed, *found.estimate.assumptions)]
+        rows.append(("memory", memory_text(found.estimate)))
+    return rows
+
+
+def _changes(found: Diagnosis) -> list[tuple[str, str]]:
+    """The changes that help, the smallest first."""
+    if found.remedies:
+        heading = "faster with" if found.fits else "fits with"
+        return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in found.remedies)]
+    if found.fits:
+        return [("faster with", "nothing near it that this file can say")]
+    return advice_rows(found.estimate) or [("to fit", "no one or two changes that this file can say are enough")]

@@ -1,0 +1,305 @@
+"""What `autofit diagnose` answers: whether a trainer's own file fits, and the changes to it that help."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autofit.catalog.hardware import alike
+from autofit.catalog.models import Model, load, names, shape
+from autofit.catalog.space import ADAPTER_AXES
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.lattice import Config
+from autofit.core.units import GIB, format_bytes
+from autofit.estimate.estimate import Change, Estimate, Lightest
+from autofit.export.document import Task
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import Estimation
+from autofit.techniques import complete
+from autofit.techniques.axes.precision import has_bf16
+from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
+from autofit.trainers.out_of_memory import OutOfMemory
+from autofit.trainers.run import Run, Where
+from autofit.trainers.source_file import SourceFile
+from autofit.trainers.trainer import Trainer, recognised, trainer_named
+from autofit.trial.machine.detection import asked, detect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that helps, as the user would make it."""
+
+    change: Change
+    settings: Mapping[str, Any] = field(hash=False)
+    """Key -> its new value; keys within another with dots, None for one that goes."""
+    diff: str | None
+    """Of the user's own file; None where its text cannot be edited without loss."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.change.to_json(), "settings": dict(self.settings), "diff": self.diff}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The answer."""
+
+    run: Run
+    options: WorkloadOptions
+    estimate: Estimate
+    """Of the file as it is. Its own advice is in `remedies`."""
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...] = ()
+    """How the card was found, and what else explains the answer; one sentence each."""
+    failure: OutOfMemory | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate.likely_fits
+
+    def to_json(self) -> dict[str, Any]:
+        run = self.run
+        return {
+            "trainer": run.trainer,
+            "model": self.options.model,
+            "seq_len": self.options.seq_len,
+            "global_batch": self.options.global_batch,
+            "devices": self.options.devices,
+            "estimate": replace(self.estimate, advice=()).to_json(),
+            "changes": [remedy.to_json() for remedy in self.remedies],
+            "assumed": list(run.assumed),
+            "not_counted": [part.to_json() for part in run.not_counted],
+            "unknown_keys": [key.to_json() for key in run.unknown],
+            "notes": list(self.notes),
+            "traceback": None if self.failure is None else self.failure.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisRequest:
+    """What the user says beside the file; None where nothing is said."""
+
+    hardware: str = "auto"
+    trainer: str | None = None
+    model: str | None = None
+    seq_len: int | None = None
+    devices: int | None = None
+    memory_limit_bytes: int | None = None
+    also: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Axes that the file does not decide, or that the user knows better."""
+    failure: OutOfMemory | None = None
+    """The error that the run ended with."""
+
+
+_BEYOND = {
+    "all": "the frozen weights are loaded in fp32, which takes",
+    "outside": "embeddings, norms and the head are loaded in fp32, which takes",
+    "vocabulary": "modules that are trained as a whole beside the adapters take",
+}
+"""What weights beyond the config's formats are called."""
+
+
+class _Case:
+    """One file on one card."""
+
+    def __init__(self, file: SourceFile, trainer: Trainer, user: DiagnosisRequest, where: Where) -> None:
+        self._file, self._trainer, self._user, self._where = file, trainer, user, where
+        self.run = self._read(file.values)
+        self.options = self._options()
+        model, _ = self.options.resolve()
+        self._extra = extra_bytes(self.run, model)
+        try:
+            self.estimation = Estimation.of(
+                self.options, self.run.config, hardware=user.hardware, memory_limit_bytes=user.memory_limit_bytes
+            )
+        except UsageError as error:
+            raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
+        job = self.estimation.job
+        self._task = Task(
+            config=self.run.config,
+            workload=job.workload,
+            hardware=job.hardware,
+            stack=job.stack,
+            source=self.options.model,
+        )
+        self._edits: dict[Config, dict[KeyPath, Any] | None] = {}
+
+    def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
+        limit = self.estimation.memory_limit_bytes
+        if limit <= self._extra:
+            raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
+        under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
+        found = under.advised(report, self._not_said)
+        remedies = (self._remedy(change) for change in found.advice)
+        return Diagnosis(
+            run=self.run,
+            options=self.options,
+            estimate=self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run),
+            remedies=tuple(remedy for remedy in remedies if remedy.change.estimate.likely_fits),
+            notes=tuple(self._notes(found)),
+            failure=self._user.failure,
+        )
+
+    def _read(self, values: Mapping[str, Any]) -> Run:
+        """What keys ask for, with what the user says beside them."""
+        run = self._trainer.read(values, self._where)
+        if not self._user.also:
+            return run
+        together = {**run.config.to_json(), **self._user.also}
+        if together["method"] == "full":
+            together = {axis: value for axis, value in together.items() if axis not in ADAPTER_AXES}
+        return replace(run, config=complete(together))
+
+    def _options(self) -> WorkloadOptions:
+        run, user = self.run, self._user
+        source = user.model or run.model
+        if source is None:
+            raise UsageError("the file names no model: say it with --model")
+        seq_len = user.seq_len or run.seq_len
+        if seq_len is None:
+            raise UsageError("the file does not say how long sequences are: say it with --seq-len")
+        _check_model(source)
+        return WorkloadOptions(
+            model=source,
+            seq_len=seq_len,
+            global_batch=run.global_batch,
+            lora_dropout=run.lora_dropout,
+            devices=run.devices,
+        )
+
+    def _whole(self, found: Estimate, run: Run) -> Estimate:
+        """With what the format of the frozen weights adds, under the real limit."""
+        more = extra_bytes(run, self.estimation.job.model)
+        return replace(
+            found,
+            memory_limit_bytes=self.estimation.memory_limit_bytes,
+            device_bytes=found.device_bytes + more,
+            peak_allocated_bytes=found.peak_allocated_bytes + more,
+            peak_reserved_bytes=found.peak_reserved_bytes + more,
+            breakdown={**found.breakdown, "weights": found.breakdown["weights"] + more},
+            phase_peaks={phase: size + more for phase, size in found.phase_peaks.items()},
+        )
+
+    def _lightest(self, found: Estimate) -> Lightest | None:
+        if found.lightest is None:
+            return None
+        config = found.lightest.estimate.config
+        edits = self._edits_to(config)
+        run = replace(self.run, config=config) if edits is None else self._read(applied(self._file.values, edits))
+        card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
+        return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
+
+    def _notes(self, found: Estimate) -> Iterator[str]:
+        """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
+        model, failure = self.estimation.job.model, self._user.failure
+        for which, size in self.run.beyond:
+            more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
+            if which in _BEYOND and more > GIB // 2:
+                yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        if failure is None:
+            return
+        tokens = self.run.config.number("micro_batch") * self.options.seq_len
+        logits = tokens * shape(model).vocabulary_size
+        if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
+            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
+        expected = found.peak_allocated_bytes + self._extra
+        if failure.allocated_bytes is not None and failure.allocated_bytes > 1.15 * expected:
+            held = format_bytes(failure.allocated_bytes)
+            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
+
+    def _not_said(self, config: Config) -> str | None:
+        if self._edits_to(config) is None:
+            return f"{self._trainer.title} cannot say it in this file"
+        return None
+
+    def _edits_to(self, config: Config) -> dict[KeyPath, Any] | None:
+        """The edits with which the file asks for exactly `config`; None if there are none."""
+        if config not in self._edits:
+            self._edits[config] = self._found_edits(config)
+        return self._edits[config]
+
+    def _found_edits(self, config: Config) -> dict[KeyPath, Any] | None:
+        values = self._file.values
+        try:
+            edits = edits_for(
+                self._trainer, values, self._task, replace(self._task, config=config), lambda v: self._read(v).config
+            )
+            after = self._read(applied(values, edits))
+        except UsageError:  # the trainer refuses it, or has no word for it
+            return None
+        same = after.config == config and after.global_batch == self.run.global_batch
+        return edits if edits and same else None
+
+    def _remedy(self, change: Change) -> Remedy:
+        edits = self._edits_to(change.estimate.config)
+        assert edits is not None, "only changes that the file can say are predicted"
+        after = self._read(applied(self._file.values, edits))
+        text = self._file.changed(edits)
+        return Remedy(
+            change=replace(change, estimate=self._whole(change.estimate, after)),
+            settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
+            diff=None if text is None else self._file.diff(text),
+        )
+
+
+def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
+    """Whether the run that a trainer's file asks for fits a card, and up to three changes to the file that help.
+
+    Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
+    leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
+    that cannot be found here.
+    """
+    user, notes = _placed(user)
+    file = SourceFile.read(path)
+    trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
+    card = asked(user.hardware)
+    where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
+    found = _Case(file, trainer, user, where).diagnosed(report)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
+    """With the card and the limit that an error's text names, where the user names none; and what to say of them."""
+    notes, failure = [], user.failure
+    if failure is not None and failure.capacity_bytes is not None:
+        if user.hardware == "auto":
+            near = alike(failure.capacity_bytes)
+            if near:
+                user = replace(user, hardware=near[0].name)
+                others = f", and could be {' or '.join(card.name for card in near[1:])}" if near[1:] else ""
+                notes.append(
+                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {near[0].name}{others}"
+                )
+        if user.memory_limit_bytes is None:
+            user = replace(user, memory_limit_bytes=failure.capacity_bytes - failure.elsewhere_bytes)
+    if asked(user.hardware) is None and detect()[0].kind == "cpu":
+        raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")
+    return user, tuple(notes)
+
+
+def extra_bytes(run: Run, model: Model) -> int:
+    """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
+    counts = shape(model)
+    parameters = {
+        "all": counts.parameters,
+        "linear": counts.linear_parameters,
+        "outside": counts.parameters - counts.linear_parameters,
+        "vocabulary": counts.embedding_parameters,
+    }
+    shared = run.devices if run.config["sharding"] in ("zero3", "fsdp", "fsdp-no-reshard") else 1
+    return round(sum(size * parameters[which] for which, size in run.beyond)) // shared
+
+
+def _check_model(source: str) -> None:
+    """Raise what `load` raises, naming the models of the catalog that may be meant."""
+    try:
+        load(source)
+    except (UsageError, EnvironmentLacks) as error:
+        base = source.rsplit("/", 1)[-1].lower()
+        near = difflib.get_close_matches(base, names(), n=2, cutoff=0.5)
+        hint = f"say what it is built like: --model {' or --model '.join(near or ['NAME'])}"
+        if isinstance(error, EnvironmentLacks):
+            raise EnvironmentLacks(error.message, remedy=hint) from error
+        raise UsageError(f"{error}; {hint}") from error

@@ -1,0 +1,135 @@
+"""The text of an out-of-memory error: what torch says of the card's memory, and in which phase of training it came."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.core.document import Document
+from autofit.core.errors import UsageError
+from autofit.core.units import GIB, format_bytes, parse_bytes
+
+_SIZE = r"(\d+(?:\.\d+)?\s*(?:[KMGT]iB|bytes))"
+_PARTS = {
+    "requested": (rf"[Tt]ried to allocate {_SIZE}", r"tried to allocate (\d+ bytes)"),
+    "capacity": (rf"total capac[a-z]* of {_SIZE}", rf"{_SIZE} total capacity"),
+    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free"),
+    "allocated": (rf"{_SIZE} is allocated by PyTorch", rf"{_SIZE} already allocated"),
+    "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated",),
+    "reserved": (rf"{_SIZE} reserved in total by PyTorch",),
+}
+"""What torch writes (c10/cuda/CUDACachingAllocator.cpp), since 2.1 and before."""
+_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
+_PHASES = (
+    ("evaluation", r"in (?:evaluate|evaluation_loop|prediction_step|prediction_loop)\b"),
+    ("saving", r"in (?:_?save_model|_save_checkpoint|save_pretrained|save_state)\b"),
+    (
+        "optimizer",
+        r'/(?:optim|optimizers?)/\S+", line \d+, in (?:_?step|update|_init_group|_multi_tensor|_fused)|clip_grad',
+    ),
+    ("backward", r"in (?:backward|_engine_run_backward|unpack_hook|recompute_fn)\b"),
+    ("forward", r"in (?:forward|compute_loss|training_step)\b"),
+    ("loading", r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict)\b"),
+)
+"""Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""
+CONTEXT_BYTES = 1 * GIB
+"""Most that a CUDA context and the libraries' workspaces take outside of torch's allocator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory(Document):
+    """What an error's text says; None for what it does not say."""
+
+    requested_bytes: int | None
+    capacity_bytes: int | None
+    """The card's memory, as torch counts it."""
+    free_bytes: int | None
+    allocated_bytes: int | None
+    unallocated_bytes: int | None
+    """Reserved by torch's allocator, and not in use."""
+    phase: str | None
+    """`loading`, `forward`, `backward`, `optimizer`, `evaluation` or `saving`."""
+    on_host: bool = False
+    """Whether it is the host's memory that ran out."""
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """What other processes hold of the card; 0 where that is not sure."""
+        if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
+            return 0
+        own = self.allocated_bytes + self.unallocated_bytes + CONTEXT_BYTES  # type: ignore[operator]
+        others = self.capacity_bytes - self.free_bytes - own  # type: ignore[operator]
+        return others if others > CONTEXT_BYTES else 0
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the error means, one sentence each."""
+        found = []
+        if self.elsewhere_bytes:
+            found.append(
+                f"About {format_bytes(self.elsewhere_bytes)} of the card is in use outside of this training: look for "
+                "another process (nvidia-smi)."
+            )
+        asked, spare = self.requested_bytes, self.unallocated_bytes
+        if asked is not None and spare is not None and spare >= max(asked, GIB // 2):
+            found.append(
+                f"{format_bytes(spare)} was reserved and unused, and {format_bytes(asked)} was asked for: memory is "
+                "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+            )
+        if self.on_host:
+            found.append("The host's memory ran out, not the card's.")
+        if self.phase in _MEANING:
+            found.append(_MEANING[self.phase])
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**Document.to_json(self), "elsewhere_bytes": self.elsewhere_bytes, "findings": list(self.findings)}
+
+
+_MEANING = {
+    "loading": "It failed while the weights were loaded, before any step.",
+    "forward": "It failed in the forward pass.",
+    "backward": "It failed in the backward pass.",
+    "optimizer": "It failed in the update: in the first step, that is when the optimizer's states are made.",
+    "evaluation": "It failed in evaluation, not in training: lower the evaluation's batch size first.",
+    "saving": "It failed while a checkpoint was saved, not in a step.",
+}
+
+
+def read_traceback(text: str) -> OutOfMemory:
+    """Raises `UsageError` for text in which no memory has run out."""
+    flat = " ".join(text.split())
+    on_host = "DefaultCPUAllocator" in flat
+    if not on_host and not re.search(r"out of memory|OutOfMemoryError", flat):
+        raise UsageError("this text has no out-of-memory error of torch: looked for 'out of memory'")
+    # Of several ranks that failed, the last is read.
+    start = max(flat.rfind("out of memory"), flat.rfind("DefaultCPUAllocator"), 0)
+    found = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}
+    allocated, unallocated = found["allocated"], found["unallocated"]
+    if unallocated is None and found["reserved"] is not None and allocated is not None:
+        unallocated = max(0, found["reserved"] - allocated)
+    return OutOfMemory(
+        requested_bytes=found["requested"],
+        capacity_bytes=found["capacity"],
+        free_bytes=found["free"],
+        allocated_bytes=allocated,
+        unallocated_bytes=unallocated,
+        phase=_phase(text),
+        on_host=on_host,
+    )
+
+
+def _size(text: str, patterns: tuple[str, ...]) -> int | None:
+    match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+    if match is None:
+        return None
+    number = match[1].replace("bytes", "B")
+    return parse_bytes(number) if not re.fullmatch(r"0+(\.0+)?\s*\w+", number) else 0
+
+
+def _phase(text: str) -> str | None:
+    frames = [f"File {path!r}" for path, _ in _FRAME.findall(text)]
+    if not frames:
+        return None
+    return next((phase for phase, pattern in _PHASES if re.search(pattern, text)), None)

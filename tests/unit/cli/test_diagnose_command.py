@@ -1,0 +1,69 @@
+"""`autofit diagnose` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from unit.cli.conftest import Autofit
+
+CONFIG = """\
+model_name_or_path: smollm2-135m
+stage: dpo
+finetuning_type: lora
+template: default
+cutoff_len: 512
+per_device_train_batch_size: 8
+bf16: true
+disable_gradient_checkpointing: true
+warmup_step: 3
+"""
+ERROR = 'Traceback\n  File "/x/trainer.py", line 3, in evaluation_loop\nRuntimeError: CUDA out of memory.'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str) -> None:
+    done = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB")
+    lines = done.out.splitlines()
+    assert done.code == 3 and lines[0].startswith("does not fit l4: needs ")
+    assert lines[1] == "llamafactory: smollm2-135m, lora of rank 8, 8 x 1 sequences of 512 tokens"
+    assert "not counted  stage: dpo needs more memory" in done.out
+    assert "unknown key  warmup_step: did you mean warmup_steps" in done.out
+    assert "\nfits with\n" in done.out and done.out.count(f"--- {config}") == 1
+    told = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB", "--verbose")
+    assert told.out.count(f"--- {config}") > 1 and "\nassumed" in told.out
+
+
+def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, config: str) -> None:
+    done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
+    assert done.code == 0 and "(without what stage: dpo adds: see below)" in done.out.splitlines()[0]
+    found = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
+    assert (found["trainer"], found["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
+
+
+def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
+    path = tmp_path / "error.txt"
+    path.write_text(ERROR)
+    done = autofit("diagnose", "--traceback", str(path))
+    assert done.code == 0 and "It failed in evaluation, not in training" in done.out
+    assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to diagnose"),
+        (("--traceback", "none.txt"), "none.txt cannot be read"),
+        (("--config", "none.yml"), "none.yml cannot be read"),
+    ],
+)
+def test_wrong_usage_is_one_line(autofit: Autofit, arguments: tuple[str, ...], words: str) -> None:
+    done = autofit("diagnose", *arguments, "--hardware", "l4")
+    assert (done.code, words in done.err, done.err.count("\n")) == (2, True, 1)

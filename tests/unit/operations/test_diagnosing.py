@@ -1,0 +1,150 @@
+"""Diagnoses of small models' files: the verdict, the changes as diffs, what the user says beside the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import autofit
+from autofit.catalog import hub
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.units import GIB, MIB
+from autofit.operations import Diagnosis
+from autofit.trainers.run import Where
+from autofit.trainers.trainer import TRAINERS
+
+AXOLOTL = """\
+# a small one
+base_model: HuggingFaceTB/SmolLM2-135M
+adapter: lora
+lora_r: 16  # enough
+lora_target_linear: true
+sequence_len: 512
+micro_batch_size: 8
+gradient_accumulation_steps: 2
+bf16: auto
+optimizer: adamw_torch_fused
+datasets:
+- path: mine
+  type: alpaca
+"""
+ERROR = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which 1.00 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 400.00 MiB is reserved by "
+    "PyTorch but unallocated."
+)
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "lora.yml"
+    path.write_text(AXOLOTL)
+    return path
+
+
+def diagnosed(path: Path, **asked: Any) -> Diagnosis:
+    return autofit.diagnose(path, **{"hardware": "rtx-4090", **asked})
+
+
+def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
+    if shutil.which("patch") is None:
+        pytest.skip("patch is not installed")
+    found = diagnosed(config, memory_limit="4GiB", model="smollm2-135m")
+    assert not found.fits and found.estimate.device_bytes > 4 * GIB
+    assert {role for remedy in found.remedies for role in remedy.change.roles} == {"smallest", "fastest", "safest"}
+    for remedy in found.remedies:
+        assert remedy.diff is not None and remedy.change.estimate.likely_fits
+        copy = tmp_path / "copy.yml"
+        copy.write_text(AXOLOTL)
+        subprocess.run(["patch", "-s", str(copy)], input=remedy.diff, text=True, check=True)
+        after = TRAINERS["axolotl"].read(yaml.safe_load(copy.read_text()), Where())
+        assert after.config == remedy.change.estimate.config and after.global_batch == 16
+        assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
+
+
+def test_the_document_says_everything(config: Path) -> None:
+    found = diagnosed(config, model="smollm2-135m").to_json()
+    assert json.loads(json.dumps(found)) == found
+    assert (found["trainer"], found["seq_len"], found["global_batch"]) == ("axolotl", 512, 16)
+    assert found["estimate"]["fits"] and found["estimate"]["advice"] == []
+    assert all({"roles", "change", "settings", "diff", "estimate"} <= change.keys() for change in found["changes"])
+    assert found["traceback"] is None and found["unknown_keys"] == [] and found["assumed"]
+
+
+def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -> None:
+    plain = diagnosed(config, model="smollm2-135m").estimate
+    config.write_text(AXOLOTL + "load_in_8bit: true\n")
+    eight = diagnosed(config, model="smollm2-135m").estimate
+    config.write_text(AXOLOTL + "lora_modules_to_save: [embed_tokens]\n")
+    whole = diagnosed(config, model="smollm2-135m")
+    assert 90 * MIB < plain.device_bytes - eight.device_bytes < 110 * MIB
+    assert whole.estimate.device_bytes - plain.device_bytes == 16 * 49152 * 576
+    assert sum(whole.estimate.breakdown.values()) == whole.estimate.device_bytes
+    assert whole.estimate.memory_limit_bytes == plain.memory_limit_bytes
+
+
+def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
+    found = diagnosed(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
+    assert found.estimate.hardware == "rtx-4090" and found.failure is not None
+    assert found.estimate.memory_limit_bytes == int(23.64 * GIB) - found.failure.elsewhere_bytes
+    assert "rtx-3090" in found.notes[0] and "is the error of this run?" in found.notes[-1]
+
+
+def test_logits_are_recognised_by_their_size(config: Path) -> None:
+    logits = 8 * 512 * 49152 * 4 / GIB
+    found = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
+    assert any("are the logits" in note for note in found.notes)
+
+
+def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
+    with pytest.raises(UsageError, match="names no model: say it with --model"):
+        diagnosed(path)
+    with pytest.raises(UsageError, match="say it with --seq-len"):
+        diagnosed(path, model="smollm2-135m")
+    found = diagnosed(path, model="smollm2-135m", seq_len=256, also="method=lora,rank=16")
+    assert (found.run.config["method"], found.run.config["rank"], found.fits) == ("lora", 16, True)
+    assert all(remedy.change.estimate.config["rank"] == 16 for remedy in found.remedies)
+
+
+def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(hub_id: str) -> str:
+        raise EnvironmentLacks(f"no hub for {hub_id}", remedy="none")
+
+    monkeypatch.setattr(hub, "config_text", unreachable)
+    config.write_text(AXOLOTL.replace("HuggingFaceTB/SmolLM2-135M", "nobody/SmolLM2-360M-mine"))
+    with pytest.raises(EnvironmentLacks, match="--model smollm2-360m"):
+        diagnosed(config)
+    config.write_text(AXOLOTL)
+    assert diagnosed(config).options.model == "HuggingFaceTB/SmolLM2-135M"  # the catalog has it by its hub id
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"hardware": "auto"}, "there is no GPU here: name the card"),
+        ({"hardware": "h1000"}, "unknown hardware"),
+        ({"trainer": "torchtune"}, "unknown trainer"),
+        ({"also": "rnak=8"}, "unknown axis"),
+        ({"hardware": "t4", "also": "precision=bf16-mixed"}, "lora.yml asks for cannot be estimated"),
+        ({"memory_limit": "1MiB", "also": "method=lora"}, None),
+    ],
+)
+def test_what_cannot_be_answered_says_why(config: Path, asked: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert not diagnosed(config, model="smollm2-135m", **asked).fits
+        return
+    with pytest.raises(UsageError, match=words):
+        diagnosed(config, model="smollm2-135m", **asked)

@@ -1,0 +1,163 @@
+"""A change of axes as an edit of the user's own file: it reads back as exactly the changed config, comments kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from unit.trainers.trainer_examples import EXAMPLES, Example
+
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config
+from autofit.export.document import Task
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import site
+from autofit.techniques import AXES, complete
+from autofit.trainers.edits import REMOVED, applied, edits_for
+from autofit.trainers.run import Run, Where
+from autofit.trainers.source_file import SourceFile
+from autofit.trainers.trainer import TRAINERS, Trainer
+from autofit.trainers.yaml_text import edited_text
+
+SMALL = "smollm2-135m"
+"""What every example trains here: shapes decide nothing that an edit says, but for DeepSpeed's buffers."""
+
+
+def task_of(run: Run) -> Task:
+    batch = run.global_batch
+    options = WorkloadOptions(model=SMALL, global_batch=batch, devices=run.devices, lora_dropout=run.lora_dropout)
+    job = options.job(site("h100-80g"))
+    return Task(config=run.config, workload=job.workload, hardware=job.hardware, stack=job.stack, source=SMALL)
+
+
+def neighbours(run: Run) -> Iterator[Config]:
+    """The configs that differ in one value, whether they work or not, and in the method."""
+    values = run.config.to_json()
+    for axis in AXES:
+        listed = axis.values or (1, 2, 8, 64)
+        for value in listed:
+            if axis.name in values and value != values[axis.name] and (axis.name, value) != ("targets", "attention"):
+                changed = {**values, axis.name: value}
+                if changed["method"] == "full":
+                    changed = {name: value for name, value in changed.items() if name not in ("rank", "targets")}
+                if run.global_batch // run.devices % changed["micro_batch"] == 0:
+                    yield complete(changed)
+
+
+def said(trainer: Trainer, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
+    """The edits for a config; None if the file cannot say it."""
+    task = task_of(run)
+    try:
+        edits = edits_for(
+            trainer, values, task, replace(task, config=config), lambda keys: trainer.read(keys, where).config
+        )
+        return edits if trainer.read(applied(values, edits), where).config == config else None
+    except UsageError:
+        return None
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file.replace("/examples/", ": "))
+def test_every_change_that_a_file_can_say_is_an_edit_of_its_text(example: Example) -> None:
+    run, file = example.run(), SourceFile.of("mine.yml", example.text())
+    axes = set()
+    for config in neighbours(run):
+        edits = said(example.trainer, file.values, run, config, example.where)
+        if edits is None:
+            continue
+        axes |= {axis for axis in config if config[axis] != run.config.get(axis)}
+        changed = file.changed(edits)
+        assert changed is not None, edits
+        after = example.trainer.read(SourceFile.of("mine.yml", changed).values, example.where)
+        assert after.config == config and after.global_batch == run.global_batch
+        kept = sum("# said" in line for line in changed.splitlines())
+        gone = sum(value is REMOVED or isinstance(value, dict) for value in edits.values()) + len(edits)
+        assert changed.startswith("# my file\n") and kept >= file.text.count("# said") - gone
+        assert file.diff(changed).startswith("--- mine.yml\n+++ mine.yml\n@@")
+    assert axes >= {"checkpointing", "optimizer", "method"} or run.devices > 1
+
+
+def test_an_edit_is_as_small_as_the_change() -> None:
+    trainer, where = TRAINERS["axolotl"], Where()
+    text = "base_model: x\nadapter: lora\nlora_r: 8\nmicro_batch_size: 4\nbf16: auto\nlora_target_linear: true\n"
+    file = SourceFile.of("mine.yml", text + "optimizer: adamw_torch_fused\nweight_decay: 0.1\n")
+    run = trainer.read(file.values, where)
+    for changed, edits in {
+        ("optimizer", "lion"): {("optimizer",): "lion_32bit"},
+        ("micro_batch", 2): {("micro_batch_size",): 2, ("gradient_accumulation_steps",): 2},
+        ("rank", 16): {("lora_r",): 16},
+        ("attention", "eager"): {("attn_implementation",): "eager"},
+    }.items():
+        config = run.config.replace(**dict([changed]))
+        assert said(trainer, file.values, run, config, where) == edits
+
+
+def test_older_spellings_make_room() -> None:
+    trainer, where = TRAINERS["axolotl"], Where()
+    values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}
+    run = trainer.read(values, where)
+    edits = said(trainer, values, run, run.config.replace(attention="sdpa"), where)
+    assert edits == {("attn_implementation",): "sdpa", ("flash_attention",): REMOVED}
+    fused = said(trainer, values, run, run.config.replace(loss="fused"), where)
+    assert fused[("plugins",)] == ["mine.Plugin", "axolotl.integrations.liger.LigerPlugin"]
+
+
+def test_json_stays_json() -> None:
+    file = SourceFile.of("args.json", '{\n    "output_dir": "out",\n    "optim": "adamw_torch"\n}\n')
+    changed = file.changed({("optim",): "lion_8bit", ("torch_compile",): True})
+    assert changed == '{\n    "output_dir": "out",\n    "optim": "lion_8bit",\n    "torch_compile": true\n}\n'
+
+
+TEXT = """\
+# top
+a: 1  # one
+list:
+- x
+- y  # last
+inner:   # its own
+  deep:
+    k: v  # kv
+
+  empty:
+# middle
+flow: {p: 1, q: [1, 2]}
+blank:
+next:
+  word  # below
+end: z"""
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "now"),
+    [
+        (("a",), 2, "a: 2  # one\n"),
+        (("list",), ["z"], "list: [z]  # last\ninner:"),
+        (("inner", "deep", "k"), False, "    k: false  # kv\n"),
+        (("inner", "deep", "new"), 3, "    k: v  # kv\n    new: 3\n"),
+        (("inner", "empty"), "full", "  empty: full\n# middle"),
+        (("inner", "more"), 1, "  empty:\n  more: 1\n# middle"),
+        (("flow", "p"), 2, "flow: {p: 2, q: [1, 2]}"),
+        (("flow", "r"), "s", "flow: {p: 1, q: [1, 2], r: s}"),
+        (("blank",), 5, "blank: 5\nnext:"),
+        (("blank", "x"), 5, "blank:\n  x: 5\nnext:"),
+        (("next",), "other", "next:\n  other  # below"),
+        (("a_more",), True, "a: 1  # one\na_more: true\n"),
+        (("brand", "new"), 1, "end: z\nbrand:\n  new: 1\n"),
+        (("a",), {"b": {"c": 1}}, "a:  # one\n  b:\n    c: 1\nlist:"),
+        (("list",), REMOVED, "# one\ninner:"),
+        (("inner", "deep"), REMOVED, "# its own\n\n  empty:"),
+        (("end",), REMOVED, "word  # below\n"),
+    ],
+)
+def test_text_is_edited_in_place(path: tuple[str, ...], value: object, now: str) -> None:
+    changed = edited_text(TEXT, {path: value})
+    assert changed is not None and now in changed
+    assert yaml.safe_load(changed) == applied(yaml.safe_load(TEXT), {path: value})
+    assert changed.startswith("# top\n")
+
+
+@pytest.mark.parametrize("text", ["{a: 1, b: 2}", "a: &x {b: 1}\nc: *x\n"])
+def test_text_that_cannot_be_edited_exactly_is_left_alone(text: str) -> None:
+    assert SourceFile.of("mine.yml", text).changed({("c", "b"): 2}) in (None, "{a: 1, b: 2, c: {b: 2}}")

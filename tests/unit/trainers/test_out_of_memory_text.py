@@ -1,0 +1,120 @@
+"""The text of torch's out-of-memory errors, of every version that people still paste."""
+
+from __future__ import annotations
+
+import pytest
+
+from autofit.catalog.hardware import alike
+from autofit.core.errors import UsageError
+from autofit.core.units import GIB, MIB
+from autofit.trainers.out_of_memory import read_traceback
+
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which {free} is free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, and {unallocated} "
+    "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+ALONE = NEW.format(
+    free="300.00 MiB",
+    processes="Including non-PyTorch memory, this process has 23.30 GiB memory in use. ",
+    allocated="21.90 GiB",
+    unallocated="900.00 MiB",
+)
+SHARED = NEW.format(
+    free="1.02 GiB",
+    processes="Process 4242 has 8.10 GiB memory in use. Including non-PyTorch memory, this process has 14.50 GiB "
+    "memory in use. ",
+    allocated="13.60 GiB",
+    unallocated="400.00 MiB",
+)
+FRAGMENTED = NEW.format(free="1.02 GiB", processes="", allocated="16.10 GiB", unallocated="5.90 GiB")
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity; 13.20 GiB already "
+    "allocated; 9.75 MiB free; 13.70 GiB reserved in total by PyTorch)"
+)
+MISSPELT = ALONE.replace("capacity", "capacty")
+
+
+def frame(path: str, function: str) -> str:
+    return f'  File "/site-packages/{path}", line 7, in {function}\n    something()\n'
+
+
+TRAIN = frame("transformers/trainer.py", "train") + frame("transformers/trainer.py", "training_step")
+FORWARD = frame("torch/nn/modules/module.py", "_call_impl") + frame("transformers/models/llama.py", "forward")
+
+
+@pytest.mark.parametrize("text", [ALONE, MISSPELT, ALONE.replace(" ", "\n", 40)])
+def test_todays_message_is_read(text: str) -> None:
+    found = read_traceback(text)
+    assert (found.requested_bytes, found.capacity_bytes) == (int(3.91 * GIB), int(23.64 * GIB))
+    assert (found.free_bytes, found.allocated_bytes) == (300 * MIB, int(21.9 * GIB))
+    assert (found.unallocated_bytes, found.elsewhere_bytes, found.phase) == (900 * MIB, 0, None)
+    assert found.findings == ()
+
+
+def test_the_message_before_torch_2_is_read() -> None:
+    found = read_traceback(OLD)
+    assert (found.requested_bytes, found.capacity_bytes) == (20 * MIB, int(14.76 * GIB))
+    assert (found.allocated_bytes, found.unallocated_bytes) == (int(13.2 * GIB), int(13.7 * GIB) - int(13.2 * GIB))
+    assert found.findings[0].startswith("512 MiB was reserved and unused")
+
+
+def test_another_process_is_seen() -> None:
+    found = read_traceback(SHARED)
+    assert 7 * GIB < found.elsewhere_bytes < 8.1 * GIB
+    assert "another process" in found.findings[0]
+
+
+def test_fragmentation_is_seen() -> None:
+    (said,) = read_traceback(FRAGMENTED).findings
+    assert "expandable_segments:True" in said and "5.90 GiB" in said
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        (TRAIN + FORWARD, "forward"),
+        (TRAIN + frame("torch/autograd/graph.py", "_engine_run_backward"), "backward"),
+        (TRAIN + frame("torch/utils/checkpoint.py", "recompute_fn") + FORWARD, "backward"),
+        (frame("transformers/trainer.py", "train") + frame("torch/optim/adamw.py", "_init_group"), "optimizer"),
+        (frame("transformers/trainer.py", "train") + frame("bitsandbytes/optim/optimizer.py", "step"), "optimizer"),
+        (
+            frame("transformers/trainer.py", "train") + frame("transformers/trainer.py", "evaluation_loop") + FORWARD,
+            "evaluation",
+        ),
+        (frame("transformers/trainer.py", "train") + frame("transformers/trainer.py", "_save_checkpoint"), "saving"),
+        (frame("transformers/modeling_utils.py", "from_pretrained"), "loading"),
+        (frame("mine.py", "main"), None),
+    ],
+)
+def test_the_frames_say_the_phase(frames: str, phase: str | None) -> None:
+    found = read_traceback(f"Traceback (most recent call last):\n{frames}{ALONE}")
+    assert found.phase == phase
+    assert len(found.findings) == (phase is not None)
+
+
+def test_of_several_ranks_the_last_is_read() -> None:
+    assert read_traceback(f"{OLD}\n[rank1]: {ALONE}").capacity_bytes == int(23.64 * GIB)
+
+
+def test_the_hosts_memory_is_another_matter() -> None:
+    text = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
+    found = read_traceback(text)
+    assert (found.on_host, found.requested_bytes) == (True, 4096)
+    assert found.findings == ("The host's memory ran out, not the card's.",)
+
+
+def test_a_message_without_figures_is_one_too() -> None:
+    assert read_traceback("RuntimeError: CUDA error: out of memory").capacity_bytes is None
+
+
+@pytest.mark.parametrize("text", ["", "ValueError: no", "Segmentation fault"])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no out-of-memory error"):
+        read_traceback(text)
+
+
+def test_a_capacity_names_cards() -> None:
+    assert {card.name for card in alike(int(23.64 * GIB))} >= {"rtx-4090", "rtx-3090"}
+    assert alike(3 * GIB) == ()

@@ -1,0 +1,222 @@
+"""Trainers' own files as values: thirty real ones, and what is no trainer's file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from unit.trainers.trainer_examples import EXAMPLES, Example
+
+from autofit.core.errors import UsageError
+from autofit.trainers.keys import EFFECTS, known_keys
+from autofit.trainers.run import Run, Where
+from autofit.trainers.source_file import SourceFile
+from autofit.trainers.trainer import OTHERS, TRAINERS, recognised, trainer_named
+
+AXOLOTL = {"base_model": "smollm2-135m", "sequence_len": 512, "micro_batch_size": 2}
+FACTORY = {"model_name_or_path": "smollm2-135m", "stage": "sft", "finetuning_type": "full"}
+TRL = {"model_name_or_path": "smollm2-135m", "max_length": 512, "dataset_name": "mine"}
+ARGUMENTS = {"output_dir": "out", "per_device_train_batch_size": 2}
+
+
+def read(values: dict[str, Any], **where: Any) -> Run:
+    return recognised(values).read(values, Where(**where))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file.replace("/examples/", ": "))
+def test_a_real_file_is_read(example: Example) -> None:
+    assert recognised(example.values) is example.trainer
+    run = example.run()
+    assert {name: getattr(run, name) for name in example.asks} == example.asks
+    assert run.config.to_json() == example.config
+    assert run.beyond == example.beyond
+    assert {part.key: part.effect for part in run.not_counted} == example.not_counted
+    assert [key.key for key in run.unknown] == example.unknown
+    assert run.global_batch == run.config.number("micro_batch") * run.accumulation * run.devices
+
+
+def test_there_are_thirty_of_three_trainers() -> None:
+    assert Counter(example.asks["trainer"] for example in EXAMPLES) == {"axolotl": 16, "llamafactory": 10, "trl": 4}
+
+
+def test_every_key_of_the_installed_trainers_is_known() -> None:
+    from transformers import TrainingArguments
+    from trl import ModelConfig, ScriptArguments, SFTConfig
+
+    for owner, known in ((TrainingArguments, "training_arguments"), *((c, "trl") for c in (SFTConfig, ModelConfig))):
+        assert {field.name for field in dataclasses.fields(owner)} <= known_keys(known).all
+    assert {field.name for field in dataclasses.fields(ScriptArguments)} <= known_keys("trl").all
+
+
+@pytest.mark.parametrize("name", {trainer.keys for trainer in TRAINERS.values()})
+def test_a_key_is_of_one_kind(name: str) -> None:
+    known = known_keys(name)
+    assert not known.read & known.irrelevant and not known.not_counted.keys() & (known.read | known.irrelevant)
+    assert {effect for effect, _ in known.not_counted.values()} <= set(EFFECTS)
+
+
+def test_the_trainers_defaults_decide_and_are_said() -> None:
+    run = read(TRL)
+    assert run.config["checkpointing"] == "full" and run.config["precision"] == "bf16-mixed"
+    assert (run.config["micro_batch"], run.accumulation, run.config["optimizer"]) == (8, 1, "adamw")
+    assert any("gradient_checkpointing is true" in said for said in run.assumed)
+    assert any("dtype is float32" in said for said in run.assumed)
+    assert read(FACTORY).config["checkpointing"] == "full"
+    assert read({"base_model": "x", "micro_batch_size": 1}).seq_len == 512
+    arguments = read(ARGUMENTS)
+    assert (arguments.model, arguments.seq_len, arguments.config["checkpointing"]) == (None, None, "none")
+    assert arguments.config["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "value"),
+    [
+        ({**TRL, "dtype": "bfloat16"}, "precision", "bf16"),
+        ({**TRL, "fp16": True}, "precision", "fp16-mixed"),
+        ({**TRL, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}, "checkpointing", "every-2"),
+        ({**TRL, "activation_offloading": True}, "checkpointing", "offload"),
+        ({**TRL, "optim": "adamw_torch"}, "optimizer", "adamw-foreach"),
+        ({**TRL, "adafactor": True}, "optimizer", "adafactor"),
+        ({**TRL, "use_peft": True, "lora_target_modules": ["q_proj", "v_proj"]}, "targets", "attention"),
+        ({**FACTORY, "pure_bf16": True}, "precision", "bf16"),
+        ({**FACTORY, "disable_gradient_checkpointing": True}, "checkpointing", "none"),
+        ({**FACTORY, "use_unsloth_gc": True}, "checkpointing", "offload"),
+        ({**FACTORY, "flash_attn": "disabled"}, "attention", "eager"),
+        ({**FACTORY, "enable_liger_kernel": True}, "loss", "fused"),
+        ({**AXOLOTL, "flash_attention": True}, "attention", "flash"),
+        ({**AXOLOTL, "gradient_checkpointing": "offload"}, "checkpointing", "offload"),
+        ({**AXOLOTL, "fp16": True}, "precision", "fp16-mixed"),
+        ({**AXOLOTL, "chunked_cross_entropy": True}, "loss", "full"),
+        ({**AXOLOTL, "optimizer": "paged_adamw_8bit"}, "optimizer", "paged-adamw-8bit"),
+        ({**ARGUMENTS, "activation_checkpointing": True}, "checkpointing", "full"),
+        ({**ARGUMENTS, "use_liger_kernel": True}, "loss", "fused"),
+        ({**ARGUMENTS, "torch_compile": True}, "compile", True),
+    ],
+)
+def test_a_key_means_an_axis(values: dict[str, Any], axis: str, value: object) -> None:
+    assert read(values).config[axis] == value
+
+
+def test_bf16_is_what_the_card_has() -> None:
+    assert read(AXOLOTL, bf16=False).config["precision"] == "fp16-mixed"
+    assert read({**AXOLOTL, "bf16": True}, bf16=False).config["precision"] == "bf16"
+
+
+def test_frozen_weights_in_another_format_are_counted() -> None:
+    lora = {**TRL, "use_peft": True}
+    assert read(lora).beyond == (("all", 2.0),)
+    assert read({**lora, "dtype": "bfloat16"}).beyond == ()
+    assert read({**lora, "dtype": "bfloat16", "load_in_8bit": True}).beyond == (("linear", -1.0),)
+    adapters = {"finetuning_type": "lora", "additional_target": "embed_tokens,lm_head,norm"}
+    assert read({**FACTORY, **adapters}).beyond == (("vocabulary", 32.0),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sharding", "offload"),
+    [
+        ({"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_params.json"}, "zero3", "params"),
+        ({"deepspeed": "ds_z2_offload_config.json"}, "zero2", "optimizer"),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}}}, "zero1", "none"),
+        ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}}, "zero3", "nvme"),
+        ({"fsdp": "full_shard auto_wrap offload"}, "fsdp", "params"),
+        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": False}}, "fsdp-no-reshard", "none"),
+        ({"fsdp": []}, "ddp", "none"),
+    ],
+)
+def test_what_several_devices_share(settings: dict[str, Any], sharding: str, offload: str) -> None:
+    run = read({**FACTORY, **settings}, devices=4)
+    assert (run.devices, run.config["sharding"], run.config["offload"]) == (4, sharding, offload)
+
+
+def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    assert read({**TRL, "deepspeed": "mine.json"}, devices=2, folder=tmp_path).config["sharding"] == "zero2"
+    with pytest.raises(UsageError, match=r"names mine.json, which is not here"):
+        read({**TRL, "deepspeed": "mine.json"}, devices=2)
+    with pytest.raises(UsageError, match="several GPUs: say how many with --devices"):
+        read({**TRL, "deepspeed": "mine.json"}, folder=tmp_path)
+    alone = read({**TRL, "deepspeed": "zero3_offload.json"}, devices=1)
+    assert (alone.config["sharding"], alone.config["offload"]) == ("none", "params")
+
+
+def test_an_unknown_key_is_named_with_the_nearest() -> None:
+    run = read({**AXOLOTL, "micro_batchsize": 4, "gradient_checkpointing": True, "fsdp_config": {}})
+    assert [(key.key, key.nearest[0]) for key in run.unknown] == [("micro_batchsize", "micro_batch_size")]
+    inner = read({**TRL, "gradient_checkpointing_kwargs": {"use_reentrent": True}})
+    assert inner.unknown[0].key == "gradient_checkpointing_kwargs.use_reentrent"
+    assert inner.unknown[0].nearest[0].endswith("use_reentrant")
+    assert read({**AXOLOTL, "wandb_project": None, "special_tokens": {}}).unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**AXOLOTL, "micro_batch_size": "two"}, "micro_batch_size is 'two': it must be a whole number"),
+        ({**AXOLOTL, "micro_batch_size": 0}, "it must be a whole number of at least 1"),
+        ({**AXOLOTL, "micro_batch_size": True}, "it must be a whole number of at least 1"),
+        ({**AXOLOTL, "lora_dropout": 2, "adapter": "lora"}, "lora_dropout is 2: it must be a number"),
+        ({**AXOLOTL, "gradient_checkpointing": "maybe"}, "it must be true or false"),
+        ({**AXOLOTL, "optimizer": "adamw_8bits"}, "optimizer is 'adamw_8bits': autofit knows adamw_8bit"),
+        ({**AXOLOTL, "adapter": "qlora"}, "adapter: qlora needs load_in_4bit: true"),
+        ({**AXOLOTL, "load_in_4bit": True}, "quantised weights cannot be trained"),
+        ({**AXOLOTL, "attn_implementation": "flash"}, "attn_implementation is 'flash': autofit knows"),
+        ({**AXOLOTL, "lora_target_modules": {"q": 1}, "adapter": "lora"}, "it must be a list of names"),
+        ({**AXOLOTL, "deepspeed": 3}, "deepspeed is 3: it must be a file or its settings"),
+        ({**AXOLOTL, "fsdp_config": "no"}, "fsdp_config is 'no': it must be a mapping"),
+        ({**FACTORY, "stage": "sftt"}, "stage is 'sftt': autofit knows sft"),
+        ({**FACTORY, "finetuning_type": "loraa"}, "finetuning_type is 'loraa': autofit knows lora"),
+        ({**FACTORY, "export_dir": "out"}, "trains nothing"),
+        ({**TRL, "model_name_or_path": 7}, "model_name_or_path is 7: it must be text"),
+        ({**TRL, "deepspeed": {"zero_optimization": {"stage": 7}}}, "must be 0, 1, 2 or 3"),
+    ],
+)
+def test_a_wrong_value_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("- a\n- b\n", "holds a list"),
+        ("just words", "holds plain text"),
+        ("a: [1\n", "is not YAML"),
+        ('{"a": 1,}', "is not JSON"),
+        ("a:\tb: c\n", "is not YAML"),
+        ("base_model: x\nbf16: true\nbase_model: y\n", "has base_model twice"),
+        ("from unsloth import FastLanguageModel\nmodel = FastLanguageModel()\n", "holds plain text|is not YAML"),
+        ("version: '3'\nservices:\n  web:\n    image: nginx\n", "Docker Compose"),
+        ('{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}', "a DeepSpeed configuration"),
+        ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", "accelerate launch"),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}', "config.json"),
+        ("tokenizer:\n  _component_: torchtune.models.llama3\n", "torchtune"),
+        ("model: Qwen/Qwen3-4B\nkernel_config: {name: auto}\n", "new engine"),
+        ("model_name_or_path: x\nreward_funcs: [accuracy]\n", "GRPO"),
+        ("hello: world\n", "no trainer's file has the keys hello"),
+        ("model_name_or_path: x\nlearning_rate: 1\n", "llamafactory or trl: say which with --trainer"),
+    ],
+)
+def test_what_is_no_trainers_file_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        recognised(SourceFile.of("my.file", text).values)
+
+
+def test_a_file_must_be_readable_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        SourceFile.read(tmp_path / "none.yml")
+    (tmp_path / "weights.bin").write_bytes(bytes(range(256)))
+    with pytest.raises(UsageError, match="is not text"):
+        SourceFile.read(tmp_path / "weights.bin")
+    with pytest.raises(UsageError, match="unknown trainer 'axolot': did you mean axolotl"):
+        trainer_named("axolot")
+
+
+def test_every_other_tool_is_said_in_a_sentence() -> None:
+    assert all(what and not yaml.safe_load(what).endswith(".") for what in OTHERS.values() if ":" not in what)
