@@ -205,6 +205,7 @@ def _fidelity(words: Mapping[str, str]) -> str:
 
 def _workload(workload: Workload) -> str:
     devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
+    devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
     return f"{workload.global_batch} sequences of {workload.seq_len} tokens per optimizer step, on {devices}"
 
 

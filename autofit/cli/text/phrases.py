@@ -39,4 +39,5 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
 
 
 def step_text(workload: Workload) -> str:
-    return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step"
+    habits = "" if workload.trainer is None else f", as {workload.trainer} trains"
+    return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step{habits}"

@@ -53,7 +53,7 @@ def test_every_key_of_the_installed_trainers_is_known() -> None:
     assert {field.name for field in dataclasses.fields(ScriptArguments)} <= known_keys("trl").all
 
 
-@pytest.mark.parametrize("name", {trainer.keys for trainer in TRAINERS.values()})
+@pytest.mark.parametrize("name", sorted({trainer.keys for trainer in TRAINERS.values()}))
 def test_a_key_is_of_one_kind(name: str) -> None:
     known = known_keys(name)
     assert not known.read & known.irrelevant and not known.not_counted.keys() & (known.read | known.irrelevant)
