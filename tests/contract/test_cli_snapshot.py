@@ -25,6 +25,7 @@ DESIGN: dict[str, set[str]] = {
         *("--time-budget", "--workers", "--ray-address", "--store", "--fresh", "--dry-run", "--json"),
     },
     "estimate": {*WORKLOAD, "--config", "--hardware", "--memory-limit", "--json"},
+    "diagnose": {"--config", "--hardware", "--traceback", "--model", "--memory-limit", "--devices", "--json"},
     "trial": {*WORKLOAD, "--memory-limit", "--config", "--snapshot", "--profile", "--json"},
     "frontier": {*WORKLOAD, "--hardware", "--json", "--html", "--png"},
     "recommend": {*WORKLOAD, "--hardware", "--memory-limit", "--method", "--format", "-o"},
@@ -48,6 +49,8 @@ DESIGN: dict[str, set[str]] = {
     "bench replay": {"--table", "--methods", "--seeds", "--memory-limit", "--residuals", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""
+OPTIONAL = {("probe", "--model"), *(("diagnose", option) for option in ("--model", "--seq-len", "--devices"))}
+"""Options without their default: a device is probed at the shapes of whatever model, and a file says them itself."""
 FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory")
 
 
@@ -127,8 +130,8 @@ def test_an_option_means_the_same_everywhere() -> None:
     shared: dict[str, dict[str, Any]] = {}
     for name, command in commands():
         for option, parameter in parameters(command):
-            if (name, option) == ("probe", "--model"):
-                continue  # a device can be probed at the shapes of whatever model
+            if (name, option) in OPTIONAL:
+                continue
             if option in WORKLOAD | {"--method", "--allow", "--min-rank", "--store", "--json", "--hardware"}:
                 shared.setdefault(option, {})[name] = described(command, parameter)
     assert {option: found for option, found in shared.items() if len(set(map(str, found.values()))) > 1} == {}

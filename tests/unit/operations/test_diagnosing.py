@@ -36,8 +36,8 @@ datasets:
 """
 ERROR = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.64 GiB "
-    "of which 1.00 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 400.00 MiB is reserved by "
-    "PyTorch but unallocated."
+    "of which 1.00 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 400.00 MiB is reserved "
+    "by PyTorch but unallocated."
 )
 
 

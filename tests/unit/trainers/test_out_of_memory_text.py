@@ -11,8 +11,8 @@ from autofit.trainers.out_of_memory import read_traceback
 
 NEW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 23.64 GiB "
-    "of which {free} is free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, and {unallocated} "
-    "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "of which {free} is free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, and "
+    "{unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 ALONE = NEW.format(
