@@ -19,7 +19,7 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.catalog.models import names as models
     from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
-    from autofit.techniques.trainers import TRAINERS
+    from autofit.techniques.habits import TRAINERS
     from autofit.trial.machine.detection import DEVICE_KINDS
 
     every: dict[str, Callable[[], Iterable[str]]] = {

@@ -50,7 +50,7 @@ class Workload(Document):
     seed: int = 0
     """Seed of weights and tokens."""
     trainer: str | None = None
-    """The trainer whose habits the step has (`techniques.trainers`); None for plain training, as a config says."""
+    """The trainer whose habits the step has (`techniques.habits`); None for plain training, as a config says."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain training goes without saying, as in every workload that was stored before trainers were told apart."""

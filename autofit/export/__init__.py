@@ -14,7 +14,7 @@ from autofit.export.document import Export, Recommended
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
-from autofit.techniques.trainers import TRAINERS
+from autofit.techniques.habits import TRAINERS
 
 
 def _export_json(task: Recommended) -> Export:

@@ -7,8 +7,8 @@ from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.optimizer import weight_decay
+from autofit.techniques.habits import trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
-from autofit.techniques.trainers import trained_format
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """`attn_implementation` of each attention."""

@@ -11,9 +11,9 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
-from autofit.techniques.trainers import habits
-from autofit.techniques.trainers.input_gradients import InputGradients
-from autofit.techniques.trainers.weight_formats import UpcastBeside4Bit
+from autofit.techniques.habits import habits
+from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
 
 LIGER_LOSS_ONLY = {
     "rope": False,

@@ -17,7 +17,7 @@ from autofit.core.workload import Goal, check_count
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
-from autofit.techniques.trainers import usual
+from autofit.techniques.habits import usual
 
 _TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
 

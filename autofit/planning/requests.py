@@ -13,7 +13,7 @@ from autofit.core.units import LARGEST_INTEGER, MIB
 from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
-from autofit.techniques.trainers import named
+from autofit.techniques.habits import named
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 
 USUAL_SECONDS = 600.0

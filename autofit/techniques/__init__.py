@@ -11,7 +11,7 @@ from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
-from autofit.techniques import trainers
+from autofit.techniques import habits
 from autofit.techniques.axes.attention import Attention
 from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.axes.compilation import Compilation
@@ -59,7 +59,7 @@ def unsupported(config: Config, job: Job) -> str | None:
             reason = technique.unsupported(config, job)
             if reason is not None:
                 return reason
-    return trainers.why_not(config, job)
+    return habits.why_not(config, job)
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
@@ -115,7 +115,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
 
 def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
     """The values of the plain recipe that a device or a trainer decides, for `complete`."""
-    return {"precision": mixed_precision(on), **trainers.usual(trainer)}
+    return {"precision": mixed_precision(on), **habits.usual(trainer)}
 
 
 def parse(text: str) -> dict[str, object]:

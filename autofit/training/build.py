@@ -11,8 +11,8 @@ from autofit.catalog.models import architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
+from autofit.techniques.habits import habits
 from autofit.techniques.technique import BuildPlan
-from autofit.techniques.trainers import habits
 from autofit.training import engines
 from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule

@@ -16,7 +16,7 @@ from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
-from autofit.techniques.trainers import TRAINERS
+from autofit.techniques.habits import TRAINERS
 
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"

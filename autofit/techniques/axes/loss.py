@@ -5,10 +5,10 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.habits import replaces_loss
 from autofit.techniques.job import Job
 from autofit.techniques.losses.chunks import chunks_save
 from autofit.techniques.technique import BuildPlan, Technique
-from autofit.techniques.trainers import replaces_loss
 
 
 def chunks_are_one(config: Config, job: Job) -> bool:

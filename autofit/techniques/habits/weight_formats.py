@@ -6,8 +6,8 @@ from typing import Any
 
 from autofit.core.lattice import Config
 from autofit.techniques.axes.sharding import has_own_mixed_precision
+from autofit.techniques.habits.habit import Habit
 from autofit.techniques.technique import BuildPlan
-from autofit.techniques.trainers.trainer import Habit
 
 
 class WeightFormat(Habit):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.lattice import Config
+from autofit.techniques.habits.habit import Habit
 from autofit.techniques.technique import BuildPlan
-from autofit.techniques.trainers.trainer import Habit
 
 
 class InputGradients(Habit):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
+from autofit.techniques.habits.habit import Habit, Trainer
+from autofit.techniques.habits.of_transformers import TRANSFORMERS
+from autofit.techniques.habits.of_trl import TRL
+from autofit.techniques.habits.tiled_loss import TiledLoss
+from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
-from autofit.techniques.trainers.of_transformers import TRANSFORMERS
-from autofit.techniques.trainers.of_trl import TRL
-from autofit.techniques.trainers.tiled_loss import TiledLoss
-from autofit.techniques.trainers.trainer import Habit, Trainer
-from autofit.techniques.trainers.weight_formats import WeightFormat
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL)}
 

@@ -11,10 +11,10 @@ from autofit.core.workload import Goal, Workload
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, recipe, unsupported
+from autofit.techniques.habits import TRAINERS, habits, trained_format
 from autofit.techniques.losses import tiled_cross_entropy as tiled
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
-from autofit.techniques.trainers import TRAINERS, habits, trained_format
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autofit.techniques.trainers.input_gradients import InputGradients
-from autofit.techniques.trainers.tiled_loss import TiledLoss
-from autofit.techniques.trainers.trainer import Trainer
-from autofit.techniques.trainers.weight_formats import AdaptersInBf16, AdaptersInFp32
+from autofit.techniques.habits.habit import Trainer
+from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.tiled_loss import TiledLoss
+from autofit.techniques.habits.weight_formats import AdaptersInBf16, AdaptersInFp32
 
 TRL = Trainer(
     name="trl",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autofit.techniques.habits.habit import Habit
 from autofit.techniques.technique import BuildPlan
-from autofit.techniques.trainers.trainer import Habit
 
 
 class TiledLoss(Habit):

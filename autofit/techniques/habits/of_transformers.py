@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autofit.techniques.trainers.input_gradients import InputGradients
-from autofit.techniques.trainers.trainer import Trainer
-from autofit.techniques.trainers.weight_formats import AdaptersInFp32, UpcastBeside4Bit
+from autofit.techniques.habits.habit import Trainer
+from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.weight_formats import AdaptersInFp32, UpcastBeside4Bit
 
 TRANSFORMERS = Trainer(
     name="transformers",
