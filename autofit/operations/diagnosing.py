@@ -124,14 +124,15 @@ class _Case:
             stack=job.stack,
             source=self.options.model,
         )
-        self._edits: dict[Config, dict[KeyPath, Any] | None] = {}
+        self._edits: dict[Config, dict[KeyPath, Any]] = {}
+        """The edits after which the file asks for a config."""
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         limit = self.estimation.memory_limit_bytes
         if limit <= self._extra:
             raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
         under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
-        found = under.advised(report, self._not_said)
+        found = under.advised(report, self._said)
         remedies = (self._remedy(change) for change in found.advice)
         return Diagnosis(
             run=self.run,
@@ -186,8 +187,9 @@ class _Case:
         if found.lightest is None:
             return None
         config = found.lightest.estimate.config
-        edits = self._edits_to(config)
-        run = replace(self.run, config=config) if edits is None else self._read(applied(self._file.values, edits))
+        run = replace(self.run, config=config)
+        if config in self._edits:
+            run = self._read(applied(self._file.values, self._edits[config]))
         card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
         return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
 
@@ -198,6 +200,8 @@ class _Case:
             more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
             if which in _BEYOND and more > GIB // 2:
                 yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        if self.run.config["sharding"] == "ddp":
+            yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
             return
         tokens = self.run.config.number("micro_batch") * self.options.seq_len
@@ -209,32 +213,23 @@ class _Case:
             held = format_bytes(failure.allocated_bytes)
             yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
 
-    def _not_said(self, config: Config) -> str | None:
-        if self._edits_to(config) is None:
-            return f"{self._trainer.title} cannot say it in this file"
-        return None
-
-    def _edits_to(self, config: Config) -> dict[KeyPath, Any] | None:
-        """The edits with which the file asks for exactly `config`; None if there are none."""
-        if config not in self._edits:
-            self._edits[config] = self._found_edits(config)
-        return self._edits[config]
-
-    def _found_edits(self, config: Config) -> dict[KeyPath, Any] | None:
+    def _said(self, config: Config) -> Config | None:
+        """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it
+        cannot be edited so."""
         values = self._file.values
         try:
-            edits = edits_for(
-                self._trainer, values, self._task, replace(self._task, config=config), lambda v: self._read(v).config
-            )
-            after = self._read(applied(values, edits))
-        except UsageError:  # the trainer refuses it, or has no word for it
+            after = replace(self._task, config=config)
+            edits = edits_for(self._trainer, values, self._task, after, lambda keys: self._read(keys).config)
+            run = self._read(applied(values, edits))
+        except UsageError:  # the trainer refuses it
             return None
-        same = after.config == config and after.global_batch == self.run.global_batch
-        return edits if edits and same else None
+        if not edits or run.global_batch != self.run.global_batch:
+            return None
+        self._edits.setdefault(run.config, edits)
+        return run.config
 
     def _remedy(self, change: Change) -> Remedy:
-        edits = self._edits_to(change.estimate.config)
-        assert edits is not None, "only changes that the file can say are predicted"
+        edits = self._edits[change.estimate.config]
         after = self._read(applied(self._file.values, edits))
         text = self._file.changed(edits)
         return Remedy(
