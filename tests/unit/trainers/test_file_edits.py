@@ -112,7 +112,6 @@ def test_a_key_keeps_the_name_of_the_users_version() -> None:
     edits, config = said(trainer, values, run, run.config.replace(checkpointing="every-2"), where)
     assert edits == {
         ("activation_checkpointing",): True,
-        ("activation_checkpointing_kwargs", "use_reentrant"): False,
         ("activation_checkpointing_kwargs", "every_n_layers"): 2,
     }
     adapted = complete({**run.config.to_json(), "method": "lora"})
