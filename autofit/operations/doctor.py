@@ -31,7 +31,7 @@ class Check(Document):
     remedy: str = ""
 
 
-def diagnose(
+def examine(
     *, store: str | None, device: str, with_ray: bool, build_ops: bool = False, quick: bool = False
 ) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
