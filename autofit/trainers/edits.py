@@ -79,26 +79,20 @@ def _edits(
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
-    """The file's keys with the edits made."""
-    made: dict[str, Any] = _copied(values)
+    """The file's keys with the edits made; what is not edited is shared with `values`."""
+    made = dict(values)
     for path, value in edits.items():
         inside = made
         for key in path[:-1]:
-            if not isinstance(inside.get(key), dict):
-                inside[key] = {}
-            inside = inside[key]
+            within = inside.get(key)
+            copied = dict(within) if isinstance(within, dict) else {}
+            inside[key] = copied
+            inside = copied
         if value is REMOVED:
             inside.pop(path[-1], None)
         else:
-            inside[path[-1]] = _copied(value)
+            inside[path[-1]] = value
     return made
-
-
-def _copied(value: Any) -> Any:
-    """A copy in which nothing is shared, as YAML's aliases are."""
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _written(trainer: Trainer, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
