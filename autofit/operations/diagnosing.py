@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,84 +14,19 @@ from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import GIB, format_bytes
+from autofit.core.workload import check_count
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
+from autofit.operations.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
-from autofit.trainers.out_of_memory import OutOfMemory
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import Trainer, recognised, trainer_named
 from autofit.trial.machine.detection import asked, detect
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change that helps, as the user would make it."""
-
-    change: Change
-    settings: Mapping[str, Any] = field(hash=False)
-    """Key -> its new value; keys within another with dots, None for one that goes."""
-    diff: str | None
-    """Of the user's own file; None where its text cannot be edited without loss."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.change.to_json(), "settings": dict(self.settings), "diff": self.diff}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The answer."""
-
-    run: Run
-    options: WorkloadOptions
-    estimate: Estimate
-    """Of the file as it is. Its own advice is in `remedies`."""
-    remedies: tuple[Remedy, ...]
-    notes: tuple[str, ...] = ()
-    """How the card was found, and what else explains the answer; one sentence each."""
-    failure: OutOfMemory | None = None
-
-    @property
-    def fits(self) -> bool:
-        return self.estimate.likely_fits
-
-    def to_json(self) -> dict[str, Any]:
-        run = self.run
-        return {
-            "trainer": run.trainer,
-            "model": self.options.model,
-            "seq_len": self.options.seq_len,
-            "global_batch": self.options.global_batch,
-            "devices": self.options.devices,
-            "estimate": replace(self.estimate, advice=()).to_json(),
-            "changes": [remedy.to_json() for remedy in self.remedies],
-            "assumed": list(run.assumed),
-            "not_counted": [part.to_json() for part in run.not_counted],
-            "unknown_keys": [key.to_json() for key in run.unknown],
-            "notes": list(self.notes),
-            "traceback": None if self.failure is None else self.failure.to_json(),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisRequest:
-    """What the user says beside the file; None where nothing is said."""
-
-    hardware: str = "auto"
-    trainer: str | None = None
-    model: str | None = None
-    seq_len: int | None = None
-    devices: int | None = None
-    memory_limit_bytes: int | None = None
-    also: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Axes that the file does not decide, or that the user knows better."""
-    failure: OutOfMemory | None = None
-    """The error that the run ended with."""
-
 
 _BEYOND = {
     "all": "the frozen weights are loaded in fp32, which takes",
@@ -124,14 +59,15 @@ class _Case:
             stack=job.stack,
             source=self.options.model,
         )
-        self._edits: dict[Config, dict[KeyPath, Any] | None] = {}
+        self._edits: dict[Config, dict[KeyPath, Any]] = {}
+        """The edits after which the file asks for a config."""
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         limit = self.estimation.memory_limit_bytes
         if limit <= self._extra:
             raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
         under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
-        found = under.advised(report, self._not_said)
+        found = under.advised(report, self._said)
         remedies = (self._remedy(change) for change in found.advice)
         return Diagnosis(
             run=self.run,
@@ -154,10 +90,10 @@ class _Case:
 
     def _options(self) -> WorkloadOptions:
         run, user = self.run, self._user
-        source = user.model or run.model
+        source = run.model if user.model is None else user.model
         if source is None:
             raise UsageError("the file names no model: say it with --model")
-        seq_len = user.seq_len or run.seq_len
+        seq_len = run.seq_len if user.seq_len is None else user.seq_len
         if seq_len is None:
             raise UsageError("the file does not say how long sequences are: say it with --seq-len")
         _check_model(source)
@@ -186,8 +122,9 @@ class _Case:
         if found.lightest is None:
             return None
         config = found.lightest.estimate.config
-        edits = self._edits_to(config)
-        run = replace(self.run, config=config) if edits is None else self._read(applied(self._file.values, edits))
+        run = replace(self.run, config=config)
+        if config in self._edits:
+            run = self._read(applied(self._file.values, self._edits[config]))
         card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
         return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
 
@@ -198,6 +135,8 @@ class _Case:
             more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
             if which in _BEYOND and more > GIB // 2:
                 yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        if self.run.config["sharding"] == "ddp":
+            yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
             return
         tokens = self.run.config.number("micro_batch") * self.options.seq_len
@@ -209,32 +148,23 @@ class _Case:
             held = format_bytes(failure.allocated_bytes)
             yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
 
-    def _not_said(self, config: Config) -> str | None:
-        if self._edits_to(config) is None:
-            return f"{self._trainer.title} cannot say it in this file"
-        return None
-
-    def _edits_to(self, config: Config) -> dict[KeyPath, Any] | None:
-        """The edits with which the file asks for exactly `config`; None if there are none."""
-        if config not in self._edits:
-            self._edits[config] = self._found_edits(config)
-        return self._edits[config]
-
-    def _found_edits(self, config: Config) -> dict[KeyPath, Any] | None:
+    def _said(self, config: Config) -> Config | None:
+        """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it
+        cannot be edited so."""
         values = self._file.values
         try:
-            edits = edits_for(
-                self._trainer, values, self._task, replace(self._task, config=config), lambda v: self._read(v).config
-            )
-            after = self._read(applied(values, edits))
-        except UsageError:  # the trainer refuses it, or has no word for it
+            after = replace(self._task, config=config)
+            edits = edits_for(self._trainer, values, self._task, after, lambda keys: self._read(keys).config)
+            run = self._read(applied(values, edits))
+        except UsageError:  # the trainer refuses it
             return None
-        same = after.config == config and after.global_batch == self.run.global_batch
-        return edits if edits and same else None
+        if not edits or run.global_batch != self.run.global_batch:
+            return None
+        self._edits.setdefault(run.config, edits)
+        return run.config
 
     def _remedy(self, change: Change) -> Remedy:
-        edits = self._edits_to(change.estimate.config)
-        assert edits is not None, "only changes that the file can say are predicted"
+        edits = self._edits[change.estimate.config]
         after = self._read(applied(self._file.values, edits))
         text = self._file.changed(edits)
         return Remedy(
@@ -251,6 +181,8 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
     that cannot be found here.
     """
+    if user.devices is not None:
+        check_count("devices", user.devices)
     user, notes = _placed(user)
     file = SourceFile.read(path)
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
@@ -301,5 +233,5 @@ def _check_model(source: str) -> None:
         near = difflib.get_close_matches(base, names(), n=2, cutoff=0.5)
         hint = f"say what it is built like: --model {' or --model '.join(near or ['NAME'])}"
         if isinstance(error, EnvironmentLacks):
-            raise EnvironmentLacks(error.message, remedy=hint) from error
+            raise EnvironmentLacks(error.message, remedy=f"{error.remedy}; or {hint}") from error
         raise UsageError(f"{error}; {hint}") from error

@@ -93,22 +93,17 @@ class Estimation:
     def advised(
         self,
         report: Callable[[int], None] = lambda done: None,
-        refused: Callable[[Config], str | None] = lambda config: None,
+        said: Callable[[Config], Config | None] = lambda config: config,
     ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far. `refused` says why a config is no answer,
-        though it can be estimated.
+        Predicts configs near it; `report` is called with how many so far. `said` is as for `advised`.
         """
-        return self._answer(
-            lambda near: advised(
-                self._own(near),
-                near,
-                lambda config: why_not(config, self.job) or refused(config),
-                report,
-                self.deviations,
-            )
-        )
+
+        def refused(config: Config) -> str | None:
+            return why_not(config, self.job)
+
+        return self._answer(lambda near: advised(self._own(near), near, refused, report, self.deviations, said))
 
     def _own(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)

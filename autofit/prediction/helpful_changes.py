@@ -33,14 +33,16 @@ def advised(
     refused: Callable[[Config], str | None],
     report: Callable[[int], None],
     shown: Mapping[str, MemoryDeviation] | None = None,
+    said: Callable[[Config], Config | None] = lambda config: config,
 ) -> Estimate:
     """`found` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
 
     `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
-    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`).
+    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`). `said` turns a
+    config into the nearest that the user can ask for, or None.
     """
     judged = found if shown is None else found.judged(shown)
-    near = _Neighbourhood(judged, estimator, refused, report, shown)
+    near = _Neighbourhood(judged, estimator, refused, report, shown, said)
     if judged.likely_fits:
         return replace(judged, advice=near.faster())
     changes = near.that_fit()
@@ -70,9 +72,11 @@ class _Neighbourhood:
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
         shown: Mapping[str, MemoryDeviation] | None,
+        said: Callable[[Config], Config | None],
     ) -> None:
         job = estimator.job
         self._shown = shown
+        self._said = said
         self._found = found
         self._estimator = estimator
         self._refused = refused
@@ -124,8 +128,9 @@ class _Neighbourhood:
         config = self._found.config
         for axis in AXES:
             if axis.name in config:
-                lighter = (_with(config, {axis.name: value}) for value in self._values(axis, below=config[axis.name]))
-                config = next(filter(self._possible, lighter), config)
+                lighter = [_with(config, {axis.name: value}) for value in self._values(axis, below=config[axis.name])]
+                said = (self._said(wanted) for wanted in lighter if self._possible(wanted))
+                config = next((lighter for lighter in said if lighter is not None), config)
         estimate = self._estimate(config)
         return Lightest(estimate=estimate, card=self._card(estimate))
 
@@ -162,7 +167,8 @@ class _Neighbourhood:
 
     def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
         here = self._found.config
-        near = dict.fromkeys(_with(here, values) for values in changes)
+        wanted = dict.fromkeys(_with(here, values) for values in changes)
+        near = dict.fromkeys(said for config in wanted if (said := self._said(config)) is not None)
         return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
 
     def _possible(self, config: Config) -> bool:

@@ -108,9 +108,7 @@ def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
         keys.assume("bf16 is auto, and this card only emulates bf16: axolotl takes fp16")
         return "fp16-mixed"
     if keys.flag("bf16", True) or keys.flag("bfloat16"):
-        if method != "full":
-            return "bf16-mixed" if keys.flag("peft_autocast_adapter_dtype", True) else "bf16"
-        return "bf16-mixed" if sharded.keeps_masters else "bf16"
+        return "bf16-mixed" if sharded.keeps_masters or method != "full" else "bf16"
     return "fp32"
 
 

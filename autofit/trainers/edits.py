@@ -35,20 +35,23 @@ def edits_for(
     after: Task,
     read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
-    """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`.
+    """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`, or for what
+    comes nearest in the trainer's words.
 
     `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
     change neither memory nor speed.
     """
     differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
-    then, now = ({_spelled(values, path): said for path, said in _written(trainer, t).items()} for t in (before, after))
+    then, now = (_written(trainer, task, values) for task in (before, after))
     edits = _edits(trainer, values, then, now, differ)
     found = read(applied(values, edits))
     if others := {axis for axis in after.config if found.get(axis) != after.config[axis]} - differ:
         # What the user has in other words means something else with the change.
-        edits = _edits(trainer, values, then, now, differ | others)
+        more = _edits(trainer, values, then, now, differ | others)
+        if read(applied(values, more)) == after.config:
+            edits, found = more, after.config
     doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
-    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), after.config, read)
+    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
 
 
 def _edits(
@@ -76,43 +79,40 @@ def _edits(
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
-    """The file's keys with the edits made."""
-    made: dict[str, Any] = _copied(values)
+    """The file's keys with the edits made; what is not edited is shared with `values`."""
+    made = dict(values)
     for path, value in edits.items():
         inside = made
         for key in path[:-1]:
-            if not isinstance(inside.get(key), dict):
-                inside[key] = {}
-            inside = inside[key]
+            within = inside.get(key)
+            copied = dict(within) if isinstance(within, dict) else {}
+            inside[key] = copied
+            inside = copied
         if value is REMOVED:
             inside.pop(path[-1], None)
         else:
-            inside[path[-1]] = _copied(value)
+            inside[path[-1]] = value
     return made
 
 
-def _copied(value: Any) -> Any:
-    """A copy in which nothing is shared, as YAML's aliases are."""
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
-
-
-def _written(trainer: Trainer, task: Task) -> dict[KeyPath, tuple[str, Any]]:
-    """What the export writes: each key with its axis and value."""
+def _written(trainer: Trainer, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
+    """What the export writes: each key, as the user spells it, with its axis and value."""
     found: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
             for section in emit(task.config[axis], task).sections.values():
-                found |= {path: (axis, value) for path, value in _leaves(section)}
+                found |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
     return found
 
 
-def _spelled(values: Mapping[str, Any], path: KeyPath) -> KeyPath:
-    """FSDP's keys begin with `fsdp_` where the user has them so."""
-    if path[0] != "fsdp_config" or len(path) != 2 or not _has(values, ("fsdp_config", f"fsdp_{path[1]}")):
-        return path
-    return path[0], f"fsdp_{path[1]}"
+def _spelled(trainer: Trainer, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
+    """A key by the name that the user's version of the trainer has for it."""
+    alias = trainer.aliases.get(path[0])
+    if alias is not None and (alias in values or alias.removesuffix("_kwargs") in values):
+        return (alias, *path[1:])
+    if path[0] == "fsdp_config" and len(path) == 2 and _has(values, ("fsdp_config", f"fsdp_{path[1]}")):
+        return path[0], f"fsdp_{path[1]}"
+    return path
 
 
 def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -83,7 +83,7 @@ class Keys:
         if value is None:
             self.assumed.append(f"{name} is {default} unless it is set")
             return default
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 12 else value
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise _wrong(name, value, "a whole number of at least 1")
         return number
@@ -93,7 +93,7 @@ class Keys:
         value = default if self.value(name) is None else self.value(name)
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise _wrong(name, value, "a number") from None
         if isinstance(value, bool) or not 0.0 <= number < 1.0:
             raise _wrong(name, value, "a number of at least 0 and below 1")
@@ -128,6 +128,10 @@ class Keys:
             near = difflib.get_close_matches(value, ours, n=2, cutoff=0.5) or sorted(ours)[:8]
             raise UsageError(f"{name} is {value!r}: autofit knows {' and '.join(near)}")
         return ours[value]
+
+    def is_null(self, name: str) -> bool:
+        """Whether the file has the key and leaves it empty, which means something of its own for a few."""
+        return name in self._values and self.value(name) is None
 
     def assume(self, sentence: str) -> None:
         self.assumed.append(sentence)

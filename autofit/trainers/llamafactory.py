@@ -107,7 +107,7 @@ def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
 def _precision(keys: Keys, sharded: Sharded, method: str) -> str:
     """Trained weights are cast to fp32, but not with `pure_bf16` (adapter.py); frozen ones keep the checkpoint's."""
     if keys.flag("pure_bf16"):
-        return "bf16"  # peft itself keeps adapters in fp32, which are small
+        return "bf16" if method == "full" else "bf16-mixed"  # peft itself keeps adapters in fp32
     if method != "full" and not keys.flag("bf16") and not keys.flag("fp16"):
         keys.assume("neither bf16 nor fp16 is set: the frozen weights are taken to be in bfloat16")
         return "bf16-mixed"

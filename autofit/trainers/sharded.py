@@ -46,7 +46,7 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
 
     Raises `UsageError` where weights, gradients or states are spread over devices and nobody says how many.
     """
-    ranks = where.devices or devices
+    ranks = devices if where.devices is None else where.devices
     if keys.value("deepspeed"):
         settings, what = _deepspeed(keys, where)
         stage, offload = _stage(settings), _offload(settings)
@@ -110,7 +110,12 @@ def _zero(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _offload(settings: Mapping[str, Any]) -> str:
     zero = _zero(settings)
-    there = {name: (zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("optimizer", "param")}
+    there = {}
+    for name in ("optimizer", "param"):
+        said = zero.get(f"offload_{name}") or {}
+        if not isinstance(said, dict):
+            raise UsageError(f"DeepSpeed's offload_{name} is {said!r}: it must be a mapping with a device")
+        there[name] = said.get("device", "none")
     if "nvme" in there.values():
         return "nvme"
     if there["param"] == "cpu":

@@ -43,8 +43,10 @@ class SourceFile:
         """As `read`, of text."""
         try:
             values = json.loads(text) if _is_json(text) else _yaml(name, text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UsageError(f"{name} is not JSON: {error}") from error
+        except RecursionError as error:
+            raise UsageError(f"{name} is no trainer's config: it is nested too deeply") from error
         if values is None:
             raise UsageError(f"{name} is empty")
         if not isinstance(values, dict):

@@ -29,7 +29,9 @@ class Trainer:
     table: Mapping[str, Emit]
     """Each axis and its translation, as in exports."""
     other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Axis -> keys that the table does not write, which say it as well: an edit takes them out."""
+    """Axis -> keys that the table does not write, which say it otherwise: an edit takes them out."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Key that the table writes -> its name in other versions, with the same values: an edit keeps the user's."""
 
     def read(self, values: Mapping[str, Any], where: Where) -> Run:
         """The run that a file's keys ask for. Raises `UsageError` for a value that the trainer would refuse."""
@@ -76,7 +78,8 @@ TRAINERS: Mapping[str, Trainer] = {
             model_key="model_name_or_path",
             reader=trl.read,
             table=trl_format.TABLE,
-            other_spellings={"precision": ("torch_dtype",), "optimizer": ("adafactor",)},
+            other_spellings={"optimizer": ("adafactor",)},
+            aliases={"dtype": "torch_dtype", **training_arguments.ALIASES},
         ),
         Trainer(
             name="transformers",
@@ -85,10 +88,8 @@ TRAINERS: Mapping[str, Trainer] = {
             model_key=None,
             reader=training_arguments.read,
             table=training_arguments.TABLE,
-            other_spellings={
-                "checkpointing": ("activation_checkpointing", "activation_checkpointing_kwargs"),
-                "optimizer": ("adafactor",),
-            },
+            other_spellings={"optimizer": ("adafactor",)},
+            aliases=training_arguments.ALIASES,
         ),
     )
 }

@@ -55,6 +55,11 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "adalomo": ("sgd", "less", "AdaLOMO updates while gradients are computed"),
 }
 """Optimizers that are none of ours: the nearest, what that does to memory, and why."""
+ALIASES: Mapping[str, str] = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+"""The names of keys since transformers 5.20 that exports write by the older ones."""
 ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in ta.ATTENTION.items()}
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
@@ -123,10 +128,12 @@ def mixed(keys: Keys, sharded: Sharded, *, method: str, loaded: str, bf16: bool 
     """
     if keys.flag("fp16"):
         return "fp16-mixed"
-    wide = loaded == "float32" or method != "full" or sharded.keeps_masters
-    if keys.flag("bf16", bf16):
-        return "bf16-mixed" if wide else "bf16"
-    return "fp32" if loaded == "float32" else "bf16"
+    autocast = keys.flag("bf16", bf16)
+    if loaded == "float32" and not autocast:
+        return "fp32"
+    if method != "full":
+        return "bf16-mixed"
+    return "bf16-mixed" if autocast and (loaded == "float32" or sharded.keeps_masters) else "bf16"
 
 
 def liger(keys: Keys) -> bool:

@@ -51,8 +51,10 @@ def read(keys: Keys, where: Where) -> Run:
     )
 
 
-def _seq_len(keys: Keys) -> int:
-    """`max_length`, which was called `max_seq_length` until trl 0.20."""
+def _seq_len(keys: Keys) -> int | None:
+    """`max_length`, which was called `max_seq_length` until trl 0.20; empty, it cuts no sequence."""
+    if keys.is_null("max_length"):
+        return None
     return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)
 
 

@@ -124,9 +124,9 @@ def doctor(
     if self_test:
         _self_test(device, devices, out, time_limit, as_json)
         return
-    from autofit.operations.diagnosis import diagnose
+    from autofit.operations.doctor import examine
 
-    checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
+    checks = examine(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
     if as_json:
         print_json([c.to_json() for c in checks])
     else:

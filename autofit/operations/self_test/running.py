@@ -16,7 +16,7 @@ from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, in_one_line
 from autofit.core.outcome import TimedOut, now
 from autofit.core.units import format_duration
-from autofit.operations.diagnosis import libraries
+from autofit.operations.doctor import libraries
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.check import Check

@@ -18,7 +18,7 @@ from autofit import __version__, operations
 from autofit.catalog.models import names
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
-from autofit.operations import diagnosis
+from autofit.operations import doctor
 from autofit.operations.self_test import running
 from autofit.operations.self_test.bench import Bench
 from autofit.operations.self_test.check import Check
@@ -320,8 +320,8 @@ def test_spaces_of_a_batch_that_one_of_them_cannot_divide(autofit: Autofit) -> N
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A doctor who believes that trials and Ray work."""
-    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
-    monkeypatch.setattr(diagnosis, "_ray", lambda device: "1 worker")
+    monkeypatch.setattr(doctor, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(doctor, "_ray", lambda device: "1 worker")
 
 
 @pytest.mark.usefixtures("quick")
@@ -401,7 +401,7 @@ def test_what_is_asked_wrongly_of_a_self_test(autofit: Autofit, options: tuple[s
 def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, stack = detect("cpu")
     without = type(stack)(**{**stack.to_json(), "peft": None, "deepspeed": None})
-    monkeypatch.setattr(diagnosis, "detect", lambda device: (hardware, without))
+    monkeypatch.setattr(doctor, "detect", lambda device: (hardware, without))
     done = autofit("doctor", "--device", "cpu", "--json")
     assert done.code == 4
     states = {c["name"]: (c["state"], c["remedy"]) for c in done.document}
@@ -412,7 +412,7 @@ def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPa
 
 
 def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(doctor, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
     monkeypatch.setitem(sys.modules, "ray", None)  # what makes `import ray` fail as if it were not installed
     done = autofit("doctor", "--device", "cpu", "--json")
     assert (done.code, done.err) == (4, "")

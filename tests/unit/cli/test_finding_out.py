@@ -12,7 +12,7 @@ from unit.cli.conftest import Autofit
 from autofit.catalog.hardware import card, cards
 from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
-from autofit.operations import diagnosis
+from autofit.operations import doctor
 from autofit.planning.lattices import load_space
 from autofit.prediction.estimating import not_estimated, site
 from autofit.techniques import AXES
@@ -63,7 +63,7 @@ def test_hardware_says_what_can_be_done_with_each_card(autofit: Autofit) -> None
 
 def test_a_quick_doctor_says_what_it_has_not_looked_at(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     for lasting in ("_trial", "_ray"):
-        monkeypatch.setattr(diagnosis, lasting, lambda *arguments: pytest.fail("was run"))
+        monkeypatch.setattr(doctor, lasting, lambda *arguments: pytest.fail("was run"))
     done = autofit("doctor", "--device", "cpu", "--quick", "--json")
     assert done.code == 0
     assert {c["name"] for c in done.document if c["state"] == "skipped"} == {"trial", "ray"}

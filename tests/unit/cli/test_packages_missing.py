@@ -15,7 +15,7 @@ import pytest
 from jobs import tiny_model
 
 from autofit.core import distribution
-from autofit.operations import diagnosis
+from autofit.operations import doctor
 from autofit.trial.machine.detection import detect
 
 TESTS = Path(__file__).parents[2]
@@ -82,16 +82,16 @@ def test_the_self_test_needs_only_what_trains(tmp_path: Path) -> None:
 
 
 def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "version", lambda name: None)
+    monkeypatch.setattr(doctor, "version", lambda name: None)
     hardware, stack = detect("cpu")
-    found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
+    found = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
     assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install autofit-llm")
 
 
 def test_the_doctor_installs_flash_attn_with_the_torch_that_is_there() -> None:
     hardware, stack = detect("cpu")
     hardware, stack = replace(hardware, kind="cuda"), replace(stack, flash_attn=None)
-    found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
+    found = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
     # flash-attn's build imports torch, which an isolated one lacks
     assert found["flash_attn"].remedy == "pip install --no-build-isolation 'autofit-llm[flash]'"
 
@@ -125,9 +125,9 @@ def test_a_package_of_the_same_name_is_said(stranger: Path) -> None:
 
 
 def test_the_doctor_says_it_too(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert diagnosis._package().state == "ok"
+    assert doctor._package().state == "ok"
     monkeypatch.syspath_prepend(stranger)
-    found = diagnosis._package()
+    found = doctor._package()
     assert (found.name, found.state) == ("autofit", "missing")
     assert "PyAutoFit 2024.11.13.2" in found.found and found.remedy.startswith("pip uninstall")
 

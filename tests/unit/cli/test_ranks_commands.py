@@ -19,7 +19,7 @@ from kept import Kept
 from unit.cli.conftest import Autofit
 from unit.cli.test_bad_input import check
 
-from autofit.operations import diagnosis, single_trial
+from autofit.operations import doctor, single_trial
 from autofit.search import loop
 from autofit.store import Store
 from autofit.techniques.axes import compilation
@@ -174,7 +174,7 @@ def test_without_a_compiler(autofit: Autofit, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_the_doctor_says_what_cannot_be_compiled() -> None:
-    found = diagnosis._operation("cpu_adam", build=True)
+    found = doctor._operation("cpu_adam", build=True)
     assert (found.state, found.remedy) == ("missing", "apt-get install build-essential python3-dev")
     assert found.found == "DeepSpeed's cpu_adam cannot be compiled without a compiler (no-such-compiler)"
 
@@ -183,7 +183,7 @@ def test_the_doctor_says_what_cannot_be_compiled() -> None:
 def test_the_doctor_who_cannot_build_what_every_offload_needs_ends_with_4(
     autofit: Autofit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(doctor, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
     asked = ("doctor", "--device", "cpu", "--no-ray", "--json")
     done = autofit(*asked, "--build-ops")
     assert done.code == 4

@@ -137,6 +137,8 @@ def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: py
         ({"hardware": "auto"}, "there is no GPU here: name the card"),
         ({"hardware": "h1000"}, "unknown hardware"),
         ({"trainer": "torchtune"}, "unknown trainer"),
+        ({"devices": 0}, "devices is 0: it must be at least 1"),
+        ({"seq_len": 0}, "seq-len is 0: it must be at least 1"),
         ({"also": "rnak=8"}, "unknown axis"),
         ({"hardware": "t4", "also": "precision=bf16-mixed"}, "lora.yml asks for cannot be estimated"),
         ({"memory_limit": "1MiB", "also": "method=lora"}, None),

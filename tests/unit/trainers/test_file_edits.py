@@ -48,13 +48,13 @@ def neighbours(run: Run) -> Iterator[Config]:
 
 
 def said(trainer: Trainer, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
-    """The edits for a config; None if the file cannot say it."""
+    """The edits for a config, with what the file asks for then; None if there are none."""
     task = task_of(run)
     try:
         edits = edits_for(
             trainer, values, task, replace(task, config=config), lambda keys: trainer.read(keys, where).config
         )
-        return edits if trainer.read(applied(values, edits), where).config == config else None
+        return (edits, trainer.read(applied(values, edits), where).config) if edits else None
     except UsageError:
         return None
 
@@ -63,11 +63,12 @@ def said(trainer: Trainer, values: Mapping[str, Any], run: Run, config: Config, 
 def test_every_change_that_a_file_can_say_is_an_edit_of_its_text(example: Example) -> None:
     run, file = example.run(), SourceFile.of("mine.yml", example.text())
     axes = set()
-    for config in neighbours(run):
-        edits = said(example.trainer, file.values, run, config, example.where)
-        if edits is None:
+    for wanted in neighbours(run):
+        answer = said(example.trainer, file.values, run, wanted, example.where)
+        if answer is None:
             continue
-        axes |= {axis for axis in config if config[axis] != run.config.get(axis)}
+        edits, config = answer
+        axes |= {axis for axis in config if config[axis] != run.config.get(axis) and config[axis] == wanted.get(axis)}
         changed = file.changed(edits)
         assert changed is not None, edits
         after = example.trainer.read(SourceFile.of("mine.yml", changed).values, example.where)
@@ -91,17 +92,31 @@ def test_an_edit_is_as_small_as_the_change() -> None:
         ("attention", "eager"): {("attn_implementation",): "eager"},
     }.items():
         config = run.config.replace(**dict([changed]))
-        assert said(trainer, file.values, run, config, where) == edits
+        assert said(trainer, file.values, run, config, where) == (edits, config)
 
 
 def test_older_spellings_make_room() -> None:
     trainer, where = TRAINERS["axolotl"], Where()
     values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}
     run = trainer.read(values, where)
-    edits = said(trainer, values, run, run.config.replace(attention="sdpa"), where)
+    edits, _ = said(trainer, values, run, run.config.replace(attention="sdpa"), where)
     assert edits == {("attn_implementation",): "sdpa", ("flash_attention",): REMOVED}
-    fused = said(trainer, values, run, run.config.replace(loss="fused"), where)
+    fused, _ = said(trainer, values, run, run.config.replace(loss="fused"), where)
     assert fused[("plugins",)] == ["mine.Plugin", "axolotl.integrations.liger.LigerPlugin"]
+
+
+def test_a_key_keeps_the_name_of_the_users_version() -> None:
+    trainer, where = TRAINERS["trl"], Where()
+    values = {"model_name_or_path": "x", "torch_dtype": "bfloat16", "bf16": True, "activation_checkpointing": False}
+    run = trainer.read(values, where)
+    edits, config = said(trainer, values, run, run.config.replace(checkpointing="every-2"), where)
+    assert edits == {
+        ("activation_checkpointing",): True,
+        ("activation_checkpointing_kwargs", "every_n_layers"): 2,
+    }
+    adapted = complete({**run.config.to_json(), "method": "lora"})
+    _, config = said(trainer, values, run, adapted, where)
+    assert (config["method"], config["precision"]) == ("lora", "bf16-mixed")  # trl keeps adapters in fp32
 
 
 def test_json_stays_json() -> None:

@@ -67,6 +67,7 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
     assert any("gradient_checkpointing is true" in said for said in run.assumed)
     assert any("dtype is float32" in said for said in run.assumed)
     assert read(FACTORY).config["checkpointing"] == "full"
+    assert read({**TRL, "max_length": None}).seq_len is None
     assert read({"base_model": "x", "micro_batch_size": 1}).seq_len == 512
     arguments = read(ARGUMENTS)
     assert (arguments.model, arguments.seq_len, arguments.config["checkpointing"]) == (None, None, "none")
@@ -171,6 +172,8 @@ def test_an_unknown_key_is_named_with_the_nearest() -> None:
         ({**FACTORY, "stage": "sftt"}, "stage is 'sftt': autofit knows sft"),
         ({**FACTORY, "finetuning_type": "loraa"}, "finetuning_type is 'loraa': autofit knows lora"),
         ({**FACTORY, "export_dir": "out"}, "trains nothing"),
+        ({**TRL, "deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}}, "must be a mapping"),
+        ({**AXOLOTL, "micro_batch_size": "9" * 5000}, "it must be a whole number"),
         ({**TRL, "model_name_or_path": 7}, "model_name_or_path is 7: it must be text"),
         ({**TRL, "deepspeed": {"zero_optimization": {"stage": 7}}}, "must be 0, 1, 2 or 3"),
     ],
@@ -190,6 +193,7 @@ def test_a_wrong_value_is_refused(values: dict[str, Any], words: str) -> None:
         ("a: [1\n", "is not YAML"),
         ('{"a": 1,}', "is not JSON"),
         ("a:\tb: c\n", "is not YAML"),
+        ("[" * 5000 + "]" * 5000, "nested too deeply"),
         ("base_model: x\nbf16: true\nbase_model: y\n", "has base_model twice"),
         ("from unsloth import FastLanguageModel\nmodel = FastLanguageModel()\n", "holds plain text|is not YAML"),
         ("version: '3'\nservices:\n  web:\n    image: nginx\n", "Docker Compose"),

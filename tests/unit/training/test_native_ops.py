@@ -18,7 +18,7 @@ import torch
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
-from autofit.operations.diagnosis import _operations
+from autofit.operations.doctor import _operations
 from autofit.techniques import unsupported
 from autofit.techniques.axes import compilation
 from autofit.techniques.axes.sharding import NVME_VARIABLE
