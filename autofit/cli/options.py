@@ -58,7 +58,7 @@ For = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Your trainer: transformers or trl. Trials then train as it does; default: as the config says.",
+        help="Your trainer: transformers, trl or llamafactory. Trials train as it does; default: as the config says.",
         autocompletion=completing("trainers"),
     ),
 ]

@@ -57,7 +57,7 @@ def _precision(value: Value, task: Task) -> Settings:
     if task.config["method"] != "full":
         if value == "fp32":
             notes.append("precision=fp32: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
-        if pure:
+        if pure and task.workload.trainer is None:
             notes.append(NeedsMore("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured"))
     return settings(*notes, method={"pure_bf16": pure}, training=ta.precision(task))
 

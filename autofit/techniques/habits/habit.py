@@ -33,9 +33,13 @@ class Trainer:
     cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Axis -> value -> what the trainer does instead, beginning with a verb."""
 
+    cannot_with_adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The same of LoRA and QLoRA alone."""
+
     def why_not(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""
-        for axis, values in self.cannot.items():
+        tables = (self.cannot,) if config["method"] == "full" else (self.cannot, self.cannot_with_adapters)
+        for axis, values in (row for table in tables for row in table.items()):
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"

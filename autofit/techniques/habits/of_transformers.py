@@ -9,5 +9,5 @@ from autofit.techniques.habits.weight_formats import AdaptersInFp32, UpcastBesid
 TRANSFORMERS = Trainer(
     name="transformers",
     version="transformers 5.23 with peft 0.21",
-    habits=(UpcastBeside4Bit(), AdaptersInFp32(), InputGradients("qlora")),
+    habits=(UpcastBeside4Bit(), AdaptersInFp32("lora"), InputGradients("qlora")),
 )

@@ -10,7 +10,7 @@ from autofit.techniques.habits.weight_formats import AdaptersInBf16, AdaptersInF
 TRL = Trainer(
     name="trl",
     version="trl 1.16",
-    habits=(AdaptersInFp32(), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
+    habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
     usual={"loss": "chunked"},
     cannot={
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},

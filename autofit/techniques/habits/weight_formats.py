@@ -54,11 +54,15 @@ class UpcastBeside4Bit(WeightFormat):
 
 
 class AdaptersInFp32(WeightFormat):
-    """Adapters of a 16-bit base are fp32, without autocast: `cast_adapter_dtype` of peft 0.21
+    """Adapters are fp32 although all else is bf16, without autocast: `cast_adapter_dtype` of peft 0.21
     (peft/tuners/tuners_utils.py), unless told otherwise."""
 
-    does = "trains the adapters of a 16-bit base in fp32"
-    trained, methods, precisions = "float32", ("lora",), ("bf16",)
+    does = "trains the adapters of a bf16 base in fp32"
+    trained, precisions = "float32", ("bf16",)
+
+    def __init__(self, *methods: str) -> None:
+        """Of configs with these methods."""
+        self.methods = methods
 
 
 class AdaptersInBf16(WeightFormat):

@@ -27,6 +27,7 @@ from autofit.techniques.technique import IGNORE_INDEX, Head
         ("transformers", {"method": "lora", "precision": "bf16-mixed"}, None),
         ("trl", {"method": "qlora", "precision": "bf16-mixed"}, "bfloat16"),
         ("trl", {"method": "lora", "precision": "bf16"}, "float32"),
+        ("llamafactory", {"method": "qlora", "precision": "bf16"}, "float32"),
         # DeepSpeed and FSDP convert all weights themselves.
         ("trl", {"method": "lora", "precision": "bf16", "sharding": "zero3"}, None),
         ("transformers", {"method": "qlora", "sharding": "fsdp"}, None),
@@ -62,6 +63,15 @@ def test_the_recipe_is_one_that_the_trainer_trains() -> None:
     assert asked["loss"] == "chunked" and unsupported(asked, of) is None
     refused = unsupported(asked.replace(loss="full"), of)
     assert refused == "loss=full is not possible with trl, which always chunks the loss"
+
+
+def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
+    of = job(trainer="llamafactory")
+    assert unsupported(complete({"method": "full", "precision": "fp32"}), of) is None
+    refused = unsupported(complete({"method": "lora", "precision": "fp32"}), of)
+    assert refused == (
+        "precision=fp32 is not possible with llamafactory, which keeps frozen weights in the format of the checkpoint"
+    )
 
 
 def test_an_unknown_trainer_is_refused_with_the_nearest() -> None:
