@@ -51,8 +51,9 @@ class _Case:
             )
         except UsageError as error:
             if not where.bf16 and self.run.config.text("precision").startswith("bf16"):
+                instead = "set fp16: true and bf16: false in it"
                 raise UsageError(
-                    f"{file.name} asks for bf16, which {user.hardware} only emulates: set fp16: true and bf16: false in it"
+                    f"{file.name} asks for bf16, which {user.hardware} only emulates: {instead}"
                 ) from error
             raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
