@@ -50,6 +50,11 @@ class _Case:
                 self.options, self.run.config, hardware=user.hardware, memory_limit_bytes=user.memory_limit_bytes
             )
         except UsageError as error:
+            if not where.bf16 and self.run.config.text("precision").startswith("bf16"):
+                instead = "set fp16: true and bf16: false in it"
+                raise UsageError(
+                    f"{file.name} asks for bf16, which {user.hardware} only emulates: {instead}"
+                ) from error
             raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(

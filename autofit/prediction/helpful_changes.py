@@ -72,7 +72,7 @@ class _Neighbourhood:
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
         shown: Mapping[str, MemoryDeviation] | None,
-        said: Callable[[Config], Config | None],
+        said: Callable[[Config], Config | None] = lambda config: config,
     ) -> None:
         job = estimator.job
         self._shown = shown

@@ -140,7 +140,11 @@ def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: py
         ({"devices": 0}, "devices is 0: it must be at least 1"),
         ({"seq_len": 0}, "seq-len is 0: it must be at least 1"),
         ({"also": "rnak=8"}, "unknown axis"),
-        ({"hardware": "t4", "also": "precision=bf16-mixed"}, "lora.yml asks for cannot be estimated"),
+        (
+            {"hardware": "t4", "also": "precision=bf16-mixed"},
+            "lora.yml asks for bf16, which t4 only emulates: set fp16",
+        ),
+        ({"also": "sharding=zero3"}, "lora.yml asks for cannot be estimated: sharding=zero3 needs several devices"),
         ({"memory_limit": "1MiB", "also": "method=lora"}, None),
     ],
 )
