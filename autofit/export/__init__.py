@@ -36,6 +36,11 @@ OF_ANY_TRAINER = ("json", "accelerate", "deepspeed")
 """Formats that name no trainer."""
 
 
+def formats_for(trainer: str | None) -> list[str]:
+    """The formats in which what was measured with a trainer's habits can be exported; all without."""
+    return [name for name in FORMATS if trainer is None or name in (trainer, *OF_ANY_TRAINER)]
+
+
 def check_format(name: str) -> None:
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
@@ -49,17 +54,18 @@ def export(recommendation: Recommendation, *, format: str, source: str) -> Expor
     """
     check_format(format)
     trainer = recommendation.workload.trainer
-    if trainer is not None and format not in (trainer, *OF_ANY_TRAINER):
+    if format not in formats_for(trainer):
         raise UsageError(f"this was measured as {trainer} trains: use --format {trainer}, or leave --for out")
     return FORMATS[format](Recommended.of(recommendation, source))
 
 
-def check_memory(exported: Export, format: str) -> None:
-    """Raise `UsageError` if training with what was exported is known to need more memory than was measured."""
+def check_memory(exported: Export, format: str, *, trainer: str | None = None) -> None:
+    """Raise `UsageError` if training with what was exported is known to need more memory than was measured, with the
+    habits of `trainer` if one is given."""
     if exported.needs_more:
         said = "; ".join(exported.needs_more)
-        remedy = f"search with --for {format}, " if format in TRAINERS else ""
+        remedy = f"search with --for {format}, " if format in TRAINERS and trainer is None else ""
         raise UsageError(f"this needs more memory as {format} than was measured ({said}): {remedy}or add --anyway")
 
 
-__all__ = ["FORMATS", "Export", "check_format", "check_memory", "export"]
+__all__ = ["FORMATS", "Export", "check_format", "check_memory", "export", "formats_for"]

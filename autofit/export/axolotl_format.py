@@ -130,7 +130,9 @@ def _sharding(value: Value, task: Task) -> Settings:
         return settings(*distributed.nvme_notes(task), training={"deepspeed": library})
     if distributed.by_fsdp(task):
         return settings(*distributed.fsdp_notes(task, narrow_sums=True), training=_fsdp(task))
-    return settings(training={"ddp_find_unused_parameters": False} if value == "ddp" else {})
+    if value != "ddp":
+        return settings()
+    return settings(*distributed.ddp_notes(task, "axolotl"), training={"ddp_find_unused_parameters": False})
 
 
 def _fsdp(task: Task) -> dict[str, object]:

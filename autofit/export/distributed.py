@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autofit.export.document import Near, Task
+from autofit.export.document import Near, NeedsMore, Task
 from autofit.techniques import Job
 from autofit.techniques.axes.offload import WITH
 from autofit.techniques.axes.optimizer import weight_decay
@@ -81,6 +81,12 @@ def nvme_notes(task: Task) -> list[str]:
     if task.config["offload"] != "nvme" or not by_deepspeed(task):
         return []
     return [Near("offload=nvme: the folder is yours to choose: set nvme_path in both places")]
+
+
+def ddp_notes(task: Task, trainer: str) -> list[str]:
+    """How `trainer`'s DDP differs from trials, where gradients are views of the buckets."""
+    said = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
+    return [NeedsMore(said) if task.config["method"] == "full" else Near(said)]
 
 
 def machine_notes(task: Task, *, otherwise: str) -> list[str]:

@@ -94,7 +94,8 @@ def _loss(value: Value, task: Task) -> Settings:
 
 def _sharding(value: Value, task: Task) -> Settings:
     if not distributed.by_fsdp(task):
-        return merge(settings(*distributed.nvme_notes(task)), ta.sharding(value, task))
+        twice = distributed.ddp_notes(task, "LLaMA-Factory") if value == "ddp" else []
+        return merge(settings(*distributed.nvme_notes(task), *twice), ta.sharding(value, task))
     notes = distributed.fsdp_notes(task, narrow_sums=True)
     notes.append(
         Near(

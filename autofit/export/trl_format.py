@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes, threads
+from autofit.export.distributed import by_deepspeed, by_fsdp, ddp_notes, machine_notes, nvme_notes, threads
 from autofit.export.document import (
     CHOOSE,
     Emit,
@@ -85,8 +85,7 @@ def _loss(value: Value, task: Task) -> Settings:
 def _sharding(value: Value, task: Task) -> Settings:
     notes = nvme_notes(task)
     if value == "ddp":
-        said = "trl holds gradients twice, in the parameters and in DDP's buckets; trials once"
-        notes.append(NeedsMore(f"sharding=ddp: {said}"))
+        notes += ddp_notes(task, "trl")
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
         storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only

@@ -22,6 +22,7 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import has_bf16
+from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
@@ -103,6 +104,7 @@ class _Case:
             raise UsageError("the file does not say how long sequences are: say it with --seq-len")
         _check_model(source)
         return WorkloadOptions(
+            trainer=_with_habits(run),
             model=source,
             seq_len=seq_len,
             global_batch=run.global_batch,
@@ -179,6 +181,13 @@ class _Case:
         )
 
 
+def _with_habits(run: Run) -> str | None:
+    """The trainer whose habits the estimate has; None for one whose habits are not known, and where it would train
+    something else than the nearest config, as the answer then says by what is not counted."""
+    trainer = TRAINERS.get(run.trainer)
+    return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
+
+
 def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
     """Whether the run that a trainer's file asks for fits a card, and up to three changes to the file that help.
 
@@ -209,7 +218,11 @@ def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
                 notes.append(
                     f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {near[0].name}{others}"
                 )
-        if user.memory_limit_bytes is None:
+        named = asked(user.hardware)
+        is_its_own = named is None or named in alike(failure.capacity_bytes)
+        if not is_its_own:
+            notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
+        if user.memory_limit_bytes is None and is_its_own:
             user = replace(user, memory_limit_bytes=failure.capacity_bytes - failure.elsewhere_bytes)
     if asked(user.hardware) is None and detect()[0].kind == "cpu":
         raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")

@@ -64,8 +64,12 @@ def unsupported(config: Config, job: Job) -> str | None:
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
     """For a `Lattice`: a test of whether the axes' claims about two configs, the lighter one first, hold for `job`."""
+    trainer = job.workload.trainer
 
     def every_technique_agrees(lighter: Config, heavier: Config) -> bool:
+        # The claims are about the configs' own number formats: where a trainer changes those of one, none is made.
+        if habits.of_formats(lighter, trainer) != habits.of_formats(heavier, trainer):
+            return False
         return all(
             lighter.get(t.axis.name) == heavier.get(t.axis.name) or t.holds(lighter, heavier, job) for t in TECHNIQUES
         )

@@ -34,11 +34,8 @@ class Sharded:
     offload: str = "none"
     checkpointing: bool = False
     """Whether FSDP checkpoints activations."""
-
-    @property
-    def keeps_masters(self) -> bool:
-        """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
-        return self.sharding.startswith(("zero", "fsdp")) or self.offload != "none"
+    keeps_masters: bool = False
+    """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
 
 
 def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sharded:
@@ -54,7 +51,7 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
     elif _fsdp_is_on(keys):
         given = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS})
         options = {name.removeprefix("fsdp_"): value for name, value in given.items()}
-        what, value, offload = "fsdp", _fsdp(options), _fsdp_offload(keys, options)
+        what, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
     else:
         if ranks is None:
             keys.assume("one GPU trains: say otherwise with --devices")
@@ -65,8 +62,8 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
     if (ranks or 1) == 1:
         keys.assume(f"one GPU trains: {what} has nothing to spread")
         offload = "none" if what == "fsdp" else offload
-        return Sharded(devices=1, offload=offload, checkpointing=checkpointing)
-    return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing)
+        return Sharded(devices=1, offload=offload, checkpointing=checkpointing, keeps_masters=True)
+    return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing, keeps_masters=True)
 
 
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
@@ -131,17 +128,28 @@ def _fsdp_is_on(keys: Keys) -> bool:
     )
 
 
-def _fsdp(options: Mapping[str, Any]) -> str:
-    strategy = str(options.get("sharding_strategy", "FULL_SHARD")).upper()
-    if strategy in ("SHARD_GRAD_OP", "2") or options.get("reshard_after_forward") is False:
+def _fsdp(keys: Keys, options: Mapping[str, Any]) -> str:
+    """The strategy is a word of `fsdp`, or an option; version 1 has it in `reshard_after_forward` as well
+    (transformers' training_args.py; accelerate's FullyShardedDataParallelPlugin)."""
+    said = [*_words(keys), options.get("sharding_strategy", ""), options.get("reshard_after_forward", "")]
+    strategies = {str(word).upper() for word in said}
+    if strategies & {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5"}:
+        keys.count_not("fsdp: hybrid_shard", "more", "weights are shared within a machine only; fsdp stands for it")
+    if strategies & {"SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "2", "5", "FALSE"}:
         return "fsdp-no-reshard"
-    return "ddp" if strategy in ("NO_SHARD", "3") else "fsdp"
+    return "ddp" if strategies & {"NO_SHARD", "3"} else "fsdp"
+
+
+def _words(keys: Keys) -> list[str]:
+    """Those of `fsdp`, which is a text or a list."""
+    said = keys.value("fsdp")
+    return said.split() if isinstance(said, str) else said if isinstance(said, list) else []
 
 
 def _fsdp_offload(keys: Keys, options: Mapping[str, Any]) -> str:
-    said = keys.value("fsdp")
-    listed = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
-    offloads = "offload" in listed or any(_is_true(options.get(name)) for name in ("offload_params", "cpu_offload"))
+    offloads = "offload" in _words(keys) or any(
+        _is_true(options.get(name)) for name in ("offload_params", "cpu_offload")
+    )
     return "params" if offloads else "none"
 
 

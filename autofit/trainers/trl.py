@@ -13,7 +13,10 @@ def read(keys: Keys, where: Where) -> Run:
     """The loss is computed in chunks, whatever the file says; before 1.0, trl computed all logits at once."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
-    loaded = keys.text("dtype") or keys.text("torch_dtype")
+    name = "torch_dtype" if keys.text("dtype") is None else "dtype"
+    loaded = keys.text(name)
+    if loaded is not None:
+        keys.one_of(name, dict.fromkeys(("auto", "float32", "bfloat16", "float16")), loaded)
     if loaded is None:
         keys.assume("dtype is float32 unless it is set: the weights are loaded in fp32")
     elif loaded == "auto":

@@ -12,6 +12,7 @@ from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.workload import METHODS, Effect, Workload
 from autofit.store import Store
+from autofit.techniques.habits import TRAINERS
 
 
 async def fields(request: Request) -> dict[str, str]:
@@ -31,6 +32,7 @@ def choices(store: Store, models: NamedModels) -> dict[str, Any]:
         "hardware": list(dict.fromkeys(hardware.name for hardware in store.hardware())),
         "methods": ("any", *METHODS),
         "effects": [effect.label for effect in Effect],
+        "trainers": list(TRAINERS),
     }
 
 
@@ -43,10 +45,12 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
     named = {name: getattr(workload, name) for name in USUAL}
     always = ("seq_len", "global_batch")
     kept = {name: value for name, value in named.items() if name in always or value != USUAL[name]}
-    return {"model": workload.model, **kept, **more}
+    habits = {} if workload.trainer is None else {"for": workload.trainer}
+    return {"model": workload.model, **kept, **habits, **more}
 
 
 def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:
     """What a form shows as filled in; fields that were not are the usual."""
     usual = {**{name: str(value) for name, value in USUAL.items()}, "method": "any", "allow": "numerics"}
-    return {**usual, "model": "", "hardware": "", "memory_limit": "", "min_rank": "8", **{k: str(v) for k, v in values}}
+    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": ""}
+    return {**usual, **{name: str(value) for name, value in values}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices, chosen, workload_query
@@ -26,6 +27,7 @@ class Compared(GoalQuery):
     seq_len: int | None = None
     global_batch: int | None = None
     devices: int | None = None
+    trainer: str | None = Field(default=None, alias="for")
 
 
 @ROUTES.get("/hardware")
@@ -60,7 +62,9 @@ def hardware(
 
 def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
     """The workload that is asked about; without figures, the one of the model that was measured last."""
-    given = query.model_dump(include={"seq_len", "global_batch", "devices"}, exclude_none=True)
+    given = query.model_dump(
+        include={"seq_len", "global_batch", "devices", "trainer"}, exclude_none=True, by_alias=True
+    )
     latest = store.workloads(model=query.model or None)
     if latest and not given:
         return latest[0]

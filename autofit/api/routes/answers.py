@@ -68,7 +68,7 @@ def _measured(asked: dict[str, Any], store: Store, query: Recommended) -> Conten
         return Content.json(answer.to_json())
     exported = export.export(answer, format=query.format, source=operations.hub_id(asked["asked"].model))
     if not query.anyway:
-        export.check_memory(exported, query.format)
+        export.check_memory(exported, query.format, trainer=query.trainer)
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
     return Content(exported.text, "text/plain; charset=utf-8", notes)
 

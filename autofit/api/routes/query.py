@@ -16,7 +16,7 @@ from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
-from autofit.techniques.habits import TRAINERS
+from autofit.techniques.habits import TRAINERS, named
 
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"
@@ -35,6 +35,8 @@ class WorkloadQuery(BaseModel):
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
+        if self.trainer is not None:
+            named(self.trainer)  # raises
         found = models.find(self.model)
         asked = WorkloadOptions.of(
             found or self.model,

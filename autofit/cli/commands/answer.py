@@ -133,7 +133,7 @@ def recommend(
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(model))
         if not anyway:
-            export.check_memory(exported, form)
+            export.check_memory(exported, form, trainer=trainer)
         text = exported.text
         for note in exported.notes:
             warn(note)

@@ -9,7 +9,7 @@ from autofit.cli.text.predicted import advice_rows, change_text, memory_text, ve
 from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from autofit.operations.diagnosis import Diagnosis
+    from autofit.operations.diagnosis import Diagnosis, Remedy
     from autofit.trainers.out_of_memory import OutOfMemory
 
 EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
@@ -35,11 +35,19 @@ def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
     if beside := _beside(found, verbose=verbose):
         parts.append(columns(beside))
     parts.append(columns(_changes(found)))
-    diffs = [remedy.diff for remedy in found.remedies if remedy.diff]
-    parts += [diff.rstrip("\n") for diff in (diffs if verbose else diffs[:1])]
-    if len(diffs) > 1 and not verbose:
-        parts.append(f"The diff is of the first change; --verbose prints {'both' if len(diffs) == 2 else 'all three'}.")
+    parts += [_edit_text(remedy) for remedy in (found.remedies if verbose else found.remedies[:1])]
+    if len(found.remedies) > 1 and not verbose:
+        every = "both" if len(found.remedies) == 2 else "all three"
+        parts.append(f"The diff is of the first change; --verbose prints {every}.")
     return "\n\n".join(parts)
+
+
+def _edit_text(remedy: Remedy) -> str:
+    """How the file is to be changed."""
+    if remedy.diff is not None:
+        return remedy.diff.rstrip("\n")
+    settings = remedy.settings.items()
+    return "set " + ", ".join(f"without {key}" if value is None else f"{key}: {value}" for key, value in settings)
 
 
 def failure_text(failure: OutOfMemory) -> str:

@@ -161,7 +161,7 @@ class Traces:
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
         config, job = alone(config, spread), self._job(spread)
-        if config["loss"] == "chunked" and chunks_are_one(config, job):
+        if config["loss"] == "chunked" and chunks_are_one(config, self.job):
             config = config.replace(loss="full")
         # What is trained needs its inputs anyway.
         keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
@@ -169,8 +169,8 @@ class Traces:
         return self._once("decoder", key, lambda: self._trace_decoder(config, job, keeps_inputs=keeps_inputs))
 
     def _job(self, spread: Library | None) -> Job:
-        """The job as `spread` lets a rank train it: a library that converts the weights itself leaves nothing of the
-        formats that a trainer has given them."""
+        """The job as `spread` lets a rank train it: where a library converts the weights itself, without the trainer's
+        habits. The loss, which is traced apart, keeps its own; the gradient of the embeddings' output is left out."""
         if spread is None or not spread.converts:
             return self.job
         return replace(self.job, workload=replace(self.job.workload, trainer=None))

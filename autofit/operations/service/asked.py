@@ -29,7 +29,10 @@ _PLAIN = (
 def to_json(request: SearchRequest) -> dict[str, Any]:
     """The request as a flat JSON object, without what belongs to the process that drives it."""
     goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
-    return {**asdict(request.workload), **goal, **{name: getattr(request, name) for name in _PLAIN}}
+    workload = asdict(request.workload)
+    if workload["trainer"] is None:  # as in a workload's own document
+        del workload["trainer"]
+    return {**workload, **goal, **{name: getattr(request, name) for name in _PLAIN}}
 
 
 def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:

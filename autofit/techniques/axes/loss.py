@@ -45,7 +45,8 @@ class Loss(Technique):
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["loss"] != "full" and config["method"] == "full" and shape(job.model).head_bias:
+        trains_bias = config["loss"] == "full" or replaces_loss(job)
+        if not trains_bias and config["method"] == "full" and shape(job.model).head_bias:
             return (
                 f"loss={config['loss']} does not train the bias that the output head of {job.model.name} has: use full"
             )

@@ -42,8 +42,13 @@ def usual(trainer: str | None) -> Mapping[str, Value]:
 
 def trained_format(config: Config, trainer: str | None) -> str | None:
     """Torch's name for the format that the trainer gives the trained weights; None for the config's own."""
-    formats = [habit.trained for habit in habits(config, trainer) if isinstance(habit, WeightFormat)]
-    return formats[-1] if formats else None
+    formats = of_formats(config, trainer)
+    return formats[-1].trained if formats else None
+
+
+def of_formats(config: Config, trainer: str | None) -> tuple[WeightFormat, ...]:
+    """The habits that change the number format of weights."""
+    return tuple(habit for habit in habits(config, trainer) if isinstance(habit, WeightFormat))
 
 
 def why_not(config: Config, job: Job) -> str | None:
@@ -52,4 +57,15 @@ def why_not(config: Config, job: Job) -> str | None:
     return None if trainer is None else named(trainer).why_not(config)
 
 
-__all__ = ["TRAINERS", "Habit", "Trainer", "habits", "named", "replaces_loss", "trained_format", "usual", "why_not"]
+__all__ = [
+    "TRAINERS",
+    "Habit",
+    "Trainer",
+    "habits",
+    "named",
+    "of_formats",
+    "replaces_loss",
+    "trained_format",
+    "usual",
+    "why_not",
+]

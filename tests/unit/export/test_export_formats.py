@@ -93,7 +93,7 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def test_exported_names() -> None:
-    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "check_memory", "export"}
+    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "check_memory", "export", "formats_for"}
     assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed", *list(TABLES)[2:]]
 
 
@@ -109,6 +109,15 @@ def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
     package.check_memory(found, "transformers")
     assert set(fidelity(config, found.notes).values()) == {"same"}
     assert "# Fidelity:  all same\n" in found.text
+
+
+def test_ddps_second_copy_of_the_gradients_counts_where_all_weights_are_trained() -> None:
+    for format in ("trl", "llamafactory", "axolotl"):
+        for method, counts in (("full", True), ("lora", False)):
+            config = make_config(method=method, sharding="ddp", loss="full")
+            found = export(make_recommendation(config, devices=8), format=format, source="org/model")
+            assert any(note.startswith("sharding=ddp") for note in found.needs_more) is counts
+            assert any("holds gradients twice" in note for note in found.notes)
 
 
 def test_measured_with_a_trainers_habits_it_is_exported_for_that_trainer_alone() -> None:

@@ -101,6 +101,33 @@ def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
     assert "rtx-3090" in found.notes[0] and "is the error of this run?" in found.notes[-1]
 
 
+def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
+    found = diagnosed(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
+    assert found.estimate.memory_limit_bytes > 79 * GIB
+    assert found.notes[0] == "the error is of another card, with 23.64 GiB"
+
+
+def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
+    asked = "method=qlora,rank=16,checkpointing=full"
+    found = diagnosed(path, model="smollm2-135m", seq_len=256, also=asked).estimate
+    same = autofit.estimate(
+        "smollm2-135m",
+        found.config,
+        hardware="rtx-4090",
+        seq_len=256,
+        global_batch=2,
+        trainer="transformers",
+        advice=False,
+    )
+    assert (found.device_bytes, found.peak_allocated_bytes) == (same.device_bytes, same.peak_allocated_bytes)
+    plain = autofit.estimate(
+        "smollm2-135m", found.config, hardware="rtx-4090", seq_len=256, global_batch=2, advice=False
+    )
+    assert same.peak_allocated_bytes > plain.peak_allocated_bytes
+
+
 def test_logits_are_recognised_by_their_size(config: Path) -> None:
     logits = 8 * 512 * 49152 * 4 / GIB
     found = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))

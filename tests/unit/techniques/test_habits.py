@@ -10,7 +10,7 @@ from autofit.core.errors import UsageError
 from autofit.core.workload import Goal, Workload
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
-from autofit.techniques import complete, recipe, unsupported
+from autofit.techniques import complete, holds, recipe, unsupported
 from autofit.techniques.habits import TRAINERS, habits, trained_format
 from autofit.techniques.losses import tiled_cross_entropy as tiled
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
@@ -36,6 +36,16 @@ from autofit.techniques.technique import IGNORE_INDEX, Head
 )
 def test_formats_of_trained_weights(trainer: str | None, values: dict[str, str], trained: str | None) -> None:
     assert trained_format(complete(values), trainer) == trained
+
+
+def test_no_order_is_claimed_between_formats_that_a_trainer_changes() -> None:
+    bf16, mixed = (complete({"method": "lora", "precision": p}) for p in ("bf16", "bf16-mixed"))
+    qlora = complete({"method": "qlora", "precision": "bf16-mixed"})
+    smaller = complete({"method": "lora", "precision": "bf16-mixed", "checkpointing": "full"})
+    assert holds(job())(bf16, mixed) and holds(job())(qlora, mixed)
+    for trainer in ("transformers", "trl"):
+        claim = holds(job(trainer=trainer))
+        assert not claim(bf16, mixed) and not claim(qlora, mixed) and claim(smaller, mixed)
 
 
 def test_every_habit_says_what_it_does() -> None:

@@ -126,6 +126,9 @@ def test_frozen_weights_in_another_format_are_counted() -> None:
         ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}}, "zero3", "nvme"),
         ({"fsdp": "full_shard auto_wrap offload"}, "fsdp", "params"),
         ({"fsdp": True, "fsdp_config": {"reshard_after_forward": False}}, "fsdp-no-reshard", "none"),
+        ({"fsdp": "shard_grad_op auto_wrap"}, "fsdp-no-reshard", "none"),
+        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": "false"}}, "fsdp-no-reshard", "none"),
+        ({"fsdp": ["no_shard"]}, "ddp", "none"),
         ({"fsdp": []}, "ddp", "none"),
     ],
 )
