@@ -50,8 +50,11 @@ class _Tiles:
     scale: float
 
     def stripes(self, rows: int) -> Iterator[slice]:
+        """The rows that are worked on together. An estimate needs the first alone: the others take the same memory
+        after it, and trl's kernel does the work of all in one pass over the tile."""
         step = STRIPE if self.card else rows
-        yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+        starts = range(0, step if self.traced else rows, step)
+        yield from (slice(start, min(start + step, rows)) for start in starts)
 
     def transformed(self, tile: torch.Tensor) -> torch.Tensor:
         logits = tile.float() * self.scale
