@@ -127,7 +127,10 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
             {"optimizer=adamw-8bit", "sharding=fsdp"},
         ),
         ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
-        ({"attention": "flash", "precision": "fp32", "sharding": "ddp", "offload": "params"}, {"offload=params"}),
+        (
+            {"attention": "flash", "precision": "fp32", "sharding": "ddp", "offload": "params"},
+            {"offload=params", "sharding=ddp"},
+        ),
     ],
     "llamafactory": [
         ({}, set()),
