@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from unit.operations.made_trials import HARDWARE, fits
 
-from autofit.operations import diagnosis, single_trial
+from autofit.operations import doctor, single_trial
 
 
 @pytest.mark.parametrize(("bf16", "precision"), [(True, "bf16"), (False, "fp16-mixed")])
@@ -23,5 +23,5 @@ def test_the_small_trial_is_in_a_format_that_the_card_has(
         return SimpleNamespace(outcome=fits(1, 100), seconds=4.0)
 
     monkeypatch.setattr(single_trial, "trial", trial)
-    diagnosis._trial("cuda", replace(HARDWARE, kind="cuda", bf16=bf16))
+    doctor._trial("cuda", replace(HARDWARE, kind="cuda", bf16=bf16))
     assert asked == [precision]
