@@ -27,46 +27,37 @@ SEQ_LEN, GLOBAL_BATCH = 128, 4
 ACCUMULATED, WHOLE = "micro_batch=2", f"micro_batch={GLOBAL_BATCH}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"method=full,precision=bf16,{ACCUMULATED}",
-        f"method=full,precision=bf16,{WHOLE}",
-        f"method=full,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}",
-        f"method=full,precision=bf16-mixed,checkpointing=full,{WHOLE}",
-        f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{ACCUMULATED}",
-        f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{WHOLE}",
-        f"method=full,precision=fp32,attention=eager,{ACCUMULATED}",
-        f"method=full,precision=bf16,optimizer=sgd,{WHOLE}",
-        f"method=full,precision=bf16,optimizer=adafactor,{ACCUMULATED}",
-        f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
-        f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
-        f"method=full,precision=bf16,optimizer=lion,{WHOLE}",
-        f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
-        # A rank that is a dimension of the base: k and v are products of the base all the same.
-        f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
-        f"method=lora,precision=bf16-mixed,targets=attention,rank=16,{ACCUMULATED}",
-        f"method=qlora,precision=bf16,checkpointing=full,{WHOLE}",
-    ],
-)
-def test_the_predicted_peak_is_that_of_real_tensors(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(text, None, monkeypatch)
+PLAIN = [
+    f"method=full,precision=bf16,{ACCUMULATED}",
+    f"method=full,precision=bf16,{WHOLE}",
+    f"method=full,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}",
+    f"method=full,precision=bf16-mixed,checkpointing=full,{WHOLE}",
+    f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{ACCUMULATED}",
+    f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{WHOLE}",
+    f"method=full,precision=fp32,attention=eager,{ACCUMULATED}",
+    f"method=full,precision=bf16,optimizer=sgd,{WHOLE}",
+    f"method=full,precision=bf16,optimizer=adafactor,{ACCUMULATED}",
+    f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
+    f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
+    f"method=full,precision=bf16,optimizer=lion,{WHOLE}",
+    f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
+    # A rank that is a dimension of the base: k and v are products of the base all the same.
+    f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
+    f"method=lora,precision=bf16-mixed,targets=attention,rank=16,{ACCUMULATED}",
+    f"method=qlora,precision=bf16,checkpointing=full,{WHOLE}",
+]
+WITH_HABITS = [
+    ("transformers", f"method=qlora,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}"),
+    ("transformers", f"method=lora,precision=bf16,rank=16,{WHOLE}"),
+    ("trl", f"method=qlora,precision=bf16-mixed,checkpointing=full,loss=chunked,{WHOLE}"),
+    ("trl", f"method=full,precision=bf16,loss=chunked,{ACCUMULATED}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "text"),
-    [
-        ("transformers", f"method=qlora,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}"),
-        ("transformers", f"method=lora,precision=bf16,rank=16,{WHOLE}"),
-        ("trl", f"method=qlora,precision=bf16-mixed,checkpointing=full,loss=chunked,{WHOLE}"),
-        ("trl", f"method=full,precision=bf16,loss=chunked,{ACCUMULATED}"),
-    ],
-)
-def test_and_with_the_habits_of_a_trainer(trainer: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(text, trainer, monkeypatch)
-
-
-def compare(text: str, trainer: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("trainer", "text"), [*((None, text) for text in PLAIN), *WITH_HABITS])
+def test_the_predicted_peak_is_that_of_real_tensors(
+    trainer: str | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = complete(parse(text))
     micro_batch = config.number("micro_batch")
     of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, trainer=trainer)
