@@ -126,7 +126,7 @@ def trace_loss(
         adds_products = generation(capability).ampere
         kernel = partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
     elif kernel is tiled_cross_entropy:
-        kernel = partial(tiled_cross_entropy, on_card=capability is not None)
+        kernel = partial(tiled_cross_entropy, for_card=capability is not None)
     recorder = Recorder(scratch)
     with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)

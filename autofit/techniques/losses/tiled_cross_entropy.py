@@ -1,8 +1,7 @@
 """Cross-entropy as trl 1.16 computes it: logits exist one tile at a time, and once more in the backward pass.
 
-The sizes, the formats and what is kept between the passes are those of `ChunkedLogProbFunction` in
-trl/kernels/chunked_logprob.py, which is what counts for memory and time. On a card that works on whole tiles within one
-kernel; here a few rows at a time, whose temporaries are small beside a tile.
+A card runs trl's own kernels, as its trainer does. On a processor and in estimates, the sizes, the formats and what is
+kept between the passes are those of `ChunkedLogProbFunction` in trl/kernels/chunked_logprob.py.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autofit.core.errors import UsageError
 from autofit.techniques.technique import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -20,41 +20,55 @@ if TYPE_CHECKING:
 
 TILE_TOKENS, TILE_WORDS = 4096, 32_768
 """`TOKEN_CHUNK_SIZE` of that file, and `_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py."""
-STRIPE = 64
-"""Rows that a card works on at a time: 8 MiB in fp32."""
+TRACED_ROWS = 64
+"""Rows of a tile that are traced for a card, whose kernels need nothing beside the tile: 8 MiB in fp32."""
 
 
 def tiled_cross_entropy(
-    hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, on_card: bool | None = None
+    hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, for_card: bool = False
 ) -> torch.Tensor:
     """Sum of the cross-entropy in nats, fp32 scalar. hidden [tokens, hidden_size], labels [tokens].
 
-    `on_card` says whether to compute as on a card where the tensors, which are an estimate's, are on none.
+    `for_card` says to work as on a card where the tensors, which are an estimate's, are on none. Raises `UsageError` on
+    a card beside which trl is not installed.
     """
-    card = hidden.is_cuda if on_card is None else on_card
-    kept = labels != IGNORE_INDEX
-    tiles = _Tiles(card=card, traced=card and not hidden.is_cuda, softcap=head.softcap, scale=head.scale)
-    logprobs: torch.Tensor = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels.clamp(min=0), tiles
-    )
-    return -(logprobs * kept).sum()
+    if for_card or hidden.is_cuda:  # where trl copies the tokens that have a label: all but the last of each sequence
+        hidden = hidden[torch.arange(hidden.shape[0], device=hidden.device)]
+    targets, kept = labels.clamp(min=0), labels != IGNORE_INDEX
+    if hidden.is_cuda:
+        logprobs = _by_trl(hidden, head, targets)
+    else:
+        tiles = _Tiles(for_card=for_card, softcap=head.softcap, scale=head.scale)
+        logprobs = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, targets, tiles
+        )
+    return -torch.sum(logprobs * kept)
+
+
+def _by_trl(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token by trl's kernels, beside the statistics that `SFTTrainer` logs."""
+    try:
+        from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    except ImportError as error:
+        raise UsageError("--for trl runs trl's own loss on a GPU: install trl 1.16 where the trials run") from error
+    statistics = ("log_probs", "entropy", "is_top1")
+    logprobs: torch.Tensor = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, targets, 1.0, TILE_WORDS, head.softcap, head.scale, statistics
+    )[0]
+    return logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """How logits become log-probabilities, tile by tile."""
 
-    card: bool
-    traced: bool
+    for_card: bool
     softcap: float | None
     scale: float
 
-    def stripes(self, rows: int) -> Iterator[slice]:
-        """The rows that are worked on together. An estimate needs the first alone: the others take the same memory
-        after it, and trl's kernel does the work of all in one pass over the tile."""
-        step = STRIPE if self.card else rows
-        starts = range(0, step if self.traced else rows, step)
-        yield from (slice(start, min(start + step, rows)) for start in starts)
+    def rows(self, tile: torch.Tensor) -> slice:
+        """The rows that are worked on outside of products."""
+        return slice(min(TRACED_ROWS, tile.shape[0]) if self.for_card else tile.shape[0])
 
     def transformed(self, tile: torch.Tensor) -> torch.Tensor:
         logits = tile.float() * self.scale
@@ -80,12 +94,10 @@ class _Tiles:
 
     def add_product(self, total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         """`total` (fp32) += left @ right, which a card does without fp32 copies of either."""
-        if not self.card or left.dtype is torch.float32:
+        if not self.for_card or left.dtype is torch.float32:
             total.addmm_(left.float(), right.float())
-        elif self.traced:  # no CPU has such a product; the same one into 16 bits takes as long and allocates nothing
+        else:  # no CPU has such a product; the same one into 16 bits takes as long and allocates nothing
             total.view(left.dtype)[:, : total.shape[1]].addmm_(left, right)
-        else:
-            torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
 
 
 class _TiledLogProbs(torch.autograd.Function):
@@ -104,15 +116,15 @@ class _TiledLogProbs(torch.autograd.Function):
         largest = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)
         total, own = (hidden.new_zeros(tokens, dtype=torch.float32) for _ in range(2))
         for rows, words, tile, _, _ in _tiles(hidden, weight, bias, dtype):
-            for stripe in tiles.stripes(tile.shape[0]):
-                logits, at = tiles.transformed(tile[stripe]), slice(rows.start + stripe.start, rows.start + stripe.stop)
-                higher = torch.maximum(largest[at], logits.amax(-1))
-                total[at] = total[at] * torch.exp(largest[at] - higher) + torch.exp(logits - higher[:, None]).sum(-1)
-                largest[at] = higher
-                local = labels[at] - words.start
-                inside = (local >= 0) & (local < logits.shape[1])
-                found = logits.gather(-1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(-1)
-                own[at] = torch.where(inside, found, own[at])
+            logits = tiles.transformed(tile[tiles.rows(tile)])
+            at = slice(rows.start, rows.start + logits.shape[0])
+            higher = torch.maximum(largest[at], logits.amax(-1))
+            total[at] = total[at] * torch.exp(largest[at] - higher) + torch.exp(logits - higher[:, None]).sum(-1)
+            largest[at] = higher
+            local = labels[at] - words.start
+            inside = (local >= 0) & (local < logits.shape[1])
+            found = logits.gather(-1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(-1)
+            own[at] = torch.where(inside, found, own[at])
         log_sum = largest + torch.log(total)
         ctx.save_for_backward(hidden, weight, bias, labels, log_sum)
         ctx.dtype, ctx.tiles = dtype, tiles
@@ -127,10 +139,9 @@ class _TiledLogProbs(torch.autograd.Function):
             for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         )
         for rows, words, tile, inputs, narrow in _tiles(hidden, weight, bias, ctx.dtype):
-            for stripe in tiles.stripes(tile.shape[0]):
-                at = slice(rows.start + stripe.start, rows.start + stripe.stop)
-                part = tile[stripe]
-                part.copy_(tiles.gradient(part, log_sum[at, None], labels[at, None] - words.start, upstream[at, None]))
+            part = tile[tiles.rows(tile)]
+            at = slice(rows.start, rows.start + part.shape[0])
+            part.copy_(tiles.gradient(part, log_sum[at, None], labels[at, None] - words.start, upstream[at, None]))
             if of_hidden is not None:
                 tiles.add_product(of_hidden[rows], tile, narrow)
             if of_weight is not None:

@@ -1,0 +1,205 @@
+"""The exported files, run by the trainers themselves, beside the trials that they were exported from.
+
+    python benchmarks/real_trainers.py OUT.jsonl [--model llama-3.2-1b] [--seq-len 2048] [--seconds 420]
+
+For transformers and trl: full training, LoRA and QLoRA, without checkpointing and with it. Of each: one trial with the
+trainer's habits, `autofit recommend --format` from its store, then the trainer with that file on random tokens. Weights
+are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds. It needs
+transformers and trl, and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]
+LOSS = {"transformers": "full", "trl": "chunked"}
+"""trl has no other loss than its tiled one, transformers' Trainer none but the plain one."""
+CASES = [
+    {"for": trainer, "method": method, "checkpointing": checkpointing}
+    for method, checkpointing, trainer in product(("full", "lora", "qlora"), ("none", "full"), LOSS)
+]
+WARM_UP = 2
+"""Steps that are not timed, as in a trial."""
+
+
+def main() -> int:
+    """Run what is missing; 75 while something is left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT.jsonl")
+    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument(
+        "--steps", type=int, default=7, help="optimizer steps of a trainer; the first two are not timed"
+    )
+    parser.add_argument("--seconds", type=float, default=420)
+    asked = parser.parse_args()
+    ends = time.monotonic() + asked.seconds
+    lines = asked.out.read_text().splitlines() if asked.out.exists() else []
+    known = [json.loads(line) for line in lines]
+    cases = [case for case in CASES if not any(case == row["case"] for row in known)]
+    if not cases:
+        return 0
+    with tempfile.TemporaryDirectory(dir=asked.out.parent) as folder:
+        source = save(asked.model, Path(folder))
+        for case in cases:
+            if time.monotonic() > ends:
+                return os.EX_TEMPFAIL
+            row = {"case": case, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+            row |= compared(case, asked, source)
+            with asked.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(told(row), flush=True)
+    return 0
+
+
+def save(model: str, folder: Path) -> Path:
+    """A folder with the model's architecture, random weights and a tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from autofit.catalog.models import architecture, load
+
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+    made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
+    made.save_pretrained(folder / model)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder / model)
+    return folder / model
+
+
+def compared(case: dict[str, str], asked: argparse.Namespace, source: Path) -> dict[str, Any]:
+    """The trial's figures and the trainer's; or what either of them said last."""
+    trainer = case["for"]
+    of = ["--model", str(source), "--seq-len", str(asked.seq_len), "--global-batch", str(asked.global_batch)]
+    of += ["--for", trainer, "--store", str(source.parent / f"{'-'.join(case.values())}.db")]
+    values = {"micro_batch": asked.micro_batch, "precision": asked.precision, "loss": LOSS[trainer]}
+    values |= {key: value for key, value in case.items() if key != "for"}
+    config = ",".join(f"{key}={value}" for key, value in values.items())
+    trial = run(*AUTOFIT, "trial", *of, "--config", config, "--json")
+    file = source.parent / f"{trainer}.{'py' if trainer == 'transformers' else 'yaml'}"
+    export = run(*AUTOFIT, "recommend", *of, "--allow", "training", "--format", trainer, "--out", str(file))
+    if trial.returncode or export.returncode:
+        return {"trial": None, "trainer": None, "said": (trial.stderr + export.stderr).splitlines()[-5:]}
+    code = f"import runpy; runpy.run_path({__file__!r})['train']({trainer!r}, {str(file)!r}, {asked.seq_len}, "
+    code += f"{asked.global_batch}, {asked.steps})"
+    real = run(sys.executable, "-c", code)
+    last = real.stdout.splitlines()[-1:] if not real.returncode else []
+    found = json.loads(last[0]) if last else None
+    measured = json.loads(trial.stdout)
+    return {"config": config, "trial": measured, "trainer": found, "said": real.stderr.splitlines()[-5:]}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """The command, with this checkout's package."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return subprocess.run(command, env=environment, text=True, capture_output=True)
+
+
+def train(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> None:
+    """Run the trainer with its file; print what it took as JSON."""
+    import torch
+    from transformers import TrainerCallback
+
+    made_by = {"transformers": from_script, "trl": from_yaml}[trainer]
+    words = torch.randint(64, (steps * global_batch, seq_len), generator=torch.Generator().manual_seed(0))
+    on_card = torch.cuda.is_available()
+    before = resident("VmRSS")
+    made = made_by(file, words, steps)
+
+    began: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Notes when each step begins."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            if on_card:
+                torch.cuda.synchronize()
+            began.append(time.perf_counter())
+
+    made.add_callback(Clock())
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
+    if on_card:
+        torch.cuda.reset_peak_memory_stats()
+    made.train()
+    seconds = statistics.median(after - earlier for earlier, after in pairwise(began[WARM_UP:]))
+    found: dict[str, Any] = {"step_seconds": seconds, "tokens_per_second": global_batch * seq_len / seconds}
+    if on_card:
+        found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    else:
+        found["peak_reserved_bytes"] = resident("VmHWM") - before
+    found["losses"] = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+    print(json.dumps(found))
+
+
+def resident(key: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def prepared(args: Any, steps: int) -> Any:
+    """What is the user's own: a learning rate, where to write, how long."""
+    args.learning_rate, args.lr_scheduler_type = 1e-5, "constant"
+    args.output_dir, args.max_steps, args.save_strategy = tempfile.mkdtemp(), steps, "no"
+    args.logging_strategy, args.logging_steps, args.disable_tqdm = "steps", 1, True
+    return args
+
+
+def from_script(file: str, words: Any, steps: int) -> Any:
+    """The Trainer of the exported script."""
+    names = runpy.run_path(file)
+    prepared(names["training_args"], steps)
+    return names["make_trainer"]([{"input_ids": row, "labels": row} for row in words])
+
+
+def from_yaml(file: str, words: Any, steps: int) -> Any:
+    """The trainer that `trl sft --config FILE` makes."""
+    import trl
+    from datasets import Dataset
+
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    _, args, model = parser.parse_args_and_config(["--config", file, "--learning_rate", "1e-5"])
+    args.model_init_kwargs = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    return trl.SFTTrainer(
+        model=model.model_name_or_path,
+        args=prepared(args, steps),
+        train_dataset=Dataset.from_dict({"input_ids": words.tolist()}),
+        quantization_config=trl.get_quantization_config(model),
+        peft_config=trl.get_peft_config(model),
+    )
+
+
+def told(row: dict[str, Any]) -> str:
+    """One line."""
+    name = " ".join(row["case"].values())
+    if not row["trial"] or not row["trainer"]:
+        return f"{name}: {row['said']}"
+    trial, real = row["trial"]["measurement"], row["trainer"]
+    parts = [f"{key} {real[key] / trial[key] - 1:+.1%}" for key in trial if key in real and key in LINE]
+    return f"{name}: trainer beside trial: " + ", ".join(parts)
+
+
+LINE = ("tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
+
+if __name__ == "__main__":
+    sys.exit(main())
