@@ -67,13 +67,14 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
 def _parts(
     bench: Bench, request: dict[str, Any], hardware: Hardware, rates: Mapping[str, float], held_by_others: int
 ) -> dict[str, Part]:
-    """Every part by its name, in order; `rates` are those of all parts that have ended."""
+    """Every part by its name, in order; `rates` are those of all parts that have ended. An accelerator's begin with
+    what is mostly trained in there, for the time may be over before the last."""
     from autofit.probe import memory_bound, products, ranks, transfers, updates
     from autofit.probe.bench import FORMATS
 
     shapes, environments = request["shapes"], request["environments"]
     parts: dict[str, Part] = {}
-    for name in FORMATS:
+    for name in sorted(FORMATS, key="bf16".__ne__) if bench.accelerator else FORMATS:
         parts[f"products in {name}"] = partial(products.measure, bench, shapes, name)
         parts[f"memory-bound operations in {name}"] = partial(memory_bound.measure, bench, shapes, name)
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)

@@ -50,11 +50,13 @@ def run(
     by the server from which estimating processes come.
 
     A part that fails, ends its process or reports nothing for `silent_seconds` (a single measurement takes a fraction
-    of one) is reported as failed, and the others go on; after `most_seconds`, what is left counts as failed, too.
+    of one) is reported as failed, and the others go on; `most_seconds` after the first began, what is left counts as
+    failed, too. Loading the libraries before that is not counted: on a machine whose disk had not been read it took
+    two thirds of what an H100's probe was given, and the search knew too little of that card.
     Raises `EnvironmentLacks` if not even the first can begin.
     """
     started = time.monotonic()
-    progress = _Progress(child, silent_seconds, started + most_seconds, list(parts) or None)
+    progress = _Progress(child, silent_seconds, most_seconds, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
             "model": model,
@@ -85,14 +87,16 @@ class _Progress:
 
     child: Child
     silent_seconds: float
-    until: float
-    """When the time is over, monotonic."""
+    most_seconds: float
+    """From the beginning of the first part on."""
     left: list[str] | None = None
     """Parts that have not ended; None until it is known which there are."""
     parts: list[ProbePart] = field(default_factory=list)
     steps: list[MeasuredStep] = field(default_factory=list)
     watch: DeviceWatch | None = None
     """Observes the device from the first part to the last, or until the process ends."""
+    until: float = math.inf
+    """When the time is over, monotonic."""
     _process: int = 0
     _held_bytes: int | None = None
     """What others held of the device's memory before the process began."""
@@ -173,6 +177,7 @@ class _Progress:
             self.left = list(event["parts"])
         elif "begin" in event:
             self._now, self._began = event["begin"], time.monotonic()
+            self.until = min(self.until, self._began + self.most_seconds)
         elif "seconds_per" in event:
             self._found |= event["seconds_per"]
         elif "figures" in event:

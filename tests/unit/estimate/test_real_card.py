@@ -60,14 +60,13 @@ def test_memory_is_what_the_card_showed(compared: Any, table: str, count: int, r
         assert said.device_bytes == pytest.approx(shown.device_bytes, rel=reserved + 0.005), row.trial.config
 
 
-@pytest.mark.parametrize(("card", "tolerance"), [("h200", 0.1), ("h100", 0.15)])
-def test_a_full_step_takes_what_the_probe_foretells(compared: Any, card: str, tolerance: float) -> None:
-    """Before any trial. On the H200 in the right order, too."""
-    rows = sorted(compared(f"{card}/search-8b"), key=lambda row: -row.measured.tokens_per_second)
+def test_a_full_step_takes_what_the_probe_foretells(compared: Any) -> None:
+    """Before any trial, and in the right order. The H100's probe was cut short."""
+    rows = sorted(compared("h200/search-8b"), key=lambda row: -row.measured.tokens_per_second)
     said = [row.speed(row.rates) for row in rows]
-    assert card == "h100" or said == sorted(said, reverse=True)
+    assert said == sorted(said, reverse=True)
     for speed, row in zip(said, rows, strict=True):
-        assert speed == pytest.approx(row.measured.tokens_per_second, rel=tolerance), row.trial.config
+        assert speed == pytest.approx(row.measured.tokens_per_second, rel=0.1), row.trial.config
 
 
 def test_a_trainers_own_run_takes_what_is_predicted() -> None:
