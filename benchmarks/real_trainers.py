@@ -50,18 +50,25 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=420)
     asked = parser.parse_args()
+    if asked.steps < WARM_UP + 2:
+        parser.error(f"--steps {asked.steps}: at least {WARM_UP + 2} are needed, of which two are not timed")
     ends = time.monotonic() + asked.seconds
     lines = asked.out.read_text().splitlines() if asked.out.exists() else []
+    settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds")}
     known = [json.loads(line) for line in lines]
-    cases = [case for case in CASES if not any(case == row["case"] for row in known)]
+    done = [row["case"] for row in known if row["trainer"] and row.get("settings") == settings]
+    cases = [case for case in CASES if case not in done]
     if not cases:
         return 0
     with tempfile.TemporaryDirectory(dir=asked.out.parent) as folder:
-        source = save(asked.model, Path(folder))
+        source = Path(folder) / asked.model
+        saved = call("save", asked.model, str(source))  # in a process that leaves nothing on the card
+        if saved.returncode:
+            raise SystemExit(saved.stderr)
         for case in cases:
             if time.monotonic() > ends:
                 return os.EX_TEMPFAIL
-            row = {"case": case, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+            row = {"case": case, "settings": settings, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
             row |= compared(case, asked, source)
             with asked.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -69,7 +76,7 @@ def main() -> int:
     return 0
 
 
-def save(model: str, folder: Path) -> Path:
+def save(model: str, folder: str) -> None:
     """A folder with the model's architecture, random weights and a tokenizer."""
     import torch
     from tokenizers import Tokenizer, models
@@ -79,10 +86,9 @@ def save(model: str, folder: Path) -> Path:
 
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
-    made.save_pretrained(folder / model)
+    made.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder / model)
-    return folder / model
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
 
 
 def compared(case: dict[str, str], asked: argparse.Namespace, source: Path) -> dict[str, Any]:
@@ -94,17 +100,26 @@ def compared(case: dict[str, str], asked: argparse.Namespace, source: Path) -> d
     values |= {key: value for key, value in case.items() if key != "for"}
     config = ",".join(f"{key}={value}" for key, value in values.items())
     trial = run(*AUTOFIT, "trial", *of, "--config", config, "--json")
+    if trial.returncode:
+        return {"config": config, "trial": None, "trainer": None, "said": said(trial)}
     file = source.parent / f"{trainer}.{'py' if trainer == 'transformers' else 'yaml'}"
     export = run(*AUTOFIT, "recommend", *of, "--allow", "training", "--format", trainer, "--out", str(file))
-    if trial.returncode or export.returncode:
-        return {"trial": None, "trainer": None, "said": (trial.stderr + export.stderr).splitlines()[-5:]}
-    code = f"import runpy; runpy.run_path({__file__!r})['train']({trainer!r}, {str(file)!r}, {asked.seq_len}, "
-    code += f"{asked.global_batch}, {asked.steps})"
-    real = run(sys.executable, "-c", code)
-    last = real.stdout.splitlines()[-1:] if not real.returncode else []
-    found = json.loads(last[0]) if last else None
+    if export.returncode:
+        return {"config": config, "trial": None, "trainer": None, "said": said(export)}
+    real = call("train", trainer, str(file), asked.seq_len, asked.global_batch, asked.steps)
+    found = None if real.returncode else json.loads(real.stdout.splitlines()[-1])
     measured = json.loads(trial.stdout)
-    return {"config": config, "trial": measured, "trainer": found, "said": real.stderr.splitlines()[-5:]}
+    return {"config": config, "trial": measured, "trainer": found, "said": [] if found else said(real)}
+
+
+def said(process: subprocess.CompletedProcess[str]) -> list[str]:
+    """Its last words."""
+    return (process.stdout + process.stderr).splitlines()[-5:]
+
+
+def call(name: str, *given: str | int) -> subprocess.CompletedProcess[str]:
+    """A function of this program, in a process of its own."""
+    return run(sys.executable, "-c", f"import runpy; runpy.run_path({__file__!r})[{name!r}](*{given!r})")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -116,14 +131,17 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def train(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> None:
     """Run the trainer with its file; print what it took as JSON."""
+    import datasets  # noqa: F401  # what a trainer imports counts neither for it nor against it
     import torch
-    from transformers import TrainerCallback
+    import trl  # noqa: F401
+    from transformers import Trainer, TrainerCallback  # noqa: F401
 
     made_by = {"transformers": from_script, "trl": from_yaml}[trainer]
     words = torch.randint(64, (steps * global_batch, seq_len), generator=torch.Generator().manual_seed(0))
     on_card = torch.cuda.is_available()
     before = resident("VmRSS")
     made = made_by(file, words, steps)
+    made.args.output_dir = str(Path(file).parent / "out")
 
     began: list[float] = []
 
@@ -158,9 +176,9 @@ def resident(key: str) -> int:
 
 
 def prepared(args: Any, steps: int) -> Any:
-    """What is the user's own: a learning rate, where to write, how long."""
+    """What is the user's own: a learning rate, and how long."""
     args.learning_rate, args.lr_scheduler_type = 1e-5, "constant"
-    args.output_dir, args.max_steps, args.save_strategy = tempfile.mkdtemp(), steps, "no"
+    args.max_steps, args.save_strategy = steps, "no"
     args.logging_strategy, args.logging_steps, args.disable_tqdm = "steps", 1, True
     return args
 

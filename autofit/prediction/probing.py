@@ -104,7 +104,8 @@ def undisturbed_probe(
 ) -> Probe:
     """A new probe, made while no trial runs on the device, and again, up to so many `attempts`, if something else did;
     of one that is `known`, only the parts that it lacks. All of it, waiting for the device included, takes about
-    `most_seconds` at most. Raises `EnvironmentLacks`, and `GivenUp` where the device is not free in time."""
+    `most_seconds` at most, beside loading the libraries. Raises `EnvironmentLacks`, and `GivenUp` where the device is
+    not free in time."""
     from autofit.probe.run import run
 
     until = time.monotonic() + most_seconds
@@ -244,8 +245,9 @@ def make_sure(
     ranks: int = 1,
     budget_seconds: float | None = None,
 ) -> None:
-    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s: a slow device
-    measures less of itself rather than take the trials' time. A failure costs only what the probe would have shown."""
+    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s, beside loading the
+    libraries. A slow device measures less of itself rather than take the trials' time. A failure costs only what the
+    probe would have shown."""
     most_seconds = math.inf if budget_seconds is None else max(0.1 * budget_seconds, 30.0)
     try:
         probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)

@@ -74,7 +74,8 @@ def _parts(
 
     shapes, environments = request["shapes"], request["environments"]
     parts: dict[str, Part] = {}
-    for name in sorted(FORMATS, key="bf16".__ne__) if bench.accelerator else FORMATS:
+    usual = "bf16" if hardware.bf16 else "fp16"
+    for name in sorted(FORMATS, key=usual.__ne__) if bench.accelerator else FORMATS:
         parts[f"products in {name}"] = partial(products.measure, bench, shapes, name)
         parts[f"memory-bound operations in {name}"] = partial(memory_bound.measure, bench, shapes, name)
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)

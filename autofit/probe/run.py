@@ -44,19 +44,21 @@ def run(
     child: Child = child.probe,
     silent_seconds: float = 30.0,
     most_seconds: float = math.inf,
+    loading_seconds: float = 30.0,
 ) -> Probe:
     """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`, the
     others being `known`; and what happens between `ranks`, if these are several. `child` does it, in a process forked
     by the server from which estimating processes come.
 
     A part that fails, ends its process or reports nothing for `silent_seconds` (a single measurement takes a fraction
-    of one) is reported as failed, and the others go on; `most_seconds` after the first began, what is left counts as
-    failed, too. Loading the libraries before that is not counted: on a machine whose disk had not been read it took
-    two thirds of what an H100's probe was given, and the search knew too little of that card.
+    of one) is reported as failed, and the others go on. `most_seconds` after the first began, what is left counts as
+    failed, too. Loading the libraries before that may take `loading_seconds` more: on an H100's machine, whose disk had
+    not been read, it took 24 s of the 30 s that were given to all.
     Raises `EnvironmentLacks` if not even the first can begin.
     """
     started = time.monotonic()
-    progress = _Progress(child, silent_seconds, most_seconds, list(parts) or None)
+    until = started + most_seconds + loading_seconds
+    progress = _Progress(child, silent_seconds, most_seconds, until, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
             "model": model,
@@ -89,14 +91,14 @@ class _Progress:
     silent_seconds: float
     most_seconds: float
     """From the beginning of the first part on."""
+    until: float
+    """When the time is over, monotonic: at the latest, until the first part begins."""
     left: list[str] | None = None
     """Parts that have not ended; None until it is known which there are."""
     parts: list[ProbePart] = field(default_factory=list)
     steps: list[MeasuredStep] = field(default_factory=list)
     watch: DeviceWatch | None = None
     """Observes the device from the first part to the last, or until the process ends."""
-    until: float = math.inf
-    """When the time is over, monotonic."""
     _process: int = 0
     _held_bytes: int | None = None
     """What others held of the device's memory before the process began."""

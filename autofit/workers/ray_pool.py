@@ -118,7 +118,7 @@ class RayPool:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
         Raises `EnvironmentLacks` if one does not answer."""
         reason = unsupported(config, job)
-        if reason is not None or not asks(config):
+        if reason is not None or not asks(config, job):
             return reason
         self._wait_for_one()
         return self._lacking.said(config, job, self._roster.up)

@@ -68,7 +68,8 @@ def _probe(bench: Bench, seconds: float) -> Finding:
     try:
         with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=seconds):
             model = load(usual_model(bench.hardware.kind))
-            found = run(model, bench.hardware, bench.stack, most_seconds=until - time.monotonic())
+            left = until - time.monotonic()
+            found = run(model, bench.hardware, bench.stack, most_seconds=left, loading_seconds=0.0)
     except device_lock.GivenUp as error:
         raise NoTimeLeft(str(error)) from None
     failed = [part for part in found.parts if part.failure is not None]

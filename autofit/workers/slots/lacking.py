@@ -27,7 +27,7 @@ class Lacking:
     def said(self, config: Config, job: Job, slots: Iterable[Slot]) -> str | None:
         """What one of the slots' machines lacks for `config`, with its address; None if none lacks anything. Raises
         `EnvironmentLacks` if one does not answer."""
-        asked = (job.workload, asks(config))
+        asked = (job.workload, asks(config, job))
         if asked not in self._answers:
             found = next(filter(None, (self._ask(slot, config, job) for slot in slots)), None)
             self._answers[asked] = config, job, found

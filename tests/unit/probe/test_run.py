@@ -125,7 +125,7 @@ def leap(monkeypatch: pytest.MonkeyPatch, at: Callable[[dict[str, object]], bool
 
 def test_libraries_that_load_slowly_leave_the_parts_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     leap(monkeypatch, lambda event: "parts" in event)
-    found = run(tiny_model(), HERE, STACK, child=children.between, most_seconds=3600.0)
+    found = run(tiny_model(), HERE, STACK, child=children.between, most_seconds=3600.0, loading_seconds=86400.0)
     assert [(part.name, part.failure) for part in found.parts] == [(name, None) for name in children.NAMES]
 
 

@@ -107,9 +107,14 @@ def test_tiles_give_the_loss_and_gradients_of_all_logits(
     labels = torch.randint(30, (20,))
     labels[3] = IGNORE_INDEX
     head = Head(weight=weight, bias=bias, softcap=softcap, scale=scale)
+
+    def as_on_a_card(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+        return -(tiled._by_trl(hidden, head, labels.clamp(min=0)) * (labels != IGNORE_INDEX)).sum()
+
     found = []
-    for kernel in (tiled.tiled_cross_entropy, full_cross_entropy):
+    for kernel in (full_cross_entropy, tiled.tiled_cross_entropy, as_on_a_card):
         loss = kernel(hidden, head, labels)
         found.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
-    for ours, plain in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain)
+    for plain, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, plain)

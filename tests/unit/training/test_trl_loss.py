@@ -1,0 +1,48 @@
+"""What a GPU's machine needs for trials with trl's habits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+
+import pytest
+import tiny
+
+from autofit.techniques import complete
+from autofit.training.prerequisites import trl_loss
+from autofit.training.prerequisites.requirements import asks, lacking_here
+
+CONFIG = complete({"method": "lora", "loss": "chunked"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "trainer", "installed", "tool", "said"),
+    [
+        ("cuda", "trl", False, None, "needs trl 1.16 where"),
+        ("cuda", "trl", True, "a compiler (gcc)", "needs a compiler (gcc) where"),
+        ("cuda", "trl", True, None, None),
+        ("cuda", "transformers", False, None, None),
+        ("cuda", None, False, None, None),
+        ("cpu", "trl", False, None, None),
+    ],
+)
+def test_trls_loss_is_asked_for_where_it_runs(
+    kind: str, trainer: str | None, installed: bool, tool: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl_loss, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
+    monkeypatch.setattr(trl_loss, "missing_tool", lambda kind: tool)
+    job = tiny.plan(CONFIG).job
+    job = replace(job, hardware=replace(job.hardware, kind=kind), workload=replace(job.workload, trainer=trainer))
+    found = lacking_here(CONFIG, job)
+    assert (found is None) == (said is None) and (said or "") in (found or "")
+    assert bool(asks(CONFIG, job)) == (kind == "cuda" and trainer == "trl")
+
+
+def test_a_broken_trl_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> ModuleSpec:
+        raise ImportError("No module named 'datasets'")
+
+    monkeypatch.setattr(trl_loss, "find_spec", broken)
+    job = tiny.plan(CONFIG).job
+    job = replace(job, hardware=replace(job.hardware, kind="cuda"), workload=replace(job.workload, trainer="trl"))
+    assert "trl 1.16" in (lacking_here(CONFIG, job) or "")
