@@ -39,23 +39,25 @@ def compared() -> Callable[[str], list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("table", "count", "reserved"),
+    ("table", "count", "allocated", "reserved"),
     [
-        ("h200/search-8b", 6, 0.01),
-        ("h200/search-8b-24gib", 2, 0.01),
-        ("h200/every-axis-llama-3.1-8b", 3, 0.01),
-        ("h100/search-8b", 3, 0.01),
-        ("h100/every-axis-llama-3.2-1b", 1, 0.01),
-        ("h100/every-axis-qwen2.5-0.5b", 2, 0.01),
-        ("h100/every-axis-llama-3.1-8b", 1, 0.06),  # LoRA with SGD: the card reserved more, nobody knows why
+        ("h200/search-8b", 6, 1e-4, 0.01),
+        ("h200/search-8b-24gib", 2, 1e-4, 0.01),
+        ("h200/every-axis-llama-3.1-8b", 3, 1e-4, 0.01),
+        ("h100/search-8b", 3, 1e-4, 0.01),
+        ("h100/every-axis-llama-3.2-1b", 1, 1e-4, 0.01),
+        ("h100/every-axis-qwen2.5-0.5b", 2, 1e-3, 0.01),
+        ("h100/every-axis-llama-3.1-8b", 1, 1e-4, 0.06),  # LoRA with SGD: the card reserved more, nobody knows why
     ],
 )
-def test_memory_is_what_the_card_showed(compared: Any, table: str, count: int, reserved: float) -> None:
+def test_memory_is_what_the_card_showed(
+    compared: Any, table: str, count: int, allocated: float, reserved: float
+) -> None:
     rows = compared(table)
     assert len(rows) == count
     for row in rows:
         said, shown = row.estimate, row.measured
-        assert said.peak_allocated_bytes == pytest.approx(shown.peak_allocated_bytes, rel=1e-3), row.trial.config
+        assert said.peak_allocated_bytes == pytest.approx(shown.peak_allocated_bytes, rel=allocated), row.trial.config
         assert said.peak_reserved_bytes == pytest.approx(shown.peak_reserved_bytes, rel=reserved), row.trial.config
         assert said.device_bytes == pytest.approx(shown.device_bytes, rel=reserved + 0.005), row.trial.config
 
