@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import load, positions
+from autofit.core.device.hardware import EMULATED as PREFIX
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
-from autofit.core.hardware import EMULATED as PREFIX
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Fits
 from autofit.core.units import MIB

@@ -111,7 +111,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever names no store uses one that belongs to the tests, and caches are theirs, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOFIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # One folder of traces for all test processes, each of which has a folder of its own in the same one.
+        whole = tmp_path_factory.getbasetemp()
+        cache = whole.parent if "PYTEST_XDIST_WORKER" in os.environ else whole
+        patch.setenv("AUTOFIT_CACHE", str(cache / "cache"))
         patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "default.db"))
         # Of each of several test processes its own: their trials are not to wait for each other's.
         patch.setenv("AUTOFIT_LOCKS", str(tmp_path_factory.mktemp("locks")))

@@ -13,8 +13,8 @@ import torch
 
 from autofit.catalog import models as catalog
 from autofit.catalog.models import Model
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job, complete

@@ -9,8 +9,8 @@ from functools import partial
 from autofit.bench.oracle import CannotRun, Oracle, Stated
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import AutofitError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, TimedOut, Trial
 from autofit.core.workload import Effect, Goal
@@ -126,7 +126,7 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     ran = watched + micro_steps * timed
     micro_seconds = min(median / accumulation, trial.seconds / ran)
     elapsed, shown = max(0.0, trial.seconds - ran * micro_seconds), 0.0
-    pace = Pace.of(request, accumulation)
+    pace = replace(Pace.of(request, accumulation), least_share=1.0)  # what was recorded is a mean micro-step
     for number in range(1, watched + 1):
         ends = _ends(pace, request)
         if elapsed + micro_seconds > ends:

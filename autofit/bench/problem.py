@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import METHODS, Workload
 from autofit.prediction.predictions import Predictions

@@ -9,8 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
-from autofit.core.hardware import EMULATED
 from autofit.core.units import format_bytes
 
 _LEFT_OUT = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import typer
 
     from autofit.catalog.hardware import Card
-    from autofit.core.hardware import Hardware
+    from autofit.core.device.hardware import Hardware
     from autofit.core.lattice import Config
 
 

@@ -44,7 +44,17 @@ Model = Annotated[
         autocompletion=completing("models"),
     ),
 ]
-SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sequence; every sequence is full.")]
+SeqLen = Annotated[
+    int, typer.Option("--seq-len", help="Tokens per sequence; with --lengths, longer ones are cut to it.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        help="How long your data's sequences are: a file with a number of tokens a line, or JSON lines with token ids. "
+        "Default: every sequence is full.",
+    ),
+]
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
 ]
@@ -58,7 +68,7 @@ For = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Your trainer: transformers, trl or llamafactory. Trials train as it does; default: as the config says.",
+        help="Your trainer: transformers, trl, axolotl or llamafactory. Trials train as it does.",
         autocompletion=completing("trainers"),
     ),
 ]
@@ -102,6 +112,17 @@ SeveralHardware = Annotated[
         help="auto, a name that `autofit hardware` lists, or several with commas, or all: a search on each.",
         autocompletion=completing("hardware"),
     ),
+]
+SeveralEstimated = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        help="auto, a name that `autofit hardware` lists, or several with commas, or all: a table of cards.",
+        autocompletion=completing("hardware"),
+    ),
+]
+Price = Annotated[
+    list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
 ]
 Store = Annotated[
     str | None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autofit.client.connection import Connection
 from autofit.client.search import RemoteSearch
 from autofit.core.errors import UsageError
+from autofit.core.lengths import Lengths
 
 NOT_SENT = ("self", "wait", "report", "key")
 """Parameters that are the client's own."""
@@ -49,6 +51,7 @@ class Client:
         devices: int = 1,
         seed: int = 0,
         trainer: str | None = None,
+        lengths: str | Path | Sequence[int] | None = None,
         wait: bool = True,
         report: Callable[[dict[str, Any]], object] = lambda event: None,
         key: str | None = None,
@@ -58,7 +61,7 @@ class Client:
         Without `wait`, returns its `RemoteSearch` at once. An interruption leaves it running: the same call joins it. A
         `key` never starts a second search. Needs a token that may run. Raises as `RemoteSearch.result` does.
         """
-        asked, headers = _asked(locals()), {} if key is None else {"Idempotency-Key": key}
+        asked, headers = _in_body(_asked(locals())), {} if key is None else {"Idempotency-Key": key}
         found = self._connection.ask("POST", "/v1/searches", body=asked, headers=headers)
         started = RemoteSearch(self._connection, found["search_id"])
         if not wait:
@@ -80,10 +83,11 @@ class Client:
         devices: int = 1,
         seed: int = 0,
         trainer: str | None = None,
+        lengths: str | Path | Sequence[int] | None = None,
         advice: bool = True,
     ) -> dict[str, Any]:
         """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
-        return dict(self._connection.ask("POST", "/v1/estimates", body=_asked(locals())))
+        return dict(self._connection.ask("POST", "/v1/estimates", body=_in_body(_asked(locals()))))
 
     def recommend(
         self,
@@ -100,11 +104,12 @@ class Client:
         devices: int = 1,
         seed: int = 0,
         trainer: str | None = None,
+        lengths: str | Path | Sequence[int] | None = None,
         provenance: str = "measured",
     ) -> dict[str, Any]:
         """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
         was measured."""
-        return dict(self._connection.ask("GET", "/v1/recommendation", query=_asked(locals())))
+        return dict(self._connection.ask("GET", "/v1/recommendation", query=_in_query(_asked(locals()))))
 
     def frontier(
         self,
@@ -121,9 +126,10 @@ class Client:
         devices: int = 1,
         seed: int = 0,
         trainer: str | None = None,
+        lengths: str | Path | Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """The measured configs that no other of their method beats in both memory and speed."""
-        return dict(self._connection.ask("GET", "/v1/frontier", query=_asked(locals())))
+        return dict(self._connection.ask("GET", "/v1/frontier", query=_in_query(_asked(locals()))))
 
     def trials(
         self,
@@ -170,6 +176,21 @@ def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
         asked["for"] = asked.pop("trainer")
     if isinstance(asked.get("config"), str):
         asked["config"] = dict(map(_axis, filter(None, asked["config"].split(","))))
+    return asked
+
+
+def _in_body(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same as a body takes it: lengths summed up."""
+    if found := Lengths.given(asked.get("lengths")):
+        asked["lengths"] = {"tokens": list(found.tokens), "longest": found.longest}
+    return asked
+
+
+def _in_query(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same as a query takes it: lengths as a workload states them."""
+    if found := Lengths.given(asked.get("lengths")):
+        found = found.cut(asked["seq_len"])
+        asked |= {"lengths": ",".join(map(str, found.tokens)), "seq_len": found.longest}
     return asked
 
 

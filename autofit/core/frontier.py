@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Measurement, Trial
 from autofit.core.repeatability import widened

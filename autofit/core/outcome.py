@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeGuard
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.document import Document, read
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.workload import Workload
 
@@ -253,6 +253,19 @@ class StepWork:
             amounts={kind: ranks * amount for kind, amount in self.amounts.items()},
             update={kind: ranks * amount for kind, amount in self.update.items()},
         )
+
+    @classmethod
+    def mean(cls, weighted: Sequence[tuple[float, StepWork]]) -> StepWork:
+        """The work of a step that is like each of these as often as its weight says; the weights add up to 1. Negative
+        ones, as of an interpolation, make no amount negative."""
+        kinds = ("amounts", "update", "waits", "beside")
+        found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
+        for weight, work in weighted:
+            for kind in kinds:
+                for name, amount in getattr(work, kind).items():
+                    found[kind][name] = found[kind].get(name, 0.0) + weight * amount
+        positive = {kind: {name: max(amount, 0.0) for name, amount in found[kind].items()} for kind in kinds}
+        return cls(estimator=weighted[0][1].estimator, **positive)
 
     def without(self, part: StepWork, times: float = 1.0) -> StepWork:
         """The computing that is left without `times` that of a part of it."""

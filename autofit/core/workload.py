@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
+from autofit.core.lengths import MOST_TOKENS, Padded, mean, padded
 
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
-LARGEST_COUNT = 2**31 - 1
+LARGEST_COUNT = MOST_TOKENS
 """Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
 divisors."""
 
@@ -40,7 +41,7 @@ class Workload(Document):
     model_digest: str
     """Digest of the architecture (`catalog.Model.digest`), so that two models of the same name are never mixed up."""
     seq_len: int = 2048
-    """Tokens per sequence; every sequence is full."""
+    """Tokens per sequence, of the longest one if they have `lengths`."""
     global_batch: int = 64
     """Sequences per optimizer step, over all micro-steps and devices."""
     lora_dropout: float = 0.0
@@ -51,11 +52,15 @@ class Workload(Document):
     """Seed of weights and tokens."""
     trainer: str | None = None
     """The trainer whose habits the step has (`techniques.habits`); None for plain training, as a config says."""
+    lengths: tuple[int, ...] | None = None
+    """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
+    sequence is full."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain training goes without saying, as in every workload that was stored before trainers were told apart."""
+        """Plain training on full sequences goes without saying, as in the workloads that were stored before there was
+        anything else."""
         said = super(Workload, self).to_json()
-        return said if self.trainer is not None else {name: said[name] for name in said if name != "trainer"}
+        return {name: value for name, value in said.items() if name not in ("trainer", "lengths") or value is not None}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
@@ -67,11 +72,20 @@ class Workload(Document):
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
         if self.seq_len < 2:
             raise UsageError("seq-len is 1: a next-token loss needs at least 2 tokens")
+        if self.lengths is not None and not 2 <= min(self.lengths, default=0) <= max(self.lengths) <= self.seq_len:
+            raise UsageError(f"lengths must be from 2 to seq-len, which is {self.seq_len}")
         check_shared_equally(self.global_batch, self.devices)
 
     @property
     def tokens_per_step(self) -> int:
-        return self.seq_len * self.global_batch
+        """Tokens that an optimizer step trains on; padding is none of them."""
+        each = self.seq_len if self.lengths is None else mean(self.lengths)
+        return round(each * self.global_batch)
+
+    def micro_batches(self, micro_batch: int) -> Padded | None:
+        """How long micro-batches of so many sequences are; None where every sequence is full. Ranks wait for the
+        longest of all of theirs."""
+        return None if self.lengths is None else padded(self.lengths, micro_batch * self.devices)
 
     @property
     def batch_per_device(self) -> int:

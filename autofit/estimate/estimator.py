@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
+from autofit.core.lengths import padded
 from autofit.core.outcome import StepWork
 from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, context_bytes
 from autofit.estimate.bound import bounded
@@ -70,7 +71,10 @@ class Estimator:
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
+        self._exact, self._cache = exact, cache
         self._traces = Traces(job, exact=exact, cache=cache)
+        self._shorter: dict[int, Estimator] = {}
+        """Of the same job on sequences of other lengths, all of them full."""
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
         self._replays = Replays(expandable_segments=job.expandable_segments is not False)
@@ -111,7 +115,7 @@ class Estimator:
             found, paged_out = self._on_card(config, traced, limit, replayed=replayed)
         else:
             found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
-        return found, None if self._sheet is None else self._work(config, traced, self._sheet, paged_out)
+        return found, None if self._sheet is None else self._mean_work(config, traced, self._sheet, paged_out)
 
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
@@ -126,6 +130,30 @@ class Estimator:
             depth: step_work([of_depth.at(micro_batch, rank), of_loss], of_loss.repeated(0), self._sheet)
             for depth, of_depth in works.items()
         }
+
+    def _mean_work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
+        """The work of a mean step, where sequences have lengths: by a parabola through that of the longest and of two
+        that stand for all sequences, as products are linear in the length and attention is quadratic. Which lengths
+        are traced does not depend on the micro-batch."""
+        workload = self.job.workload
+        longest = self._work(config, traced, sheet, paged_out)
+        mixed = workload.micro_batches(config.number("micro_batch"))
+        if mixed is None or workload.lengths is None:
+            return longest
+        works = {workload.seq_len: longest}
+        for length, _ in padded(workload.lengths, 1).nodes:
+            if length in works:
+                continue
+            shorter = self._of_length(length)
+            works[length] = shorter._work(config, shorter.trace(config), sheet, paged_out)
+        return StepWork.mean(list(zip(mixed.weights(list(works)), works.values(), strict=True)))
+
+    def _of_length(self, length: int) -> Estimator:
+        if length not in self._shorter:
+            workload = replace(self.job.workload, seq_len=length, lengths=None)
+            job = replace(self.job, workload=workload)
+            self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
+        return self._shorter[length]
 
     def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0

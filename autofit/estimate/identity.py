@@ -25,6 +25,7 @@ class EstimateKeys:
         """`replayed` as for `Estimator.estimate`."""
         workload, hardware = job.workload, job.hardware
         trainer = () if workload.trainer is None else (workload.trainer,)
+        lengths = () if workload.lengths is None else (list(workload.lengths),)
         self._begun = hashlib.sha256(
             _canonical(
                 {
@@ -36,6 +37,7 @@ class EstimateKeys:
                         workload.devices,
                         workload.lora_dropout,
                         *trainer,
+                        *lengths,
                     ],
                     "hardware": [
                         hardware.name,

@@ -31,6 +31,8 @@ from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")
 """Liger's switches, each with the prefix `liger_`; only the last was measured."""
+_PLAIN_ADAPTERS = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
+"""axolotl turns its own kernels on unless it is told; peft's were measured."""
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -39,7 +41,7 @@ def _method(value: Value, task: Task) -> Settings:
     model: dict[str, object] = {"adapter": value, "load_in_8bit": False, "load_in_4bit": value == "qlora"}
     if value == "qlora" and distributed.by_fsdp(task):  # which shards floating-point tensors only
         model["bnb_config_kwargs"] = {"bnb_4bit_quant_storage": ta.compute_dtype(task.config)}
-    return settings(model={**model, "lora_dropout": task.workload.lora_dropout})
+    return settings(model={**model, "lora_dropout": task.workload.lora_dropout, **_PLAIN_ADAPTERS})
 
 
 def _targets(value: Value, task: Task) -> Settings:
@@ -70,7 +72,7 @@ def _precision(value: Value, task: Task) -> Settings:
             )
     if value == "bf16" and distributed.by_fsdp(task):
         notes.append(NeedsMore("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured"))
-    if sixteen and not distributed.by_deepspeed(task):
+    if sixteen and task.workload.trainer is None and not distributed.by_deepspeed(task):
         said = "axolotl runs the forward pass under autocast, and may keep norms and embeddings in fp32"
         notes.append(Near(f"precision={value}: {said}"))
     return settings(*notes, training=training)
@@ -108,7 +110,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 def _attention(value: Value, task: Task) -> Settings:
     notes = []
-    if value != "flash":
+    if task.packs and value != "flash":
         notes.append(f"attention={value}: axolotl keeps the sequences that it packs apart with flash attention only")
     return merge(settings(*notes), ta.attention(value, task))
 
@@ -168,7 +170,7 @@ TABLE: Mapping[str, Emit] = {
 
 _TITLES = {
     "model": "Model",
-    "data": "Data: add datasets. Full sequences, as was measured",
+    "data": "Data: add datasets. Packing is as was measured",
     "training": "Training",
 }
 
@@ -179,10 +181,16 @@ def export_axolotl(task: Recommended) -> Export:
     made = merge(
         settings(
             *ta.whole_checkpoint(task, "axolotl"),
+            *ta.padding(task, "axolotl"),
             *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
             *distributed.machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"base_model": task.source},
-            data={"sequence_len": workload.seq_len, "sample_packing": True, "pad_to_sequence_len": True},
+            data={
+                "sequence_len": workload.seq_len,
+                "sample_packing": task.packs,
+                "pad_to_sequence_len": task.packs,
+                **({} if task.packs else {"excess_length_strategy": "truncate"}),
+            },
             training={
                 "learning_rate": CHOOSE,
                 "output_dir": "autofit-run",

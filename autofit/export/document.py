@@ -10,9 +10,10 @@ import yaml
 
 from autofit.catalog.architecture_file import is_path
 from autofit.catalog.models import Model, architecture, load, names
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Recommendation
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
+from autofit.core.lengths import mean
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
 from autofit.techniques import AXES
@@ -28,6 +29,11 @@ class Task:
     stack: Stack
     source: str
     """Hub id or folder of the weights."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether every sequence was full, as packing makes them; otherwise they were padded."""
+        return self.workload.lengths is None
 
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
@@ -206,7 +212,9 @@ def _fidelity(words: Mapping[str, str]) -> str:
 def _workload(workload: Workload) -> str:
     devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
     devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
-    return f"{workload.global_batch} sequences of {workload.seq_len} tokens per optimizer step, on {devices}"
+    own = "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"
+    sequences = f"{workload.global_batch} sequences of {own or workload.seq_len} tokens"
+    return f"{sequences} per optimizer step, on {devices}"
 
 
 def _measurement(recommendation: Recommendation) -> str:

@@ -139,7 +139,7 @@ TABLE: Mapping[str, Emit] = {
 _TITLES = {
     "model": "Model",
     "method": "Method",
-    "data": "Data: add dataset and template. Full sequences, as was measured",
+    "data": "Data: add dataset and template. Packing is as was measured",
     "training": "Training",
 }
 
@@ -149,13 +149,14 @@ def export_llamafactory(task: Recommended) -> Export:
     made = merge(
         settings(
             *ta.whole_checkpoint(task, "LLaMA-Factory"),
+            *ta.padding(task, "LLaMA-Factory"),
             *distributed.machine_notes(
                 task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
             ),
             model={"model_name_or_path": task.source},
             method={"stage": "sft", "do_train": True},
             # It fills packed sequences up to one token more than this.
-            data={"cutoff_len": task.workload.seq_len - 1, "packing": True, "neat_packing": False},
+            data={"cutoff_len": task.workload.seq_len - task.packs, "packing": task.packs, "neat_packing": False},
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
         collect(TABLE, task),

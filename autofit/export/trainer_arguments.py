@@ -70,6 +70,15 @@ def precision(task: Task) -> dict[str, object]:
     return {"bf16": bf16, "fp16": value == "fp16-mixed", **({"tf32": False} if value == "fp32" else {})}
 
 
+def padding(task: Task, name: str) -> list[str]:
+    """What is said of a trainer that pads micro-batches of sequences with lengths."""
+    if task.packs:
+        return []
+    return [
+        f"data: {name} passes a mask with what it pads, which may choose another attention kernel than was measured"
+    ]
+
+
 def run(task: Task) -> dict[str, object]:
     """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
     where: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}

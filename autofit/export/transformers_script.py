@@ -70,12 +70,29 @@ def make_trainer(train_dataset):
 '''
 """LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
 
+_EACH = ("SEQ_LEN tokens each, none of them padding", "at most SEQ_LEN tokens each")
+"""What is said of full sequences, and of others."""
+
 MAIN = """\
 if __name__ == "__main__":
     tokens = torch.load(sys.argv[1])[:, :SEQ_LEN]  # your data: token ids, [sequences, SEQ_LEN]
     make_trainer([{"input_ids": row, "labels": row} for row in tokens]).train()
 """
 """What the script does when run."""
+PADDING = """\
+def padded(items):
+    \"\"\"A micro-batch padded to its longest sequence: with causal attention, what follows a token needs no mask.\"\"\"
+    def filled(name, value):
+        return pad_sequence([torch.as_tensor(item[name]) for item in items], batch_first=True, padding_value=value)
+
+    return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100)}
+"""
+MAIN_PADDED = """\
+if __name__ == "__main__":
+    rows = [row[:SEQ_LEN] for row in torch.load(sys.argv[1])]  # your data: a list with the token ids of each sequence
+    make_trainer([{"input_ids": row, "labels": row} for row in rows]).train()
+"""
+"""Both for data whose sequences have lengths."""
 
 
 def script(made: Settings, task: Recommended) -> str:
@@ -85,7 +102,9 @@ def script(made: Settings, task: Recommended) -> str:
         "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
     ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
     code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
-    return "\n\n".join([_imports(made, task), constants, *code, _definitions(made), _functions(made, task), MAIN])
+    pads = not task.packs
+    parts = [_imports(made, task), constants, *code, _definitions(made), *([PADDING] if pads else [])]
+    return "\n\n".join([*parts, _functions(made, task), MAIN_PADDED if pads else MAIN])
 
 
 def _imports(made: Settings, task: Recommended) -> str:
@@ -97,6 +116,8 @@ def _imports(made: Settings, task: Recommended) -> str:
         names.append("AutoConfig")
     needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
     needed.add(f"from transformers import {', '.join(sorted(names))}")
+    if not task.packs:
+        needed.add("from torch.nn.utils.rnn import pad_sequence")
     if expandable_segments:
         needed.add("import os")
     if "adapter" in made.sections:
@@ -164,17 +185,20 @@ def _functions(made: Settings, task: Recommended) -> str:
     if "compile" in made.sections:
         lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
     load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
-    return FUNCTIONS.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(_trainer(made)))
+    functions = FUNCTIONS if task.packs else FUNCTIONS.replace(*_EACH)
+    trainer = _trainer(made, pads=not task.packs)
+    return functions.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(trainer))
 
 
-def _trainer(made: Settings) -> list[str]:
+def _trainer(made: Settings, *, pads: bool) -> list[str]:
     lines = []
     if made.sections.get("constants"):
         lines += [
             "if NVME_FOLDER is None:",
             '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
         ]
-    call = "Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)"
+    collator = ", data_collator=padded" if pads else ""
+    call = f"Trainer(model=load_model(), args=training_args, train_dataset=train_dataset{collator})"
     if "trainer" not in made.sections:
         return [*lines, f"return {call}"]
     return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]

@@ -69,7 +69,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
-    packing = {"packing_strategy": "bfd" if value == "flash" else "wrapped"}
+    packing = {"packing_strategy": "bfd" if value == "flash" else "wrapped"} if task.packs else {}
     return merge(ta.attention(value, task), settings(data=packing))
 
 
@@ -111,7 +111,7 @@ TABLE: Mapping[str, Emit] = {
 _TITLES = {
     "environment": "",
     "model": "Model",
-    "data": "Data: add dataset_name or datasets. Full sequences, as was measured",
+    "data": "Data: add dataset_name or datasets. Packing is as was measured",
     "training": "Training",
 }
 
@@ -123,10 +123,11 @@ def export_trl(task: Recommended) -> Export:
     made = merge(
         settings(
             *ta.whole_checkpoint(task, "trl"),
+            *ta.padding(task, "trl"),
             *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             environment=segments if task.recommendation.point.measurement.expandable_segments else {},
             model={"model_name_or_path": task.source},
-            data={"max_length": workload.seq_len, "packing": True},
+            data={"max_length": workload.seq_len, "packing": task.packs},
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
         collect(TABLE, task),

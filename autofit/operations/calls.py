@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ def search(
     devices: int = 1,
     seed: int = 0,
     trainer: str | None = None,
+    lengths: str | Path | Sequence[int] | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
@@ -56,7 +57,7 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -87,6 +88,7 @@ def estimate(
     devices: int = 1,
     seed: int = 0,
     trainer: str | None = None,
+    lengths: str | Path | Sequence[int] | None = None,
     exact: bool = False,
     advice: bool = True,
     store: str | None = None,
@@ -101,7 +103,7 @@ def estimate(
         config = techniques.parse(config)
     chosen = config if isinstance(config, Config) else config_on(hardware, config, trainer)
     estimation = Estimation.of(
-        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
         chosen,
         hardware=hardware,
         memory_limit_bytes=as_bytes(memory_limit),
@@ -155,6 +157,7 @@ def recommend(
     devices: int = 1,
     seed: int = 0,
     trainer: str | None = None,
+    lengths: str | Path | Sequence[int] | None = None,
     store: str | None = None,
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
@@ -164,7 +167,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -186,6 +189,7 @@ def frontier(
     devices: int = 1,
     seed: int = 0,
     trainer: str | None = None,
+    lengths: str | Path | Sequence[int] | None = None,
     store: str | None = None,
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
@@ -194,7 +198,7 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit import __version__
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.distribution import install, stranger
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, EnvironmentLacks
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.units import GIB, format_bytes
 from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops

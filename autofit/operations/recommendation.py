@@ -7,9 +7,9 @@ from dataclasses import replace
 from shlex import quote
 
 from autofit.catalog.hardware import called, card
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Trial
 from autofit.core.units import format_bytes
 from autofit.core.verdict import in_words
@@ -253,6 +253,7 @@ def _options_of(asked: Asked) -> list[str]:
         ("devices", asked.devices, 1),
         ("seed", asked.seed, 0),
         ("for", asked.trainer, None),
+        ("lengths", None if asked.lengths is None else "YOUR_FILE", None),
     )
     return [
         f"seq-len {asked.seq_len}",

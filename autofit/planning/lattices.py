@@ -10,8 +10,8 @@ from functools import lru_cache
 from autofit.catalog import space as spaces
 from autofit.catalog.models import shape
 from autofit.catalog.space import Space
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config, Lattice
 from autofit.core.workload import Goal, check_count
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported

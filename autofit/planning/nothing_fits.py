@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import Card, fitting
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits
 from autofit.core.frontier import Point
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import GIB, format_bytes

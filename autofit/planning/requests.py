@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.lengths import Lengths
 from autofit.core.units import LARGEST_INTEGER, MIB
 from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
@@ -31,6 +33,7 @@ class WorkloadOptions:
     devices: int = 1
     seed: int = 0
     trainer: str | None = None
+    lengths: Lengths | None = None
 
     @classmethod
     def of(
@@ -42,8 +45,10 @@ class WorkloadOptions:
         devices: int,
         seed: int,
         trainer: str | None = None,
+        lengths: str | Path | Iterable[int] | None = None,
     ) -> WorkloadOptions:
-        """The options in the order in which the commands take them."""
+        """The options in the order in which the commands take them; `lengths` as a file or as the tokens of each
+        sequence. Raises `UsageError` for what are no lengths."""
         return cls(
             model=model,
             seq_len=seq_len,
@@ -52,6 +57,7 @@ class WorkloadOptions:
             devices=devices,
             seed=seed,
             trainer=trainer,
+            lengths=Lengths.given(lengths),
         )
 
     def resolve(self) -> tuple[Model, Workload]:
@@ -59,18 +65,27 @@ class WorkloadOptions:
         self._check_numbers()
         model = load(self.model)
         longest = positions(model)
-        if longest is not None and self.seq_len > longest:
-            raise UsageError(f"seq-len {self.seq_len} is longer than the {longest} positions of {model.name}")
+        seq_len, lengths = self.cut()
+        if longest is not None and seq_len > longest:
+            raise UsageError(f"seq-len {seq_len} is longer than the {longest} positions of {model.name}")
         return model, Workload(
             model=model.name,
             model_digest=model.digest,
-            seq_len=self.seq_len,
+            seq_len=seq_len,
             global_batch=self.global_batch,
             lora_dropout=self.lora_dropout,
             devices=self.devices,
             seed=self.seed,
             trainer=None if self.trainer is None else named(self.trainer).name,
+            lengths=lengths,
         )
+
+    def cut(self) -> tuple[int, tuple[int, ...] | None]:
+        """The tokens of the longest sequence, and the workload's lengths."""
+        if self.lengths is None:
+            return self.seq_len, None
+        cut = self.lengths.cut(self.seq_len)
+        return cut.longest, cut.tokens
 
     def _check_numbers(self) -> None:
         """Raise `UsageError` for numbers out of range. Checked here and not in `Workload`, because a store may have

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import StoreError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, StepWork, Trial
 from autofit.estimate.version import is_current

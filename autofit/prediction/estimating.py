@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import Card
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.estimate.assumptions import ASSUMED
 from autofit.estimate.estimate import Estimate

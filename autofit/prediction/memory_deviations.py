@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import chain
 from statistics import fmean, pvariance
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
-from autofit.core.hardware import Hardware
 from autofit.core.normal import mean_above
 from autofit.core.outcome import OutOfMemory, Trial
 from autofit.core.workload import METHODS

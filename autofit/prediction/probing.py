@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model, load
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import (
     BETWEEN_RANKS,
     COLLECTIVES,
@@ -24,7 +25,6 @@ from autofit.core.device.probe import (
 )
 from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
 from autofit.core.errors import AutofitError, in_one_line
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.probe.shapes import usual_model

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
 from autofit.core.errors import in_one_line
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.trial.machine import nvml

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model, shape
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.core.errors import EnvironmentLacks, lines_of
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import now
 from autofit.estimate.warm import context
 from autofit.probe import child

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Row, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.errors import StoreError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import (
     Fits,

@@ -12,8 +12,8 @@ from typing import Any, Self, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Select, false, func, null, select
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Frontier
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions

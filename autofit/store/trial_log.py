@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
 from autofit.store.database.retrying import retried

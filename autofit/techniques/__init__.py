@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from autofit.catalog.hardware import Card
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import habits

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from autofit.catalog.models import ModelShape, shape
 from autofit.core.lattice import Config
+from autofit.core.lengths import mean
 from autofit.techniques import Job
 
 
-def flops_per_token(model: ModelShape, *, seq_len: int, full: bool) -> float:
+def flops_per_token(model: ModelShape, *, seq_len: float, full: bool) -> float:
     """Floating-point operations per trained token that the mathematics requires; recomputation is not counted.
 
     Matrix products: per weight, 2 for the forward pass, 2 for the gradient of the inputs, and 2 for the gradient of the
@@ -25,7 +26,10 @@ def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
     peak = job.hardware.peak_flops
     if peak is None:
         return None
-    needed = flops_per_token(shape(job.model), seq_len=job.workload.seq_len, full=config["method"] == "full")
+    lengths = job.workload.lengths
+    # Attention's share of a token grows with its sequence, of which longer ones have more tokens.
+    seq_len = job.workload.seq_len if lengths is None else mean(lengths, 2) / mean(lengths)
+    needed = flops_per_token(shape(job.model), seq_len=seq_len, full=config["method"] == "full")
     return tokens_per_second * needed / (peak * job.workload.devices)
 
 

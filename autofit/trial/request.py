@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Prediction, Trial, now
 from autofit.core.workload import Workload

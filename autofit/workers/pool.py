@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt

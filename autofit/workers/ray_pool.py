@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autofit.catalog.hardware import Card
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported

@@ -15,12 +15,23 @@ PROSE = {"description", "summary", "title", "operationId", "example", "examples"
 
 WORKLOAD = {"model", "seq_len", "global_batch", "lora_dropout", "devices", "seed"}
 GOAL = {"method", "min_rank", "allow"}
+OF_DATA = {"for", "lengths"}
 DESIGN = {
     "/healthz": set(),
     "/readyz": set(),
     "/metrics": set(),
-    "/v1/recommendation": {*WORKLOAD, *GOAL, "for", "hardware", "memory_limit", "format", "anyway", "provenance"},
-    "/v1/frontier": {*WORKLOAD, *GOAL, "for", "hardware", "memory_limit"},
+    "/v1/recommendation": {
+        *WORKLOAD,
+        *GOAL,
+        "for",
+        "lengths",
+        "hardware",
+        "memory_limit",
+        "format",
+        "anyway",
+        "provenance",
+    },
+    "/v1/frontier": {*WORKLOAD, *GOAL, *OF_DATA, "hardware", "memory_limit"},
     "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset", "before"},
     "/v1/models": set(),
     "/v1/hardware": set(),
@@ -112,7 +123,10 @@ def test_a_search_has_the_command_lines_options_and_defaults(document: dict[str,
 def test_an_estimate_has_the_command_lines_options_and_defaults(document: dict[str, Any]) -> None:
     from test_cli_snapshot import face as command_line
 
-    only_here, only_there = {"advice"}, {"--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"}
+    only_here, only_there = (
+        {"advice"},
+        {"--price", "--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
+    )
     options = command_line()["estimate"]
     body = document["components"]["schemas"]["AskedEstimate"]["properties"]
     assert {"--" + name.replace("_", "-") for name in set(body) - only_here} == set(options) - only_there

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CARD = "a10g"
-DRAWN = ("--cards", CARD, "--configs", "6", "--seed", "18", "--processes", "1")
+DRAWN = ("--cards", CARD, "--configs", "4", "--seed", "18", "--processes", "1")
 """Not the seed of what is recorded."""
 MEDIAN_ALLOCATED, LARGEST_ALLOCATED, MEDIAN_RESERVED = 0.0005, 0.005, 0.005
 """The targets of benchmarks/README.md for figures that so few configs can show."""
@@ -21,7 +21,7 @@ def test_drawn_configs_take_what_is_predicted(home: Path, tmp_path: Path) -> Non
     command = [sys.executable, str(ROOT / "benchmarks" / "estimate_emulated.py"), str(tmp_path), *DRAWN]
     done = subprocess.run([*command, "--home", str(home)], capture_output=True, text=True, timeout=1800)
     rows = [json.loads(line) for line in (tmp_path / f"{CARD}.jsonl").read_text().splitlines()[1:]]
-    assert len(rows) >= 6, done.stderr
+    assert len(rows) >= 4, done.stderr
     assert {row["outcome"] for row in rows} <= {"fits", "out_of_memory"}, done.stdout
     assert all(row["predicted"]["fits"] == (row["outcome"] == "fits") for row in rows), done.stdout
     allocated, reserved = (errors(rows, f"peak_{size}_bytes") for size in ("allocated", "reserved"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autofit.cli import main as program
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState
-from autofit.core.hardware import Hardware
 
 
 def never_too_busy() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState, ProcessorState, together
-from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=2**35, cores=4)

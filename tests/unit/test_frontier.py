@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import (
     PRACTICAL,
     Frontier,
@@ -22,7 +23,6 @@ from autofit.core.frontier import (
     ties,
     timed_in_full,
 )
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Measurement, StepSeconds
 from autofit.core.workload import METHODS, Workload

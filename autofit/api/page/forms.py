@@ -45,12 +45,15 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
     named = {name: getattr(workload, name) for name in USUAL}
     always = ("seq_len", "global_batch")
     kept = {name: value for name, value in named.items() if name in always or value != USUAL[name]}
-    habits = {} if workload.trainer is None else {"for": workload.trainer}
-    return {"model": workload.model, **kept, **habits, **more}
+    if workload.trainer is not None:
+        kept["for"] = workload.trainer
+    if workload.lengths is not None:
+        kept["lengths"] = ",".join(map(str, workload.lengths))
+    return {"model": workload.model, **kept, **more}
 
 
 def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:
     """What a form shows as filled in; fields that were not are the usual."""
     usual = {**{name: str(value) for name, value in USUAL.items()}, "method": "any", "allow": "numerics"}
-    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": ""}
+    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": "", "lengths": ""}
     return {**usual, **{name: str(value) for name, value in values}}

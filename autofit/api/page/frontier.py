@@ -12,9 +12,9 @@ from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
 from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.query import Question
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import AutofitError, NothingFits
 from autofit.core.frontier import of_method
-from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS, Workload
 from autofit.operations.recommendation import frontier_and_recommendation

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
-from autofit.api.routes.query import TRAINER, only_hardware
+from autofit.api.routes.query import LENGTHS, TRAINER, AskedLengths, lengths_of, only_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.operations.service.estimating import estimated
@@ -31,6 +31,7 @@ class AskedEstimate(BaseModel):
     devices: int = Field(default=1, ge=1, le=2**16)
     seed: int = Field(default=0, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
+    lengths: AskedLengths = Field(default=None, description=LENGTHS)
     memory_limit: str | None = Field(default=None, description="Such as 24GiB; the card's memory if not given")
     advice: bool = Field(default=True, description="Also look for a change that makes it fit, or makes it faster")
 
@@ -42,6 +43,7 @@ class AskedEstimate(BaseModel):
 )
 def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> JSONResponse:
     told = {**asked.model_dump(exclude={"memory_limit", "hardware"}), "model": models.named(asked.model)}
+    told["lengths"] = lengths_of(asked.lengths)
     told["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     told["hardware"] = only_hardware(store) if asked.hardware == "auto" else asked.hardware
     return JSONResponse(request.app.state.estimating.call(estimated, told, store.url))

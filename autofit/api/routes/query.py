@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
+from autofit.core.lengths import GROUPS, MOST_TOKENS, Lengths
 from autofit.core.outcome import OUTCOME_KINDS
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.core.workload import Goal, Workload
@@ -20,6 +21,27 @@ from autofit.techniques.habits import TRAINERS, named
 
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"
+LENGTHS = "Tokens of each of your sequences, or of a sample of them; every sequence is full if not given"
+SUMMED_UP = "How long sequences are, as `workload.lengths` of an answer, with commas; the longest has seq_len tokens"
+OneLength = Annotated[int, Field(ge=2, le=MOST_TOKENS)]
+
+
+class SummedUp(BaseModel):
+    """`Lengths`, as the client makes them of a file."""
+
+    tokens: list[OneLength] = Field(min_length=1, max_length=GROUPS)
+    longest: OneLength
+
+    def lengths(self) -> Lengths:
+        return Lengths(tuple(sorted(self.tokens)), self.longest)
+
+
+AskedLengths = Annotated[list[OneLength], Field(min_length=1, max_length=10_000)] | SummedUp | None
+
+
+def lengths_of(asked: AskedLengths) -> Lengths | None:
+    """What a body says of how long sequences are."""
+    return asked.lengths() if isinstance(asked, SummedUp) else Lengths.given(asked)
 
 
 class WorkloadQuery(BaseModel):
@@ -32,6 +54,7 @@ class WorkloadQuery(BaseModel):
     devices: int = Field(default=1, ge=1)
     seed: int = 0
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
+    lengths: str | None = Field(default=None, pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
@@ -47,13 +70,18 @@ class WorkloadQuery(BaseModel):
             self.seed,
             self.trainer,
         )
+        if self.lengths is not None:
+            tokens = tuple(sorted(map(int, self.lengths.split(","))))
+            asked = replace(asked, lengths=Lengths(tokens, self.seq_len))
         if found is not None:
             return asked
         measured = store.workloads(model=self.model)
         if not measured:
             known = (*names(), *models.own(), *sorted({w.model for w in store.workloads()}))
             raise unknown("model", self.model, known)
-        return Workload(**asdict(asked), model_digest=measured[0].model_digest)
+        seq_len, lengths = asked.cut()
+        told = {**asdict(asked), "seq_len": seq_len, "lengths": lengths}
+        return Workload(**told, model_digest=measured[0].model_digest)
 
 
 class GoalQuery(BaseModel):

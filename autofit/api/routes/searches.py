@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
-from autofit.api.routes.query import TRAINER
+from autofit.api.routes.query import LENGTHS, TRAINER, AskedLengths, lengths_of
 from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
@@ -37,6 +37,7 @@ class AskedSearch(BaseModel):
     devices: int = Field(default=1, ge=1)
     seed: int = 0
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
+    lengths: AskedLengths = Field(default=None, description=LENGTHS)
     method: str = Field(default="any", description="any, full, lora or qlora")
     min_rank: int = Field(default=8, ge=1)
     allow: str = Field(default="numerics", description="exact, numerics or training")
@@ -102,6 +103,7 @@ def start(
     if asked.space is not None and asked.space not in space.names():
         raise unknown("space", asked.space, space.names())
     given = {**asked.model_dump(exclude={"memory_limit", "time_budget"}), "model": model}
+    given["lengths"] = lengths_of(asked.lengths)
     given["memory_limit_bytes"] = as_bytes(asked.memory_limit)
     given["time_budget_seconds"] = parse_duration(asked.time_budget)
     search_id = submit(from_json(given), store, key=idempotency_key, by=token.name)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 
 ConfigValues = dict[str, str | int | bool]

@@ -70,6 +70,7 @@ def record(
     devices: options.Devices = 1,
     seed: options.Seed = 0,
     trainer: options.For = None,
+    lengths: options.Lengths = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure every config of a space into a file.
@@ -89,7 +90,9 @@ def record(
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+        workload=operations.WorkloadOptions.of(
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+        ),
         space=space,
         device=device,
         memory_limit_bytes=size(memory_limit),

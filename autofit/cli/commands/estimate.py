@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, read_config, size
+from autofit.cli.arguments import device_asked, given, hardware_names, prices, read_config, size
 from autofit.cli.output import print_json, write_page
 
 if TYPE_CHECKING:
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def estimate(
+    context: typer.Context,
     model: options.Model,
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
-    hardware: options.Hardware = "auto",
+    hardware: options.SeveralEstimated = "auto",
+    price: options.Price = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     lora_dropout: options.LoraDropout = 0.0,
@@ -27,6 +29,7 @@ def estimate(
     devices: options.Devices = 1,
     seed: options.Seed = 0,
     trainer: options.For = None,
+    lengths: options.Lengths = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
@@ -54,6 +57,7 @@ def estimate(
           --config method=qlora,rank=16,micro_batch=4,checkpointing=full
       autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
       autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
+      autofit estimate --model qwen3-8b --hardware all --config method=lora,checkpointing=full
       autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
           --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
     """
@@ -61,7 +65,17 @@ def estimate(
 
     if explain is not None and (exact or html is not None):
         raise UsageError("--explain compares two configs: leave --exact and --html out")
-    on, limit = device_asked(hardware), size(memory_limit)
+    limit = size(memory_limit)
+    names = hardware_names(hardware)
+    if len(names) > 1 or names == ["all"]:
+        idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
+        if idle:
+            raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
+        of_all = (model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths)
+        _on_each(of_all, config, names, price or [], memory_limit_bytes=limit, as_json=as_json)
+    if price:
+        raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
+    on = device_asked(hardware)
     chosen = read_config(config, on=on, trainer=trainer)
     other = None if explain is None else read_config(explain, on=on, trainer=trainer)
 
@@ -69,7 +83,7 @@ def estimate(
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
-    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer)
+    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths)
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return
@@ -83,6 +97,33 @@ def estimate(
 
         write_page(html, memory_chart.figure(estimation.timeline(), found, estimation.job))
     raise typer.Exit(0 if found.likely_fits else 3)
+
+
+def _on_each(
+    asked: tuple[Any, ...],
+    config: str,
+    names: list[str],
+    price: list[str],
+    *,
+    memory_limit_bytes: int | None,
+    as_json: bool,
+) -> NoReturn:
+    """Print what the config takes on each card, and end with 0 if it is likely to fit one."""
+    from autofit import operations
+    from autofit.catalog.hardware import card, cards
+    from autofit.cli.text.cards import cards_text
+    from autofit.cli.waiting import Waiting
+    from autofit.operations.hardware_compared import estimate_each
+
+    per_hour = prices(price, names)
+    chosen = [known for known in cards() if "estimate" in known.supports] if names == ["all"] else map(card, names)
+    configs = {each.name: read_config(config, on=each, trainer=asked[6]) for each in chosen}
+    options = operations.WorkloadOptions.of(*asked)
+    with Waiting() as waiting:
+        found = estimate_each(options, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
+    rows = [row.to_json(per_hour.get(row.name)) for row in found]
+    print_json({"cards": rows}) if as_json else print(cards_text(found, per_hour))
+    raise typer.Exit(0 if any(row.fits for row in found) else 3)
 
 
 def _explain(

@@ -35,9 +35,7 @@ def search(
     allow: options.Allow = "numerics",
     space: options.Space = None,
     hardware: options.SeveralHardware = "auto",
-    price: Annotated[
-        list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
-    ] = None,
+    price: options.Price = None,
     device: options.Device = "auto",
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
@@ -63,6 +61,7 @@ def search(
     ] = False,
     seed: options.Seed = 0,
     trainer: options.For = None,
+    lengths: options.Lengths = None,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits.
@@ -87,7 +86,9 @@ def search(
     from autofit.core.workload import Goal
 
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+        workload=operations.WorkloadOptions.of(
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+        ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=names[0],
@@ -181,6 +182,7 @@ def trial(
     devices: options.Devices = 1,
     seed: options.Seed = 0,
     trainer: options.For = None,
+    lengths: options.Lengths = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
     snapshot: Annotated[
@@ -209,7 +211,9 @@ def trial(
         log = operations.StoredTrials(opened)
         try:
             done = operations.trial(
-                operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer),
+                operations.WorkloadOptions.of(
+                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+                ),
                 chosen,
                 device=device,
                 memory_limit_bytes=size(memory_limit),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, step_text, total_text
+from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, padding_text, step_text, total_text
 from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
@@ -79,7 +79,8 @@ def recommendation_text(answer: Recommendation) -> str:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
-    lines += [f"  {sentence}" for sentence in answer.changes_training or (SAME_TRAINING,)]
+    padding = padding_text(answer.workload, answer.point.config)
+    lines += [f"  {sentence}" for sentence in (*(answer.changes_training or (SAME_TRAINING,)), padding) if sentence]
     lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
     return "\n".join(lines)
 

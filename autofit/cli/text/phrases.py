@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.lengths import mean
 from autofit.core.workload import Effect, Workload
 
 SAME_TRAINING = "trains exactly as the plain recipe does"
@@ -40,4 +42,17 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
 
 def step_text(workload: Workload) -> str:
     habits = "" if workload.trainer is None else f", as {workload.trainer} trains"
-    return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step{habits}"
+    lengths = workload.lengths
+    tokens = "" if lengths is None else f"{mean(lengths):.0f} tokens in the mean, {workload.seq_len} at most,"
+    return f"{tokens or f'{workload.seq_len} tokens'} x {workload.global_batch} sequences a step{habits}"
+
+
+def padding_text(workload: Workload, config: Config) -> str | None:
+    """What padding costs, where sequences have lengths."""
+    padded = workload.micro_batches(config.number("micro_batch"))
+    if padded is None or workload.lengths is None:
+        return None
+    share = 1.0 - mean(workload.lengths) / padded.moment(1)
+    return (
+        f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
+    )

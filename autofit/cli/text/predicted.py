@@ -12,11 +12,12 @@ from autofit.cli.text.phrases import (
     SAME_TRAINING,
     devices_text,
     on_each,
+    padding_text,
     several_text,
     step_text,
     total_text,
 )
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS, Workload
@@ -214,7 +215,8 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
         "headroom",
         f"  memory: {memory_text(found)}",
     ]
-    lines += [f"  {sentence}" for sentence in choice.changes_training or (SAME_TRAINING,)]
+    padding = padding_text(workload, found.config)
+    lines += [f"  {sentence}" for sentence in (*(choice.changes_training or (SAME_TRAINING,)), padding) if sentence]
     for beside in choice.alternatives:
         other = beside.estimate
         over = "" if other.fits else f", {short_text(other)}"

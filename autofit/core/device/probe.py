@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.document import Document, read
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import StepWork
 from autofit.core.workload import digest
 

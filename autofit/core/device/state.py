@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.document import Document, read
-from autofit.core.hardware import Hardware
 from autofit.core.units import GIB, format_bytes
 
 TOLERATED = 0.1

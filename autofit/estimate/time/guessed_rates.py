@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import geometric_mean
 
 from autofit.catalog.hardware import Card, cards, named
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import FLOP, FRESH, KINDS, OPERATION, QUANTISE_8BIT, format_of, unit
-from autofit.core.hardware import Hardware
 from autofit.estimate.time.roofline import Rates
 from autofit.estimate.time.transfers import seconds_per_byte
 

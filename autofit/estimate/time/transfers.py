@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import named
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import DISK_READ, DISK_WRITTEN, HOST_LINK, HOST_UPDATE, LINK
-from autofit.core.hardware import Hardware
 
 if TYPE_CHECKING:
     from autofit.estimate.sharding.library import Traffic

@@ -26,6 +26,7 @@ from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
 from autofit.techniques.axes.loss import chunks_are_one
+from autofit.techniques.habits import of_formats
 from autofit.training.build import make_plan
 
 V = TypeVar("V")
@@ -98,7 +99,8 @@ class Traces:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
         flat, job = None if spread is None else spread.flat, self._job(spread)
         axes = ("method", "precision", "optimizer", "rank", "targets")
-        key = *(config.get(axis) for axis in axes), flat, job.workload.trainer
+        formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
+        key = *(config.get(axis) for axis in axes), flat, formats
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:

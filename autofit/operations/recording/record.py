@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now, worker_was_lost
 from autofit.core.workload import Effect, Goal

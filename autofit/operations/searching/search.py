@@ -129,7 +129,10 @@ def _run(
     held: Driving | None,
 ) -> SearchResult:
     from autofit.search.loop import Search
+    from autofit.workers.cluster.connection import check_installed
 
+    if not begun.is_answered and not request.in_place:
+        check_installed()  # before a probe, which takes seconds
     predictor = None if begun.is_answered else LatticePredictor.of(plan, request, store, probes=True)
     search_run = Search(
         plan=plan,

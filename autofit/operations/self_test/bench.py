@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.models import Model
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, EnvironmentLacks
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Trial, Unsupported, now
 from autofit.core.workload import Workload

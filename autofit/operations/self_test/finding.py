@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.outcome import Trial
 
 SCHEMA = 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from autofit.catalog.hardware import called, card
 from autofit.core.errors import UsageError, unknown
+from autofit.core.lengths import Lengths
 from autofit.core.workload import Goal, Workload, digest
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.store import Store
@@ -30,17 +31,20 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
     """The request as a flat JSON object, without what belongs to the process that drives it."""
     goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
     workload = asdict(request.workload)
-    if workload["trainer"] is None:  # as in a workload's own document
-        del workload["trainer"]
+    trainer, lengths = workload.pop("trainer"), workload.pop("lengths")
+    # Told only where there are any, as in a workload's own document.
+    workload |= {} if trainer is None else {"trainer": trainer}
+    workload |= {} if lengths is None else {"lengths": lengths}
     return {**workload, **goal, **{name: getattr(request, name) for name in _PLAIN}}
 
 
 def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
     """The inverse of `to_json`, with the options of the process that drives it."""
+    named = {field.name: asked[field.name] for field in fields(WorkloadOptions) if field.name in asked}
+    if isinstance(lengths := named.get("lengths"), Mapping):
+        named["lengths"] = Lengths(tuple(lengths["tokens"]), lengths["longest"])
     return SearchRequest(
-        workload=WorkloadOptions(
-            **{field.name: asked[field.name] for field in fields(WorkloadOptions) if field.name in asked}
-        ),
+        workload=WorkloadOptions(**named),
         goal=Goal.of(asked["method"], asked["min_rank"], asked["allow"]),
         **{name: asked[name] for name in _PLAIN},
         **driven,

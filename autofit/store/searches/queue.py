@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 from autofit.store.access import note
 from autofit.store.database.engine import Database, to_text

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
 from autofit.store.rows import Reader
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autofit.catalog.hardware import Card
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Axis, Config
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.habits.habit import Habit, Trainer
+from autofit.techniques.habits.of_axolotl import AXOLOTL
 from autofit.techniques.habits.of_llamafactory import LLAMAFACTORY
 from autofit.techniques.habits.of_transformers import TRANSFORMERS
 from autofit.techniques.habits.of_trl import TRL
@@ -14,7 +15,7 @@ from autofit.techniques.habits.tiled_loss import TiledLoss
 from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
 
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, LLAMAFACTORY)}
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}
 
 
 def named(name: str) -> Trainer:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autofit.core.lattice import Config, Value
+from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.technique import BuildPart
 
 
@@ -32,14 +33,17 @@ class Trainer:
     """Axis -> the value that stands for the plain recipe's, which the trainer cannot train."""
     cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Axis -> value -> what the trainer does instead, beginning with a verb."""
-
     cannot_with_adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The same of LoRA and QLoRA alone."""
+    cannot_in_full: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The same of full training alone, unless DeepSpeed or FSDP has the weights' formats in hand."""
 
     def why_not(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""
-        tables = (self.cannot,) if config["method"] == "full" else (self.cannot, self.cannot_with_adapters)
-        for axis, values in (row for table in tables for row in table.items()):
+        of_method = self.cannot_with_adapters
+        if config["method"] == "full":
+            of_method = {} if has_own_mixed_precision(config) else self.cannot_in_full
+        for axis, values in (row for table in (self.cannot, of_method) for row in table.items()):
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"

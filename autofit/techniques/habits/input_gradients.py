@@ -10,7 +10,7 @@ from autofit.techniques.technique import BuildPlan
 
 
 class InputGradients(Habit):
-    """With checkpointing, the embeddings' output gets a gradient although nothing below is trained.
+    """With checkpointing, or `always`, the embeddings' output gets a gradient although nothing below is trained.
 
     `enable_input_require_grads` of transformers 5.23 (modeling_utils.py), which Trainer's heirs call since reentrant
     checkpointing needs it: `SFTTrainer.__init__` of trl 1.16, `prepare_model_for_kbit_training` of peft 0.21.
@@ -18,12 +18,12 @@ class InputGradients(Habit):
 
     does = "computes the gradient of the embeddings' output, which nothing needs"
 
-    def __init__(self, *methods: str) -> None:
+    def __init__(self, *methods: str, always: bool = False) -> None:
         """Of configs with these methods."""
-        self._methods = methods
+        self._methods, self._always = methods, always
 
     def applies(self, config: Config) -> bool:
-        return config["method"] in self._methods and config["checkpointing"] != "none"
+        return config["method"] in self._methods and (self._always or config["checkpointing"] != "none")
 
     def on_model(self, plan: BuildPlan, model: Any) -> None:
         model.get_base_model().enable_input_require_grads()

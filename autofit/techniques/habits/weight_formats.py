@@ -14,8 +14,8 @@ class WeightFormat(Habit):
     """A number format of the trained weights that is not the config's. It is lost where DeepSpeed or FSDP converts all
     weights itself."""
 
-    trained: str
-    """Torch's name for it."""
+    trained: str | None
+    """Torch's name for it; None where only some of the weights have it."""
     methods: tuple[str, ...]
     precisions: tuple[str, ...] | None = None
     """Those with which the trainer uses it; None for all."""
@@ -28,7 +28,8 @@ class WeightFormat(Habit):
     def plan(self, plan: BuildPlan) -> None:
         import torch
 
-        plan.trained_dtype = getattr(torch, self.trained)
+        if self.trained is not None:
+            plan.trained_dtype = getattr(torch, self.trained)
 
 
 class UpcastBeside4Bit(WeightFormat):
@@ -70,3 +71,27 @@ class AdaptersInBf16(WeightFormat):
 
     does = "trains the adapters of a 4-bit base in bf16"
     trained, methods = "bfloat16", ("qlora",)
+
+
+WIDENED = ("embed_tokens", "embed_in", "lm_head", "embed_out", "gate")
+"""Modules that axolotl widens beside the norms: embeddings, heads, and the routers of experts."""
+
+
+class NormsAndEmbeddingsInFp32(WeightFormat):
+    """Norms, embeddings, head and routers are fp32 in full training with bf16 weights, unless flash attention wants all
+    in one format: `_configure_embedding_dtypes` of axolotl 0.18 (src/axolotl/loaders/model.py). Hidden states are then
+    fp32 between the products, which autocast narrows."""
+
+    does = "keeps norms, embeddings and head in fp32 beside bf16 weights"
+    trained, methods, precisions = None, ("full",), ("bf16",)
+
+    def applies(self, config: Config) -> bool:
+        return WeightFormat.applies(self, config) and config["attention"] != "flash"
+
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
+        import torch
+
+        for name, module in model.named_modules():
+            if "norm" in name or name.rpartition(".")[2] in WIDENED:
+                module.to(torch.float32)
+        return model

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.machine.detection import cores
 

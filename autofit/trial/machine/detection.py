@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, called, card, cards, match
+from autofit.core.device.hardware import EMULATED, Hardware, Stack
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
-from autofit.core.hardware import EMULATED, Hardware, Stack
 from autofit.core.units import GIB
 from autofit.trial.limits import control_groups
 from autofit.trial.machine import nvml

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import Diverged
@@ -25,20 +25,22 @@ def divergence(
     reference: float | None,
     *,
     norm_spreads: Sequence[float] = (),
+    shorter: Iterable[Sequence[float]] = (),
     dropout: bool = False,
 ) -> Diverged | None:
     """The outcome for a loss or gradient that sound training would not give; None if all is well.
 
     `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss on the first
-    step's batch. `norm_spreads` says for every step how far apart the norms of several ranks lie, relative to the
-    largest. `dropout` says that the architecture has dropout of its own, so that the loss on one batch fluctuates.
+    step's batch. `shorter` are losses of steps on its beginning, each row those of one length. `norm_spreads` says for
+    every step how far apart the norms of several ranks lie, relative to the largest. `dropout` says that the
+    architecture has dropout of its own, so that the loss on one batch fluctuates.
     """
     updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
         _not_finite(config, losses, gradient_norms),
         _not_the_plain_loss(config, losses[0], reference),
         _not_synchronised(config, norm_spreads),
-        None if dropout else _not_falling(config, updated),
+        *(None if dropout else _not_falling(config, row) for row in (updated, *shorter)),
     ):
         if reason is not None:
             return Diverged(

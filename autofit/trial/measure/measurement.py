@@ -29,7 +29,6 @@ from autofit.trial.measure.pace import (
     Pace,
     is_brief,
     least_repeats,
-    least_seconds,
     micro_steps_run,
     warm_ups,
 )
@@ -72,15 +71,17 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     tokens, accumulation = _batch(step, request, ranks)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     pace = Pace.of(request, accumulation)
-    shared = _with_shares(progress, request, accumulation)
-    shared("forward", 1.0 / job.workload.batch_per_device)  # a sequence's, without its backward pass
+    shared = _with_shares(progress, request, pace)
+    # A sequence's, without its backward pass.
+    shared("forward", 1.0 / (job.workload.batch_per_device * pace.least_share))
     _make_product(meter.device)
     forward_began = time.monotonic()
     reference = _reference_loss(step, tokens[:1], request, ranks)
     forward_seconds = time.monotonic() - forward_began
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
-    steps = Steps(step, tokens, accumulation, meter, shared, ranks)
+    padded = job.workload.micro_batches(step.micro_batch)
+    steps = Steps(step, tokens, accumulation, meter, shared, ranks, () if padded is None else padded.nodes)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
@@ -93,9 +94,15 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     setup_seconds = time.monotonic() - asked_at
     progress(TIMING)
     left_seconds = _seconds_left(pace, ranks, setup_seconds)
+    timing_began = time.monotonic()
     stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
     progress(TIMED)
     steps.finish()
+    if padded is not None:
+        # The longest again, in what the allocator has made of the others' memory, if there is time.
+        (is_late,) = ranks.largest([float(time.monotonic() - timing_began + step_seconds > left_seconds)])
+        if not is_late:
+            steps.once()
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
@@ -149,6 +156,7 @@ def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference:
         steps.gradient_norms,
         reference,
         norm_spreads=steps.norm_spreads,
+        shorter=steps.shorter_losses.values(),
         dropout=step.dropout,
     )
 
@@ -177,7 +185,7 @@ def _recorder(
 
 
 def _batch(step: TrainingStep, request: TrialRequest, ranks: Ranks) -> tuple[torch.Tensor, int]:
-    """Tokens of a few micro-batches, and the number of accumulation steps in the real global batch.
+    """Tokens of a few micro-batches of the longest sequences, and the accumulation steps in the real global batch.
 
     All sequences of a rank are the same random tokens: the mean loss is the same whatever the micro-batch, and trials
     are comparable. Each rank has its own: were they the same, so would be the gradients of ranks that never exchange
@@ -231,24 +239,23 @@ def _compared(
         tokens = tokens[:, :COMPARED_TOKENS]
     try:
         plain = step.plain_gradient_norm(tokens[:1])
-        steps.once(tokens)
+        own = steps.once(tokens)
     except Exception as error:
         if memory_failure(error, "backward", host_is_device=job.hardware.kind == "cpu") is None:
             raise
         return Fits(measurement=measurement)
-    own = steps.gradient_norms[-1]
     if not math.isfinite(plain) or not math.isfinite(own):
         return Fits(measurement=measurement)
     diverged = other_gradient(request.config, steps.losses, own, plain)
     return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
 
 
-def _with_shares(progress: Progress, request: TrialRequest, accumulation: int) -> Progress:
+def _with_shares(progress: Progress, request: TrialRequest, pace: Pace) -> Progress:
     """`progress` that also says what share of an optimizer step begins: with a forward pass that of a micro-step, with
     the update, whose seconds a step has once, all of it. None if compiled: compiling says nothing of steps."""
     if request.config.get("compile") is True:
         return lambda phase, share=None, /: progress(phase, None if phase in PHASES else share)
-    shares = {"forward": 1.0 / accumulation, "optimizer": 1.0}
+    shares = {"forward": 1.0 / (pace.accumulation * pace.least_share), "optimizer": 1.0}
     return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
 
 
@@ -266,7 +273,7 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progre
         if pace.earned and not earned:
             progress(EARNED)
         if number > 1:
-            progress(SHOWN, pace.accumulation * least_seconds(number, seconds))
+            progress(SHOWN, pace.least_step_seconds(number, seconds))
 
     return watch
 
@@ -291,7 +298,7 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
         return True
     while len(steps.seconds) < 30:
         steps.timed()
-        (is_over,) = ranks.largest([float(time.monotonic() - started + steps.seconds[-1] > left_seconds)])
+        (is_over,) = ranks.largest([float(time.monotonic() - started + steps.round_seconds > left_seconds)])
         if is_over:
             break
         if len(steps.seconds) < least:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import PHASES
 from autofit.core.units import MIB, format_bytes
 from autofit.trial.limits.segments import first_allocation

@@ -109,6 +109,9 @@ class Pace:
     """Of the whole global batch."""
     accumulation: int
     """Micro-steps of an optimizer step."""
+    least_share: float = 1.0
+    """Of the time of the micro-step that is judged, what a mean one takes at least: less than 1 where sequences have
+    lengths, and the longest are judged."""
     rivals: tuple[Rival, ...] = ()
     least_tokens_per_second: float = 0.0
     """What makes the trial's method practical."""
@@ -120,13 +123,21 @@ class Pace:
     @classmethod
     def of(cls, request: TrialRequest, accumulation: int) -> Pace:
         """The one that a request asks for."""
+        workload = request.job.workload
+        padded = workload.micro_batches(request.config.number("micro_batch"))
         return cls(
-            tokens_per_step=request.job.workload.tokens_per_step,
+            tokens_per_step=workload.tokens_per_step,
             accumulation=accumulation,
+            # Nothing in a micro-step grows faster than with the square of the length.
+            least_share=1.0 if padded is None else padded.moment(2) / workload.seq_len**2,
             rivals=request.rivals,
             least_tokens_per_second=request.least_tokens_per_second,
             allowance_seconds=request.allowance_seconds,
         )
+
+    def least_step_seconds(self, number: int, micro_seconds: float) -> float:
+        """What a step takes at least, if the micro-step of that `number` took so long; it may be negative."""
+        return self.accumulation * self.least_share * least_seconds(number, micro_seconds)
 
     def judge(
         self,
@@ -143,8 +154,9 @@ class Pace:
         """
         least_micro_seconds = least_seconds(number, micro_seconds)
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
-        self.earned = self.earned or 0.0 < fastest * self.accumulation * micro_seconds < self.tokens_per_step
-        step_seconds = self.accumulation * least_micro_seconds
+        optimistic = self.accumulation * micro_seconds * self.least_share
+        self.earned = self.earned or 0.0 < fastest * optimistic < self.tokens_per_step
+        step_seconds = self.least_step_seconds(number, micro_seconds)
         if step_seconds <= 0.0:
             return
         speed = self.tokens_per_step / step_seconds

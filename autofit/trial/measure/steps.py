@@ -38,10 +38,17 @@ class _Issued:
     gradient_norm: torch.Tensor
     marks: list[Any]
     in_use: int
+    length: int
+    """Tokens of each sequence."""
+    weight: float | None
+    """Its part in a mean step; None where it is not timed."""
 
 
 class Steps:
     """Runs optimizer steps on a few micro-batches and extrapolates their time to the full accumulation.
+
+    Where the data's sequences have lengths, a timed step is the mean of several, each on the beginning of the tokens,
+    with the weights of these lengths (`Padded.nodes`).
 
     An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
     the refilling. So a step is read only once the next one has been issued, and beside the queue; the host has none.
@@ -59,14 +66,25 @@ class Steps:
         meter: Meter,
         progress: Progress,
         ranks: Ranks | None = None,
+        lengths: Sequence[tuple[int, float]] = (),
     ) -> None:
+        """`lengths`: tokens of a sequence, with their weights; if there are none, every sequence is full."""
         self._step = step
         self._tokens = tokens
+        self._mixes = bool(lengths)
+        self._lengths = lengths or ((tokens.shape[1], 1.0),)
+        self._next_length = itertools.cycle(self._lengths)
+        self._means: list[tuple[float, float, float]] = []
+        """Of the steps since the last mean: weight, seconds of the slowest rank, and of this one."""
         self._accumulation = accumulation
         self._meter = meter
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
+        self._latest_norm = math.nan
+        self.round_seconds = 0.0
+        """What the steps of the latest mean took together, each composed."""
+        self._is_warm = False
         self._watched = 0
         """Micro-steps that were watched."""
         self._timed_with: Callable[[str], Any] = self._announced
@@ -76,11 +94,14 @@ class Steps:
         self.own_seconds: list[float] = []
         """The same for this rank alone."""
         self.losses: list[float] = []
-        """Of every step, in nats per token."""
+        """Of every step, in nats per token. With lengths only of the warm-up on the whole tokens, after which updates
+        on other lengths come between, and of what is not finite."""
+        self.shorter_losses: dict[int, list[float]] = {}
+        """By length, those of steps on the beginning of the tokens."""
         self.gradient_norms: list[float] = []
-        """Of every step, before clipping; the largest of any rank."""
+        """Of the steps of `losses`, before clipping; the largest of any rank."""
         self.norm_spreads: list[float] = []
-        """Of every step: how far apart the ranks' gradient norms lie, relative to the largest."""
+        """Of the same steps: how far apart the ranks' gradient norms lie, relative to the largest."""
         self.in_use: list[int] = []
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
@@ -104,37 +125,41 @@ class Steps:
             if updates >= enough(slowest):
                 self._timed_with = self._announced if number else self._booked
                 break
-        self._forget()
-        for _ in range(2 * self._lag):
-            self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
-            self._settle(self._lag)
-        self._forget()
-        return slowest
-
-    def _forget(self) -> None:
-        self.seconds.clear()
-        self.own_seconds.clear()
+        self._is_warm = True
+        for length, _ in self._lengths:
+            if length < self._tokens.shape[1]:  # what is done once for a length, such as compiling, is not timed
+                self.once(self._tokens[:, :length])
+        for _ in range(self._lag):
+            self._issue(self._announced)  # fills the queue; it found it empty, so it is not timed
         self.in_use.clear()
+        return slowest
 
     def timed(self) -> float:
         """Run one more step; returns the composed seconds of the newest one that the device has finished."""
         timed = len(self.seconds)
         while len(self.seconds) == timed:
-            self._issue(self._timed_with)
+            length, weight = next(self._next_length)
+            self._issue(self._timed_with, tokens=self._tokens[:, :length], weight=weight)
             self._settle(self._lag)
         return self.seconds[-1]
 
-    def once(self, tokens: torch.Tensor) -> None:
-        """Run one more step, on `tokens`, and wait for it; it counts as timed, though the queue was empty."""
-        self._issue(self._announced, tokens=tokens)
+    def once(self, tokens: torch.Tensor | None = None) -> float:
+        """Run one more step, on `tokens` or on all, and wait for it; it is not timed, as the queue was empty. Returns
+        the gradient's norm."""
+        self._issue(self._timed_with, tokens=tokens)
         self._settle(0)
+        return self._latest_norm
 
     def finish(self) -> None:
         """Wait for the device; a step that was issued only to keep it busy counts like any other."""
         self._settle(0)
 
     def _issue(
-        self, observe: Callable[[str], Any], watch: Watch | None = None, tokens: torch.Tensor | None = None
+        self,
+        observe: Callable[[str], Any],
+        watch: Watch | None = None,
+        tokens: torch.Tensor | None = None,
+        weight: float | None = None,
     ) -> None:
         tokens = self._tokens if tokens is None else tokens
         marks: list[Any] = []
@@ -147,7 +172,8 @@ class Steps:
                 watch(self._watched, self._meter.seconds(marks[-2], marks[-1]))
 
         loss = self._step.run(tokens, observe, mark)
-        self._queue.append(_Issued(loss, self._step.gradient_norm, marks, self._meter.in_use()))
+        norm, in_use = self._step.gradient_norm, self._meter.in_use()
+        self._queue.append(_Issued(loss, norm, marks, in_use, tokens.shape[1], weight))
 
     def _settle(self, left: int) -> None:
         """Read steps until `left` remain in the queue."""
@@ -157,13 +183,27 @@ class Steps:
             own = composed(spans, self._accumulation)
             shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
             seconds, shares, norms = self._ranks.gathered([own, *shown])
-            self.own_seconds.append(own)
-            self.seconds.append(max(seconds))
-            self._progress(STEP, self.seconds[-1])
-            self.losses.append(sum(shares))
-            self.gradient_norms.append(max(norms))
-            self.norm_spreads.append(relative_range(norms))
             self.in_use.append(issued.in_use)
+            self._latest_norm = max(norms)
+            if self._mixes and issued.length < self._tokens.shape[1]:
+                self.shorter_losses.setdefault(issued.length, []).append(sum(shares))
+            if not self._mixes or not self._is_warm or not math.isfinite(sum(shares)):
+                self.losses.append(sum(shares))
+                self.gradient_norms.append(max(norms))
+                self.norm_spreads.append(relative_range(norms))
+            if issued.weight is not None:
+                self._count(issued.weight, max(seconds), own)
+
+    def _count(self, weight: float, seconds: float, own: float) -> None:
+        """Add a step that was timed; with the last of the lengths, their mean is known."""
+        self._means.append((weight, seconds, own))
+        if len(self._means) < len(self._lengths):
+            return
+        self.seconds.append(math.fsum(weight * slowest for weight, slowest, _ in self._means))
+        self.own_seconds.append(math.fsum(weight * own for weight, _, own in self._means))
+        self.round_seconds = math.fsum(slowest for _, slowest, _ in self._means)
+        self._progress(STEP, self.seconds[-1])
+        self._means.clear()
 
     @contextmanager
     def _booked(self, phase: str) -> Iterator[None]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import EnvironmentLacks, lines_of
-from autofit.core.hardware import Hardware, Stack
 from autofit.workers.cluster.demand import Demand
 from autofit.workers.slots.running import Running
 

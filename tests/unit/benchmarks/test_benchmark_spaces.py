@@ -11,7 +11,7 @@ from pathlib import Path
 from unit.operations.made_trials import HARDWARE, STACK, make_job
 
 from autofit.catalog.space import load
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.operations.recording.record import _covering
 from autofit.techniques import AXES, complete, unsupported

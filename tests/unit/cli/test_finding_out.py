@@ -10,7 +10,7 @@ import pytest
 from unit.cli.conftest import Autofit
 
 from autofit.catalog.hardware import card, cards
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.planning.lattices import load_space

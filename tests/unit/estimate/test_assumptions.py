@@ -12,7 +12,7 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK, job
 
 from autofit.catalog.hardware import cards
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions

@@ -9,7 +9,7 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate.bound import MEMORY_ERROR, bounded
@@ -45,7 +45,7 @@ EXPERTS = ["method=lora,precision=bf16,checkpointing=none,micro_batch=2", DENSE[
     ("name", "text"),
     [
         *(("llama-3.1-8b", text) for text in DENSE),
-        *(("smollm2-360m", text) for text in (*DENSE[::3], *KEEPING_SCORES[::2])),
+        *(("smollm2-360m", text) for text in KEEPING_SCORES[::2]),
         *(("pythia-160m", text) for text in KEEPING_SCORES[1:]),
         *(("qwen3-30b-a3b", text) for text in EXPERTS),
     ],

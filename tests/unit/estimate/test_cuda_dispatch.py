@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.catalog.models import Model
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import host_scratch

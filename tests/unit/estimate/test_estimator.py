@@ -11,7 +11,8 @@ from test_trace import job as job_of
 from tiny import CUDA_HARDWARE, STACK, shallow
 
 from autofit.catalog.models import load
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
+from autofit.core.lengths import padded
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILED_LAYER_BYTES
@@ -37,6 +38,25 @@ def estimator(of: Job) -> Estimator:
 
 def predicted(text: str, of: Job) -> Estimate:
     return estimator(of).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize("text", ["method=full,precision=bf16", "method=lora,checkpointing=full,loss=chunked"])
+def test_sequences_with_lengths_take_the_time_of_a_mean_micro_batch_and_the_memory_of_the_longest(text: str) -> None:
+    full = job_of(MODELS["gqa"])
+    lengths = (*range(8, 64), 64)
+    data = replace(full, workload=replace(full.workload, lengths=lengths))
+    asked = f"{text},micro_batch=2"
+    found, longest = predicted(asked, data), predicted(asked, full)
+    assert (found.device_bytes, found.breakdown) == (longest.device_bytes, longest.breakdown)
+    each = {
+        length: predicted(asked, replace(full, workload=replace(full.workload, seq_len=length))).step_seconds
+        for length, _ in padded(lengths, 2).shares[::14]
+    }
+    drawn = {length: share for length, share in padded(lengths, 2).shares if length in each}
+    assert found.step_seconds is not None and longest.step_seconds is not None
+    mean = sum(share * (each[length] or 0.0) for length, share in drawn.items()) / sum(drawn.values())
+    assert found.step_seconds == pytest.approx(mean, rel=0.03)
+    assert found.tokens_per_second == pytest.approx(data.workload.tokens_per_step / found.step_seconds)
 
 
 def test_on_a_processor_the_compiler_counts_by_the_layer() -> None:

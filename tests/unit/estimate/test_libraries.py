@@ -10,8 +10,8 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import shape
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, LINK
-from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate

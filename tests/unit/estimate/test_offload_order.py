@@ -16,7 +16,7 @@ from autofit.techniques import AXES, complete, holds, unsupported
 SHARDINGS = {1: ("none",), 2: ("zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")}
 
 
-@pytest.mark.parametrize(("model", "devices"), [("smollm2-135m", 2), ("gemma-3-1b", 1), ("gemma-3-1b", 2)])
+@pytest.mark.parametrize(("model", "devices"), [("smollm2-135m", 2), ("gemma-3-1b", 1)])
 def test_what_is_claimed_to_be_lighter_is_predicted_to_be(model: str, devices: int) -> None:
     """Of a small model and of one that is mostly embeddings, where buckets and gathered parameters weigh most."""
     options = replace(OPTIONS, model=model, seq_len=512, global_batch=8, devices=devices)

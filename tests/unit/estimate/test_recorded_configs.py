@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 

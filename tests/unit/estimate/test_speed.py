@@ -12,8 +12,8 @@ from tiny import CPU_HARDWARE, STACK
 
 from autofit.catalog import hardware as catalog
 from autofit.catalog.hardware import cards
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK

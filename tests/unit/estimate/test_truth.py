@@ -29,17 +29,13 @@ ACCUMULATED, WHOLE = "micro_batch=2", f"micro_batch={GLOBAL_BATCH}"
 
 PLAIN = [
     f"method=full,precision=bf16,{ACCUMULATED}",
-    f"method=full,precision=bf16,{WHOLE}",
     f"method=full,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}",
-    f"method=full,precision=bf16-mixed,checkpointing=full,{WHOLE}",
-    f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{ACCUMULATED}",
     f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{WHOLE}",
     f"method=full,precision=fp32,attention=eager,{ACCUMULATED}",
     f"method=full,precision=bf16,optimizer=sgd,{WHOLE}",
     f"method=full,precision=bf16,optimizer=adafactor,{ACCUMULATED}",
     f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
     f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
-    f"method=full,precision=bf16,optimizer=lion,{WHOLE}",
     f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
     # A rank that is a dimension of the base: k and v are products of the base all the same.
     f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
@@ -51,6 +47,8 @@ WITH_HABITS = [
     ("transformers", f"method=lora,precision=bf16,rank=16,{WHOLE}"),
     ("trl", f"method=qlora,precision=bf16-mixed,checkpointing=full,loss=chunked,{WHOLE}"),
     ("trl", f"method=full,precision=bf16,loss=chunked,{ACCUMULATED}"),
+    ("axolotl", f"method=full,precision=bf16,checkpointing=full,{ACCUMULATED}"),
+    ("axolotl", f"method=lora,precision=bf16,{WHOLE}"),
 ]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Point, Recommendation
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Measurement, StepSeconds
 from autofit.core.workload import Workload

@@ -41,11 +41,15 @@ class Run:
     peak_bytes: int
 
 
-def script_of(model: Model, folder: Path, config: Config, trainer: str | None = None) -> dict[str, Any]:
+def script_of(
+    model: Model, folder: Path, config: Config, trainer: str | None = None, lengths: tuple[int, ...] | None = None
+) -> dict[str, Any]:
     """The names of the script that is exported for `config`; `folder` receives the model it loads."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(architecture(model)).save_pretrained(folder)
-    recommendation = make_recommendation(config, model=model.name, seq_len=SEQ_LEN, global_batch=4, trainer=trainer)
+    recommendation = make_recommendation(
+        config, model=model.name, seq_len=SEQ_LEN, global_batch=4, trainer=trainer, lengths=lengths
+    )
     recommendation = replace(recommendation, hardware=tiny.CPU_HARDWARE)
     return imported(export(recommendation, format="transformers", source=str(folder)).text)
 
@@ -98,13 +102,11 @@ def described(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[Any,
 
 
 CONFIGS: list[dict[str, Value]] = [
-    {"method": "full"},
     {"method": "full", "precision": "fp32", "micro_batch": 1, "checkpointing": "every-2"},
     {"method": "full", "precision": "bf16", "checkpointing": "full", "loss": "chunked", "optimizer": "adafactor"},
     {"method": "full", "precision": "bf16", "checkpointing": "selective", "micro_batch": 4, "attention": "eager"},
     {"method": "lora", "rank": 8, "targets": "attention", "checkpointing": "full", "optimizer": "sgd"},
     {"method": "lora", "rank": 32, "checkpointing": "selective", "loss": "chunked", "precision": "bf16"},
-    {"method": "lora", "rank": 16, "precision": "fp32", "micro_batch": 4},
     {"method": "qlora", "rank": 8, "checkpointing": "full", "loss": "chunked", "micro_batch": 4},
     {"method": "qlora", "rank": 8, "precision": "bf16", "checkpointing": "selective", "optimizer": "adamw-8bit"},
 ]
@@ -141,6 +143,26 @@ def test_script_trains_as_the_trial(values: dict[str, Value], trainer: str | Non
     assert theirs.losses == pytest.approx(ours.losses, rel=noise)
     assert theirs.gradient_norms == pytest.approx(ours.gradient_norms, rel=10 * noise)
     assert theirs.peak_bytes == pytest.approx(ours.peak_bytes, rel=0.001)
+
+
+def test_padding_changes_no_loss_and_takes_no_more_than_the_longest(tmp_path: Path) -> None:
+    """Of one micro-batch: the mean over its tokens, as each sequence has it alone."""
+    counts = (10, SEQ_LEN, 33, 50)
+    model = tiny.model("llama", vocab_size=4096, num_hidden_layers=2, tie_word_embeddings=True)
+    config = tiny.config(micro_batch=4, precision="fp32", checkpointing="full", loss="chunked")
+    step = tiny.built(config, model, seq_len=SEQ_LEN)
+    rows = [torch.randint(4096, (n,), generator=torch.Generator().manual_seed(n)) for n in counts]
+    names = script_of(model, tmp_path, config, lengths=tuple(sorted(counts)))
+    args = names["training_args"]
+    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), 1, "no", True
+    args.logging_strategy, args.logging_steps, args.learning_rate = IntervalStrategy("steps"), 1, LEARNING_RATE
+    trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in rows])
+    give(step, trainer.model)
+    alone = sum(step.reference_loss(row[None]) * (len(row) - 1) for row in rows)
+    theirs = trained(trainer, tmp_path)
+    assert theirs.losses == pytest.approx([alone / sum(n - 1 for n in counts)], rel=1e-5)
+    longest = trial(step, torch.randint(4096, (1, 4, SEQ_LEN)))
+    assert theirs.peak_bytes == pytest.approx(longest.peak_bytes, rel=0.001)
 
 
 @pytest.mark.parametrize("targets", ["attention", "all-linear"])

@@ -14,7 +14,7 @@ from export_samples import imported, make_config, make_recommendation
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from autofit.catalog import models as catalog
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.export import export
 from autofit.techniques.axes.optimizer import FACTORIES

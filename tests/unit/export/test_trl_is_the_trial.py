@@ -29,7 +29,6 @@ WORDS, SEQ_LEN, STEPS = 36_000, 64, 2
 CONFIGS: list[dict[str, Value]] = [
     {"method": "full", "checkpointing": "full"},
     {"method": "lora", "rank": 8, "precision": "bf16"},
-    {"method": "lora", "rank": 8, "checkpointing": "full", "micro_batch": 4},
     {"method": "qlora", "rank": 8, "checkpointing": "full"},
     {"method": "qlora", "rank": 8, "precision": "bf16"},
 ]

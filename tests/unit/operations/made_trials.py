@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, StepWork, Trial
 from autofit.core.units import GIB

@@ -22,8 +22,8 @@ from unit.operations.made_trials import (
 )
 
 from autofit import operations
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Prediction, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal

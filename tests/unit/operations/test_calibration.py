@@ -11,9 +11,9 @@ import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
 from unit.store.test_store_failures import sql
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.device.work_kinds import HOST_LINK
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds

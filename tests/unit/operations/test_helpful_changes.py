@@ -14,7 +14,7 @@ import pytest
 from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.hardware import card
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config, Lattice, Value
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect, Workload

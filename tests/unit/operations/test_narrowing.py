@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from unit.operations.made_trials import HARDWARE, OPTIONS, STACK, make_job
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS, Effect, Goal

@@ -18,9 +18,9 @@ from tiny import CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
 
 from autofit.catalog.models import load
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.device.work_kinds import LAYOUTS, product
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config, Lattice
 from autofit.core.units import GIB
 from autofit.core.workload import Workload

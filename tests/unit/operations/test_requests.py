@@ -13,8 +13,8 @@ import pytest
 from jobs import tiny_model
 from unit.operations.made_trials import HARDWARE, OPTIONS, make_job
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations import SearchRequest, WorkloadOptions, hub_id

@@ -7,7 +7,7 @@ from unit.operations.made_trials import STACK
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Lattice
 from autofit.core.units import GIB
 from autofit.techniques import Job

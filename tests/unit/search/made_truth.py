@@ -16,7 +16,7 @@ from typing import Any
 
 from unit.operations.made_trials import fits, make_trial
 
-from autofit.core.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.core.units import GIB

@@ -9,9 +9,9 @@ import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
 from unit.search.made_truth import FakePool, Truth
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Crashed, Outcome, TimedOut, Trial
 from autofit.core.units import GIB
 from autofit.search.budget import Budget, Limits

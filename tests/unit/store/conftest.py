@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import MeasuredStep, Probe, ProbePart
 from autofit.core.device.state import CardState, DeviceState
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import (
     Crashed,

@@ -16,7 +16,7 @@ from autofit.core.outcome import Trial
 from autofit.store import KeyReused, LeaseLost, Store, UnderWay
 
 MakeTrial = Callable[..., Trial]
-RACES = 1000
+RACES = 300
 
 
 def states(store: Store) -> list[str]:

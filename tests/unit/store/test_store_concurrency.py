@@ -43,16 +43,16 @@ def attempts(url: str) -> list[int]:
         engine.dispose()
 
 
-def test_eight_processes_create_and_fill_one_store(url: str, make_trial: Callable[..., Trial]) -> None:
+def test_four_processes_create_and_fill_one_store(url: str, make_trial: Callable[..., Trial]) -> None:
     trial, each = make_trial(), 25
-    processes = [start(url, trial, each) for _ in range(8)]
+    processes = [start(url, trial, each) for _ in range(4)]
     printed = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0] * 8, printed
+    assert [process.returncode for process in processes] == [0] * 4, printed
     ids = [int(line) for out, _ in printed for line in out.split()]
-    assert len(set(ids)) == 8 * each
-    assert attempts(url) == list(range(1, 8 * each + 1))
+    assert len(set(ids)) == 4 * each
+    assert attempts(url) == list(range(1, 4 * each + 1))
     with Store.open(url, create=False) as store:
-        assert store.trials() == [trial] * (8 * each)
+        assert store.trials() == [trial] * (4 * each)
         assert len(store.workloads()) == 1
     assert check(url).sound
 
@@ -60,7 +60,7 @@ def test_eight_processes_create_and_fill_one_store(url: str, make_trial: Callabl
 def test_a_killed_process_loses_nothing_it_reported(url: str, make_trial: Callable[..., Trial]) -> None:
     trial = make_trial()
     reported: list[int] = []
-    for lines in (1, 7, 40):
+    for lines in (1, 20):
         process = start(url, trial, 1_000_000)
         assert process.stdout is not None
         for _ in range(lines):
@@ -73,7 +73,7 @@ def test_a_killed_process_loses_nothing_it_reported(url: str, make_trial: Callab
         kept = {stored.trial_id for stored in store.trials()}
         assert set(reported) <= kept
         # One more may have been kept each time, before it could be reported.
-        assert len(kept) <= len(reported) + 3
+        assert len(kept) <= len(reported) + 2
         store.add(trial)
     assert attempts(url) == list(range(1, len(kept) + 2))
     assert check(url).sound

@@ -13,8 +13,8 @@ from leases import begin
 from sqlalchemy import event
 from unit.store.conftest import a_probe
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
 from autofit.store import LeaseLost, Store
 

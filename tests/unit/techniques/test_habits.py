@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import job
+from tiny import CPU, job
 
 from autofit.core.errors import UsageError
 from autofit.core.workload import Goal, Workload
@@ -12,9 +12,11 @@ from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, holds, recipe, unsupported
 from autofit.techniques.habits import TRAINERS, habits, trained_format
+from autofit.techniques.habits.weight_formats import NormsAndEmbeddingsInFp32
 from autofit.techniques.losses import tiled_cross_entropy as tiled
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
+from autofit.training.build import make_plan, make_skeleton
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,7 @@ from autofit.techniques.technique import IGNORE_INDEX, Head
         ("trl", {"method": "qlora", "precision": "bf16-mixed"}, "bfloat16"),
         ("trl", {"method": "lora", "precision": "bf16"}, "float32"),
         ("llamafactory", {"method": "qlora", "precision": "bf16"}, "float32"),
+        ("axolotl", {"method": "qlora", "precision": "bf16"}, None),
         # DeepSpeed and FSDP convert all weights themselves.
         ("trl", {"method": "lora", "precision": "bf16", "sharding": "zero3"}, None),
         ("transformers", {"method": "qlora", "sharding": "fsdp"}, None),
@@ -82,6 +85,25 @@ def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
     assert refused == (
         "precision=fp32 is not possible with llamafactory, which keeps frozen weights in the format of the checkpoint"
     )
+
+
+def test_axolotl_has_some_weights_of_full_training_in_fp32_unless_attention_is_flash() -> None:
+    sdpa = complete({"method": "full", "precision": "bf16"})
+    parameters = dict(make_skeleton(make_plan(sdpa, job(trainer="axolotl"), CPU)).named_parameters())
+    wide = {name for name, parameter in parameters.items() if parameter.dtype == torch.float32}
+    assert wide == {name for name in parameters if "norm" in name or "embed" in name or "lm_head" in name}
+    flash = make_plan(sdpa.replace(attention="flash"), job(trainer="axolotl"), CPU)
+    assert not any(isinstance(part, NormsAndEmbeddingsInFp32) for part in flash.parts)
+    assert flash.autocast == torch.bfloat16
+
+
+def test_axolotl_keeps_fp32_copies_only_where_a_library_does() -> None:
+    of = job(trainer="axolotl", devices=2)
+    full = complete({"method": "full", "precision": "bf16-mixed", "sharding": "ddp"})
+    refused = unsupported(full, of)
+    assert refused is not None and "axolotl, which loads the weights in bf16 and keeps none in fp32" in refused
+    assert unsupported(full.replace(sharding="fsdp"), of) is None
+    assert unsupported(complete({"method": "lora", "precision": "bf16-mixed", "sharding": "ddp"}), of) is None
 
 
 def test_an_unknown_trainer_is_refused_with_the_nearest() -> None:

@@ -74,9 +74,14 @@ def pairs(axis: Axis, method: str, micro_batch: int, seq_len: int) -> list[tuple
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "seq_len"), [(BATCH, MANY), (BATCH // 2, FEW)], ids=["whole-batch", "accumulated"]
+    ("method", "micro_batch", "seq_len"),
+    [
+        ("full", BATCH, MANY),
+        ("full", BATCH // 2, FEW),
+        ("lora", BATCH, MANY),
+        ("qlora", BATCH // 2, FEW),
+    ],
 )
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_what_is_claimed_to_be_lighter_is(method: str, micro_batch: int, seq_len: int) -> None:
     wrong = []
     for axis in AXES:

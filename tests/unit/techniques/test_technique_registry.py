@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autofit.catalog.models import Model
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.hardware import Hardware
 from autofit.core.lattice import Axis, Value
 from autofit.core.workload import Effect, Goal
 from autofit.export.trainer_arguments import OPTIMIZERS

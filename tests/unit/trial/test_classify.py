@@ -7,7 +7,7 @@ import torch
 from unit.trial.fake_cuda import TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.trial.limits.host_memory import host_shortage
 from autofit.trial.measure.meter import CudaMeter

@@ -18,7 +18,7 @@ from jobs import tiny_job, tiny_request
 from unit.trial.fake_cuda import install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
 from autofit.techniques import Job
 from autofit.trial import request as asked_for

@@ -11,7 +11,7 @@ import torch
 from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard
 
-from autofit.core.hardware import Hardware
+from autofit.core.device.hardware import Hardware
 from autofit.trial.measure.meter import CpuMeter, CudaMeter
 from autofit.trial.process.classify import DeviceBusy, OverLimit
 

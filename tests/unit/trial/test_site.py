@@ -11,8 +11,8 @@ import pytest
 from unit.trial.fake_nvml import MIB, FakeCard, install
 
 from autofit.catalog.hardware import card, named
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.hardware import Hardware
 from autofit.core.workload import digest
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import detection as site

@@ -57,9 +57,11 @@ class Counted:
         self.gradient_norm = torch.ones(())
         self.micro_batch = 2
         self.rows: list[int] = []
+        self.lengths: list[int] = []
 
     def run(self, tokens: torch.Tensor, observe: Any, mark: Callable[[], None]) -> torch.Tensor:
         self.rows.append(len(tokens))
+        self.lengths.append(tokens.shape[1])
         with observe("forward"):
             pass
         self._meter.issued += 1
@@ -71,7 +73,7 @@ class Counted:
 @pytest.mark.parametrize(("kind", "first_timed"), [("cpu", 3), ("cuda", 4)])
 def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
     meter = Queued(kind)
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase, share=None: None)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), lambda phase, share=None: None)
     steps.warm_up(lambda seconds: 2, 20)
     assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
@@ -107,13 +109,34 @@ def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None
 
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase, share=None: None)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), lambda phase, share=None: None)
     steps.warm_up(lambda seconds: 2, 20)
     meter.read.clear()
     for _ in range(3):
         steps.timed()
     losses = [(number, issued) for number, issued in meter.read if number != 1.0]  # 1 is every gradient's norm
-    assert losses == [(float(number), number + 1) for number in (4, 5, 6)]
+    assert losses == [(float(number), number + 1) for number in (3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_timed_step_is_the_mean_of_those_on_each_length(kind: str) -> None:
+    meter = Queued(kind)
+    counted = Counted(meter)
+    lengths = ((3, 0.75), (7, 0.25))
+    steps = Steps(
+        cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), lambda phase, share=None: None, lengths=lengths
+    )
+    steps.warm_up(lambda seconds: 2, 20)
+    assert counted.lengths[:4] == [8, 8, 3, 7], "compiled for every length before it is timed"
+    first = len(counted.lengths) + 1
+    assert steps.timed() == 5.0 * (0.75 * first + 0.25 * (first + 1))
+    assert steps.timed() == 5.0 * (0.75 * (first + 2) + 0.25 * (first + 3))
+    steps.finish()
+    assert counted.lengths[first - 1 : first + 3] == [3, 7, 3, 7]
+    assert steps.losses == [1.0, 2.0], "those before updates on other lengths"
+    assert {length: len(losses) for length, losses in steps.shorter_losses.items()} == {3: 3 + (kind == "cuda"), 7: 3}
+    steps.once()
+    assert counted.lengths[-1] == 8 and len(steps.seconds) == 2
 
 
 @pytest.mark.parametrize(

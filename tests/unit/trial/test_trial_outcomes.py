@@ -50,6 +50,20 @@ def misbehaving(name: str, config: Config | None = None, **request: Any) -> Tria
     )
 
 
+def test_speed_is_of_the_datas_tokens_and_memory_of_the_longest(warm: TrialRunner) -> None:
+    full = tiny_job(tiny_model(vocabulary=32768), seq_len=256)
+    data = replace(full, workload=replace(full.workload, lengths=(*[32] * 9, 256)))
+    config = complete({"micro_batch": 2, "precision": "fp32"})
+    of_full, of_data = (warm.attempt(tiny_request(config, job=job)).outcome for job in (full, data))
+    assert isinstance(of_full, Fits) and isinstance(of_data, Fits), (of_full, of_data)
+    m = of_data.measurement
+    assert data.workload.tokens_per_step < 0.3 * full.workload.tokens_per_step
+    assert m.tokens_per_second == pytest.approx(data.workload.tokens_per_step / m.step_seconds.median)
+    # The longest batch is run, too; blocks of other sizes may be left between its own.
+    assert 0.9 <= m.device_bytes / of_full.measurement.device_bytes <= 1.5
+    assert m.step_seconds.median < of_full.measurement.step_seconds.median
+
+
 def test_limit_is_enforced_and_the_next_trial_runs(warm: TrialRunner) -> None:
     job = tiny_job(tiny_model(vocabulary=32768), seq_len=256)
     big = complete({"micro_batch": 4, "precision": "fp32"})

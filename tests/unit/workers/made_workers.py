@@ -32,8 +32,8 @@ def made_actor(folder: Path) -> type:
             )
 
         def site(self) -> dict[str, Any]:
+            from autofit.core.device.hardware import Hardware, Stack
             from autofit.core.errors import EnvironmentLacks
-            from autofit.core.hardware import Hardware, Stack
 
             if "broken" in self.labels:
                 raise EnvironmentLacks("torch is not installed", remedy="install it")

@@ -15,8 +15,8 @@ from jobs import tiny_job, tiny_request
 from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits, TimedOut
 from autofit.core.units import GIB
 from autofit.techniques import complete

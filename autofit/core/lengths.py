@@ -1,0 +1,162 @@
+"""How long a data set's sequences are, and so how long its micro-batches, which are padded to their longest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import UsageError
+
+MOST_TOKENS = 2**31 - 1
+"""Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
+GROUPS = 200
+"""Into how many groups of equal size a data set's sequences are summed up."""
+TOKENS = ("input_ids", "token_ids", "tokens", "ids")
+"""What tokenised data sets call a sequence's tokens."""
+COUNTS = ("length", "n_tokens", "num_tokens")
+"""What they call the number of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The lengths of a data set's sequences, summed up."""
+
+    tokens: tuple[int, ...]
+    """Mean tokens of each group of equally many sequences, shortest first."""
+    longest: int
+    """Tokens of the longest sequence."""
+
+    @classmethod
+    def of(cls, counts: Iterable[int]) -> Lengths:
+        """Those of sequences with so many tokens each, at least one of them; raises `UsageError`."""
+        ordered = sorted(map(int, counts))
+        if not ordered:
+            raise UsageError("no sequence has a length: give the number of tokens of at least one")
+        if not 2 <= ordered[0] <= ordered[-1] <= MOST_TOKENS:
+            wrong = ordered[0] if ordered[0] < 2 else ordered[-1]
+            raise UsageError(f"a sequence has {wrong} tokens: a next-token loss needs 2, and {MOST_TOKENS} are enough")
+        groups = min(GROUPS, len(ordered))
+        bounds = [place * len(ordered) // groups for place in range(groups + 1)]
+        means = (sum(ordered[start:end]) / (end - start) for start, end in pairwise(bounds))
+        return cls(tuple(map(round, means)), ordered[-1])
+
+    @classmethod
+    def given(cls, what: str | Path | Iterable[int] | None) -> Lengths | None:
+        """Those that a user gives, as a file or as the tokens of each sequence; raises `UsageError`."""
+        if what is None or isinstance(what, Lengths):
+            return what
+        return read_lengths(what) if isinstance(what, str | Path) else cls.of(what)
+
+    def cut(self, most: int) -> Lengths:
+        """Those of the same sequences, where longer ones are cut to `most` tokens."""
+        return Lengths(tuple(min(length, most) for length in self.tokens), min(self.longest, most))
+
+
+def mean(tokens: Sequence[int], power: int = 1) -> float:
+    """The mean tokens of a sequence, or of a power of them."""
+    return math.fsum(length**power for length in tokens) / len(tokens)
+
+
+def padded(tokens: Sequence[int], sequences: int) -> Padded:
+    """The length of a micro-batch of so many sequences, which are drawn at random and padded to the longest of them.
+
+    `tokens` are those of `Lengths`, of the groups from which sequences are drawn.
+    """
+    # The longest of n draws comes from one of the first i of k groups with probability (i / k) ** n.
+    reached = [(place / len(tokens)) ** sequences for place in range(len(tokens) + 1)]
+    return Padded(tuple((length, b - a) for length, (a, b) in zip(tokens, pairwise(reached), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """How likely a micro-batch has a length."""
+
+    shares: tuple[tuple[int, float], ...]
+    """(tokens of each padded sequence, probability), shortest first."""
+
+    def moment(self, power: int) -> float:
+        """The mean of the length raised to `power`."""
+        return math.fsum(share * length**power for length, share in self.shares)
+
+    @property
+    def nodes(self) -> tuple[tuple[int, float], ...]:
+        """One or two lengths with their weights that stand for all of them.
+
+        The two-point Gauss quadrature of the distribution: exact for whatever is a polynomial of the length up to the
+        third degree, as a micro-step's time nearly is, whose products are linear in it and whose attention is
+        quadratic (Golub and Welsch 1969, "Calculation of Gauss quadrature rules"). Rounding to whole tokens keeps the
+        mean.
+        """
+        mean = self.moment(1)
+        variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares)
+        if variance < 1.0:
+            return ((max(2, round(mean)), 1.0),)
+        skewness = math.fsum(share * (length - mean) ** 3 for length, share in self.shares) / variance**1.5
+        # In units of the standard deviation the nodes are the roots of x**2 - skewness * x - 1.
+        middle, apart = skewness / 2, math.sqrt(1.0 + skewness**2 / 4)
+        short = max(2, math.floor(mean + math.sqrt(variance) * (middle - apart)))
+        long = math.ceil(mean + math.sqrt(variance) * (middle + apart))
+        of_long = (mean - short) / (long - short)
+        return ((short, 1.0 - of_long), (long, of_long))
+
+    def weights(self, lengths: Sequence[int]) -> list[float]:
+        """What is known at these lengths, weighted so that the sum is the mean over micro-batches of whatever is a
+        polynomial of the length of a degree below their number."""
+        found = []
+        for length in lengths:
+            others = [other for other in lengths if other != length]
+            # Lagrange's polynomial, 1 at `length` and 0 at the others, as coefficients from the lowest power on.
+            polynomial = [1.0]
+            for other in others:
+                scaled = [c / (length - other) for c in polynomial]
+                polynomial = [a - other * b for a, b in zip([0.0, *scaled], [*scaled, 0.0], strict=True)]
+            found.append(math.fsum(c * self.moment(power) for power, c in enumerate(polynomial)))
+        return found
+
+
+def read_lengths(file: str | Path) -> Lengths:
+    """Those in a file that has one number of tokens a line, or in JSON lines with the tokens of each sequence.
+
+    Raises `UsageError` that names the line which says something else.
+    """
+    path = Path(file).expanduser()
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return Lengths.of(list(_counts(lines, path)))
+    except OSError as error:
+        raise UsageError(f"the lengths in {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text: --lengths takes a number of tokens a line, or JSON lines") from error
+
+
+def _counts(lines: Iterator[str], path: Path) -> Iterator[int]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        count = _count(line)
+        if count is None:
+            raise UsageError(
+                f"line {number} of {path} has neither a number of tokens nor tokens: {line.strip()[:40]!r}; write one "
+                f"number a line, or JSON lines with {', '.join(TOKENS)} or {', '.join(COUNTS)}"
+            )
+        if count < 2:
+            raise UsageError(f"line {number} of {path} has {count} tokens: a next-token loss needs at least 2")
+        yield count
+
+
+def _count(line: str) -> int | None:
+    """The tokens of the sequence in one line; None if it does not say."""
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        return None
+    if isinstance(row, dict):
+        row = next((row[name] for name in (*TOKENS, *COUNTS) if name in row), None)
+    if isinstance(row, list):
+        return len(row) if all(isinstance(token, int) for token in row) else None
+    return row if isinstance(row, int) and not isinstance(row, bool) else None
