@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
 from autofit.training.flops import least_token_seconds
+from autofit.trial.measure.pace import FULL, Mixed
 
 Array = NDArray[np.float64]
 
@@ -96,6 +98,7 @@ class Acquisition:
         methods: Sequence[str] = (),
         *,
         batch: int | None = None,
+        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
         budget_seconds: float | None = None,
         least_seconds: Callable[[str], float | None] = lambda method: None,
         thorough: bool = False,
@@ -108,7 +111,7 @@ class Acquisition:
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = 0.5 if thorough else 0.2
-        self.belief = Belief(state, lower_bounds, batch=batch, least_seconds=least_seconds)
+        self.belief = Belief(state, lower_bounds, batch=batch, mixed=mixed, least_seconds=least_seconds)
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
@@ -128,6 +131,7 @@ class Acquisition:
             plan.lower_bounds,
             plan.goal.methods,
             batch=job.workload.batch_per_device,
+            mixed=partial(Mixed.of, job.workload),
             budget_seconds=plan.limits.seconds,
             least_seconds=least_seconds,
             thorough=plan.thorough,

@@ -18,6 +18,7 @@ from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
+from autofit.trial.measure.pace import FULL, Mixed
 
 ORDER_DOUBT = 0.05
 """Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
@@ -34,11 +35,12 @@ class Belief:
         lower_bounds: Mapping[Config, int],
         *,
         batch: int | None = None,
+        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
         least_seconds: Callable[[str], float | None] = lambda method: None,
     ) -> None:
         """`lower_bounds`: bytes that each config takes at least. `batch`: sequences of a device's optimizer step; the
-        largest micro-batch if not given. `least_seconds`: of a step of each method, by what the device's arithmetic
-        takes; None where that is unknown."""
+        largest micro-batch if not given. `mixed`: as for `TrialCosts`. `least_seconds`: of a step of each method, by
+        what the device's arithmetic takes; None where that is unknown."""
         self._state = state
         configs = state.lattice.configs
         self._row_of = state.lattice.row_of
@@ -51,7 +53,7 @@ class Belief:
         self.is_foretold = False
         """Whether times are predicted, and not only steered."""
         self.memory = MemoryFit(state, lower_bounds)
-        self._costs = TrialCosts(state.lattice, batch or max(c.number("micro_batch") for c in configs))
+        self._costs = TrialCosts(state.lattice, batch or max(c.number("micro_batch") for c in configs), mixed)
 
     def use(self, predictions: Predictions) -> None:
         """As `Acquisition.use`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -11,14 +11,14 @@ from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction, TimedOut, Trial
 from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.measure.pace import micro_steps_run, running_seconds, warm_up_seconds
+from autofit.trial.measure.pace import FULL, Mixed, micro_steps_run, running_seconds
 
 
 class TrialCosts:
     """The expected seconds of the trials of one lattice's configs."""
 
-    def __init__(self, lattice: Lattice, batch: int) -> None:
-        """`batch`: sequences of a device's optimizer step."""
+    def __init__(self, lattice: Lattice, batch: int, mixed: Callable[[int], Mixed] = lambda micro_batch: FULL) -> None:
+        """`batch`: sequences of a device's optimizer step; `mixed`: of steps with some micro-batch."""
         self._setup = LogLinear(lattice, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
         self._micro_steps = np.array(
@@ -26,6 +26,7 @@ class TrialCosts:
         )
         self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""
+        self._mixed = [mixed(c.number("micro_batch")) for c in lattice.configs]
         self._row_of = lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:
@@ -43,8 +44,8 @@ class TrialCosts:
         known = [(c, math.log(s)) for c, t in trials.items() if c in self._row_of and (s := self._set_up_in(t))]
         setup = np.exp(self._setup.predict_rows(known, rows).mean)
         steps = self._shares[rows] * step_seconds
-        each = zip(steps.tolist(), self._micro_steps[rows].tolist(), strict=True)
-        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro_steps) for step, micro_steps in each])
+        each = zip(steps.tolist(), self._micro_steps[rows].tolist(), [self._mixed[row] for row in rows], strict=True)
+        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro, mixed) for step, micro, mixed in each])
 
     def _set_up_in(self, trial: Trial) -> float | None:
         """Seconds before the warm-up, at least a tenth. A trial that was killed before any step is one that took as
@@ -52,7 +53,8 @@ class TrialCosts:
         if measured := trial.measurement:
             row = self._row_of[trial.config]
             step = float(self._shares[row] * measured.step_seconds.median)
-            return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), 0.1)
+            warm_up = self._mixed[row].warm_up_seconds(step, int(self._micro_steps[row]))
+            return max(measured.setup_seconds - warm_up, 0.1)
         if isinstance(trial.outcome, TimedOut) and trial.outcome.least_step_seconds is None:
             return max(trial.outcome.deadline_seconds, 0.1)
         return None

@@ -26,6 +26,7 @@ from autofit.trial.measure.meter import MemoryReading, Meter, meter_for
 from autofit.trial.measure.pace import (
     EARNED,
     SHOWN,
+    Mixed,
     Pace,
     is_brief,
     least_repeats,
@@ -92,17 +93,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
-    progress(TIMING)
     left_seconds = _seconds_left(pace, ranks, setup_seconds)
-    timing_began = time.monotonic()
-    stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
-    progress(TIMED)
-    steps.finish()
-    if padded is not None:
-        # The longest again, in what the allocator has made of the others' memory, if there is time.
-        (is_late,) = ranks.largest([float(time.monotonic() - timing_began + step_seconds > left_seconds)])
-        if not is_late:
-            steps.once()
+    stopped_early = _time(steps, meter, request, ranks, step_seconds, left_seconds, progress)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
@@ -284,6 +276,31 @@ def _seconds_left(pace: Pace, ranks: Ranks, setup_seconds: float) -> float:
     if ranks.rank > 0 or pace.earned or pace.allowance_seconds is None:
         return math.inf
     return pace.allowance_seconds - setup_seconds
+
+
+def _time(
+    steps: Steps,
+    meter: Meter,
+    request: TrialRequest,
+    ranks: Ranks,
+    longest_seconds: float,
+    left_seconds: float,
+    progress: Progress,
+) -> bool:
+    """Time steps, as `_repeat` does. Then, where sequences have lengths and there is time, run the longest again, whose
+    step takes `longest_seconds`: in what the allocator has made of the others' memory."""
+    began = time.monotonic()
+    progress(TIMING)
+    mixed = Mixed.of(request.job.workload, request.config.number("micro_batch"))
+    least = least_repeats(longest_seconds * mixed.together / mixed.longest)
+    stopped_early = _repeat(steps, meter, request, ranks, least, left_seconds)
+    progress(TIMED)
+    steps.finish()
+    if request.job.workload.lengths is not None:
+        (is_late,) = ranks.largest([float(time.monotonic() - began + longest_seconds > left_seconds)])
+        if not is_late:
+            steps.once()
+    return stopped_early
 
 
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:

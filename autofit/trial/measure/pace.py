@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
 from autofit.core.units import format_duration
+from autofit.core.workload import Workload
 from autofit.techniques import needs_process_group
 from autofit.trial.request import Rival, TrialRequest
 
@@ -54,10 +56,39 @@ def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:
     return step_seconds / micro_steps if brief else warm_ups(step_seconds) * step_seconds
 
 
-def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int = 1) -> float:
+class Mixed(NamedTuple):
+    """What steps on sequences with lengths take, over what a mean step takes."""
+
+    longest: float = 1.0
+    """One on the longest sequences."""
+    together: float = 1.0
+    """Those together whose mean is timed."""
+
+    @classmethod
+    def of(cls, workload: Workload, micro_batch: int) -> Mixed:
+        """Those of a workload's micro-batches, as if time were proportional to the length."""
+        padded = workload.micro_batches(micro_batch)
+        if padded is None:
+            return cls()
+        mean = padded.moment(1)
+        return cls(workload.seq_len / mean, sum(length for length, _ in padded.nodes) / mean)
+
+    def warm_up_seconds(self, step_seconds: float, micro_steps: int) -> float:
+        """Seconds before the first timed step: on the longest sequences, then once on each length."""
+        once = 0.0 if self == FULL else self.together * step_seconds
+        return warm_up_seconds(self.longest * step_seconds, micro_steps) + once
+
+
+FULL = Mixed()
+"""Every sequence is full."""
+
+
+def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int = 1, mixed: Mixed = FULL) -> float:
     """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
-    repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(step_seconds) * step_seconds)
-    return warm_up_seconds(step_seconds, micro_steps) + repeats
+    together = mixed.together * step_seconds
+    repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(together) * together)
+    again = 0.0 if mixed == FULL else mixed.longest * step_seconds  # at the end
+    return mixed.warm_up_seconds(step_seconds, micro_steps) + repeats + again
 
 
 def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> float:
