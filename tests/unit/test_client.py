@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from unit.operations.made_trials import MADE, MODEL, fill
+from unit.operations.made_trials import MADE, MODEL, fill, fits, make_job, make_trial
 
 from autofit.api.app import create_app
 from autofit.client import Client, RemoteSearch
@@ -31,6 +31,7 @@ from autofit.core.errors import (
     StoreError,
     UsageError,
 )
+from autofit.operations import WorkloadOptions
 from autofit.operations.service.estimating import Overloaded
 from autofit.store import Lease, Store
 
@@ -106,6 +107,28 @@ def test_answers_are_the_apis_documents(client: Client) -> None:
     assert MODEL in [model["name"] for model in client.models()]
     assert [one["name"] for one in client.hardware()["measured"]] == ["h100-80g"]
     assert "smoke" in [space["name"] for space in client.spaces(global_batch=4)]
+
+
+def test_sequences_with_lengths_are_asked_for_as_they_were_measured(
+    client: Client, store: Store, tmp_path: Path
+) -> None:
+    data = tmp_path / "lengths.txt"
+    data.write_text("\n".join(map(str, [*range(20, 420), 900])))
+    options = WorkloadOptions.of(MODEL, 512, 4, 0.0, 1, 0, None, data)
+    store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
+    asked = {**ASKED, "seq_len": 512, "hardware": "h100-80g"}
+    found = client.recommend(**asked, lengths=data)
+    assert found["workload"]["lengths"] == list(options.cut()[1] or ()) and found["workload"]["seq_len"] == 512
+    assert client.frontier(**asked, lengths=data)["points"][0]["config"] == found["config"]
+    with pytest.raises(NotMeasured):
+        client.recommend(**asked)
+    search = client.search(**asked, lengths=data, wait=False)
+    queued = store.search(search.search_id)
+    assert queued is not None and queued.workload == options.resolve()[1]
+    estimate = client.estimate(**asked, config="method=lora,micro_batch=1", lengths=[30] * 40 + [200], advice=False)
+    assert estimate["tokens_per_second"] > 0
+    with pytest.raises(UsageError, match="greater than or equal to 2"):
+        client._connection.ask("POST", "/v1/estimates", body={"model": MODEL, "config": {}, "lengths": [0, 5]})
 
 
 @pytest.mark.parametrize("limit", [1, 4, 5, 100])

@@ -48,7 +48,7 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
     if workload.trainer is not None:
         kept["for"] = workload.trainer
     if workload.lengths is not None:
-        kept["lengths"] = ",".join(map(str, workload.lengths))
+        kept["lengths"] = ",".join(map(str, getattr(workload.lengths, "tokens", workload.lengths)))
     return {"model": workload.model, **kept, **more}
 
 

@@ -16,7 +16,9 @@ from unit.operations.made_trials import HARDWARE, MADE, MODEL, OPTIONS, fill, fi
 from autofit import export
 from autofit.api.app import create_app
 from autofit.api.page.static import TYPES
+from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
+from autofit.operations import WorkloadOptions
 from autofit.operations.service.estimating import Overloaded
 from autofit.store import Store
 
@@ -221,6 +223,15 @@ def test_hardware_side_by_side(client: TestClient, store: Store) -> None:
     longer = replace(OPTIONS, seq_len=256)
     store.add(make_trial({}, fits(6, 900), job=make_job(longer, hardware=t4)))
     assert "This workload has not been measured here" in client.get(f"/hardware?model={MODEL}").text
+
+
+def test_lengths_stay_with_every_question(store: Store, client: TestClient) -> None:
+    options = WorkloadOptions(model=MODEL, seq_len=512, global_batch=4, lengths=Lengths.of([20, 30, 400]))
+    store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
+    start = client.get("/").text
+    link = next(part for part in re.findall(r'href="(/frontier[^"]*)"', start) if "lengths=" in part)
+    page = client.get(link.replace("&amp;", "&")).text
+    assert "700" in page and 'name="lengths" value="20,30,400"' in page
 
 
 def test_the_calculator(client: TestClient, app: FastAPI) -> None:

@@ -73,6 +73,22 @@ def test_what_does_not_fit_is_told_what_helps_and_drawn(autofit: Autofit, tmp_pa
     assert "peak: " in page.read_text()
 
 
+def test_cards_are_compared_the_smallest_that_it_fits_first(autofit: Autofit) -> None:
+    config = ("--config", "method=lora,precision=bf16,micro_batch=8", "--seq-len", "256")
+    cards = ("--hardware", "h100-80g,t4,l4", "--price", "l4=0.7", "--price", "h100-80g=2.5")
+    done = autofit(*ESTIMATE, *config, *cards)
+    assert done.code == 0
+    verdict, _, *rows = done.out.splitlines()
+    assert verdict.startswith("l4 is the smallest that it fits with room to spare. ")
+    assert [row.split()[0] for row in rows] == ["card", "l4", "h100-80g", "t4"]
+    assert "precision=bf16 is only emulated on t4" in rows[-1]
+    found = json.loads(autofit(*ESTIMATE, *config, *cards, "--memory-limit", "2GiB", "--json").out)["cards"]
+    assert [row["hardware"] for row in found] == ["h100-80g", "l4", "t4"], "the largest of those that it does not fit"
+    assert [row["cost_per_million_tokens"] for row in found] == [None, None, None]
+    wrong = autofit(*ESTIMATE, *config, *cards, "--verbose")
+    assert wrong.code == 2 and "leave --verbose out" in wrong.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -35,7 +35,7 @@ def test_carries_every_trial_and_its_attempts(
     store.add(base, lease=lease)
     for outcome in outcomes:
         store.add(make_trial(outcome=outcome))
-    store.add(make_trial(workload=replace(base.workload, seq_len=512)))
+    store.add(make_trial(workload=replace(base.workload, seq_len=512, trainer="trl", lengths=(3, 40, 512))))
     lines = list(export_lines(store))
     assert json.loads(lines[0]) == {"schema": 1, "autofit": __version__}
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
