@@ -12,7 +12,8 @@ EMULATED = (
     "emulated: memory is real; time is a virtual clock's and no speed of a card; losses and gradients were not checked"
 )
 """Of what was measured on a card that is not there."""
-
+MUCH_PADDING = 0.2
+"""The share of padding from which it is said what would spare it."""
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
     Effect.NUMERICS: "numerics: rounds differently",
@@ -53,6 +54,7 @@ def padding_text(workload: Workload, config: Config) -> str | None:
     if padded is None or workload.lengths is None:
         return None
     share = 1.0 - mean(workload.lengths) / padded.moment(1)
-    return (
+    said = (
         f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
     )
+    return said if share < MUCH_PADDING else f"{said}. Packing, or grouping by length, would spare most of the padding"

@@ -12,7 +12,7 @@ from unit.operations.test_estimate_cache import ESTIMATE
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
-from autofit.cli.text.phrases import EMULATED
+from autofit.cli.text.phrases import EMULATED, padding_text, step_text
 from autofit.cli.text.predicted import (
     CLOSE,
     change_text,
@@ -25,7 +25,7 @@ from autofit.cli.text.predicted import (
 from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
-from autofit.core.workload import Effect, Goal
+from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.estimate import Change, Lightest
 from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.operations.recommendation import recommendation
@@ -279,6 +279,16 @@ def test_what_an_emulated_card_has_shown_is_said_to_be_no_speed() -> None:
         answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
         texts = frontier_text(frontier), recommendation_text(answer), trial_text(replace(trial, hardware=hardware))
         assert [EMULATED in text for text in texts] == [hardware.is_emulated] * 3
+
+
+def test_what_padding_costs_is_said_and_from_a_fifth_on_what_would_spare_it() -> None:
+    alike = Workload(model="m", model_digest="0" * 16, seq_len=100, lengths=tuple(range(90, 101)))
+    unlike = replace(alike, lengths=(10, 20, 100))
+    assert padding_text(replace(alike, lengths=None), CONFIG) is None
+    said, more = (str(padding_text(workload, CONFIG)) for workload in (alike, unlike))
+    assert said.startswith("3% of what it computes is padding") and "grouping" not in said
+    assert more.startswith("48% of what it computes is padding") and "grouping by length" in more
+    assert step_text(unlike) == "43 tokens in the mean, 100 at most, x 64 sequences a step"
 
 
 def test_a_trial_that_failed_in_words() -> None:

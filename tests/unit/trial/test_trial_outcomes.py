@@ -62,6 +62,11 @@ def test_speed_is_of_the_datas_tokens_and_memory_of_the_longest(warm: TrialRunne
     # The longest batch is run, too; blocks of other sizes may be left between its own.
     assert 0.9 <= m.device_bytes / of_full.measurement.device_bytes <= 1.5
     assert m.step_seconds.median < of_full.measurement.step_seconds.median
+    # A limit under which sequences of the mean length train ends at the longest.
+    typical = replace(full, workload=replace(full.workload, seq_len=64))
+    limit = {"memory_limit_bytes": 200 * MIB}
+    of_typical, of_data = (warm.attempt(tiny_request(config, job=job, **limit)).outcome for job in (typical, data))
+    assert isinstance(of_typical, Fits) and isinstance(of_data, OutOfMemory), (of_typical, of_data)
 
 
 def test_limit_is_enforced_and_the_next_trial_runs(warm: TrialRunner) -> None:
