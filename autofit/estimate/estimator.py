@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -74,7 +74,7 @@ class Estimator:
         self._exact, self._cache = exact, cache
         self._traces = Traces(job, exact=exact, cache=cache)
         self._shorter: dict[int, Estimator] = {}
-        """Of the same job on sequences of other lengths, all of them full."""
+        """By length (`_of_lengths`)."""
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
         self._replays = Replays(expandable_segments=job.expandable_segments is not False)
@@ -138,22 +138,23 @@ class Estimator:
         workload = self.job.workload
         longest = self._work(config, traced, sheet, paged_out)
         mixed = workload.micro_batches(config.number("micro_batch"))
-        if mixed is None or workload.lengths is None:
+        if mixed is None:
             return longest
         works = {workload.seq_len: longest}
-        for length, _ in padded(workload.lengths, 1).nodes:
-            if length in works:
-                continue
-            shorter = self._of_length(length)
+        for length, shorter in self._of_lengths().items():
             works[length] = shorter._work(config, shorter.trace(config), sheet, paged_out)
         return StepWork.mean(list(zip(mixed.weights(list(works)), works.values(), strict=True)))
 
-    def _of_length(self, length: int) -> Estimator:
-        if length not in self._shorter:
-            workload = replace(self.job.workload, seq_len=length, lengths=None)
-            job = replace(self.job, workload=workload)
-            self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
-        return self._shorter[length]
+    def _of_lengths(self) -> Mapping[int, Estimator]:
+        """Estimators of the same job on sequences that are all of one length: those that stand for all of them, but the
+        longest. Empty where every sequence is full."""
+        workload = self.job.workload
+        if workload.lengths is not None and not self._shorter:
+            for length, _ in padded(workload.lengths, 1).nodes:
+                if length < workload.seq_len:
+                    job = replace(self.job, workload=replace(workload, seq_len=length, lengths=None))
+                    self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
+        return self._shorter
 
     def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
@@ -182,6 +183,7 @@ class Estimator:
             capped=capped,
             replays=self._replays,
             fragmentation=None if replayed else known,
+            others=[shorter.trace(config).timeline for shorter in self._of_lengths().values()],
             context=context_bytes(self.job),
         )
         fits = found.device_bytes <= limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
@@ -35,13 +36,14 @@ def cuda_memory(
     replays: Replays,
     capped: bool = False,
     fragmentation: Fragmentation | None = None,
+    others: Sequence[Timeline] = (),
     context: int,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
     limit is `capped` if it is less than the device has, so that torch enforces it.
 
-    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. Outside
-    of CUDA's allocator, `context` bytes are taken.
+    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `others`
+    are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken.
     """
     limit -= context
     workspace = cublas_workspace_bytes(capability)
@@ -52,7 +54,7 @@ def cuda_memory(
     borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
     gives_back_cache = False
     if borrowed is None:
-        held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped)
+        held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped, others=others)
         allocated = max(allocated, held.allocated)
         borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
     reserved, borrowed_error = borrowed

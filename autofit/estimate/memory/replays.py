@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -28,9 +29,11 @@ def replay(
     expandable_segments: bool = True,
     limit: int | None = None,
     capped: bool = False,
+    others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
     """The caching allocator after up to `STEPS` optimizer steps, the timeline's second one again and again, with
-    `limit` bytes from the driver, or `capped` by torch itself. Raises `OutOfDeviceMemory`.
+    `limit` bytes from the driver, or `capped` by torch itself. Before each of those, the `others`' second steps run:
+    the same step on shorter sequences. Raises `OutOfDeviceMemory`.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped)
     blocks: dict[int, Block] = {}
@@ -47,18 +50,36 @@ def replay(
             if index in workspaces:
                 allocator.allocate(workspace)
 
+    def run_other(other: Timeline) -> None:
+        own: dict[int, Block] = {}
+        for storage, size, stream in _of_second(other):
+            if size > 0:
+                own[storage] = allocator.allocate(size, stream)
+            elif size < 0:
+                allocator.release(own.pop(storage))
+
     run(0)
     renewed = line.renewed()
+    # What replaces states belongs to one timeline alone.
+    others = [] if renewed else others
     unchanged = 0
     for _ in range(STEPS - 2):
         for old, new in renewed:
             blocks[old] = blocks.pop(new)
         before = allocator.peak_reserved
+        for other in others:
+            run_other(other)
         run(line.second)
         unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
         if unchanged == SETTLED:
             break
     return allocator
+
+
+def _of_second(line: Timeline) -> Iterator[tuple[int, int, int]]:
+    """The second step's events: storage, bytes, stream."""
+    parts = (part[line.second :].tolist() for part in (line.storages, line.sizes, line.streams))
+    return zip(*parts, strict=True)
 
 
 def _workspaces(line: Timeline) -> set[int]:
@@ -87,22 +108,34 @@ class Replays:
         self._expandable_segments = expandable_segments
         self._known: dict[tuple[bytes, int, int | None, bool], Held] = {}
 
-    def held(self, line: Timeline, workspace: int, limit: int | None, *, capped: bool = False) -> Held:
-        """What a step takes within `limit` bytes, or what it would take beyond that; `capped` as for `replay`."""
+    def held(
+        self,
+        line: Timeline,
+        workspace: int,
+        limit: int | None,
+        *,
+        capped: bool = False,
+        others: Sequence[Timeline] = (),
+    ) -> Held:
+        """What a step takes within `limit` bytes, or what it would take beyond that; `capped` and `others` as for
+        `replay`."""
         content = sha256()
-        for part in (line.sizes, line.storages, line.phases, line.streams, line.of_products):
-            content.update(part.tobytes())
+        for each in (line, *others):
+            for part in (each.sizes, each.storages, each.phases, each.streams, each.of_products):
+                content.update(part.tobytes())
         key = content.digest(), workspace, limit, capped
         if key not in self._known:
-            self._known[key] = self._outcome(line, workspace, limit, capped=capped)
+            self._known[key] = self._outcome(line, workspace, limit, capped, others)
         return self._known[key]
 
-    def _outcome(self, line: Timeline, workspace: int, limit: int | None, *, capped: bool) -> Held:
-        expandable = self._expandable_segments
+    def _outcome(
+        self, line: Timeline, workspace: int, limit: int | None, capped: bool, others: Sequence[Timeline]
+    ) -> Held:
+        again = partial(replay, line, workspace, expandable_segments=self._expandable_segments, others=others)
         try:
-            allocator = replay(line, workspace, expandable_segments=expandable, limit=limit, capped=capped)
+            allocator = again(limit=limit, capped=capped)
         except OutOfDeviceMemory as error:
-            allocator = replay(line, workspace, expandable_segments=expandable)
+            allocator = again()
             allocator.peak_reserved = max(allocator.peak_reserved, error.needed)
         return Held(
             allocated=allocator.peak_allocated,
