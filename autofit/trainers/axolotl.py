@@ -81,6 +81,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
     if kind == "qlora" and not four:
         raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")
+    _count_kernels(keys)
     targets, differs = ("all-linear", None)
     if not keys.flag("lora_target_linear"):
         modules = keys.names("lora_target_modules")
@@ -90,6 +91,14 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     if differs is not None:
         keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
     return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
+
+
+def _count_kernels(keys: Keys) -> None:
+    """axolotl's own kernels for adapters, which are on unless one of them is set (`AxolotlConfigWCapabilities`)."""
+    asked = [keys.value(f"lora_{part}_kernel") for part in ("mlp", "qkv", "o")]
+    by_default = asked == [None] * 3 and not keys.flag("load_in_8bit") and keys.text("rl") is None
+    if by_default or any(asked):
+        keys.count_not("lora_*_kernel", "less", "axolotl's own kernels for adapters" + " are on" * by_default)
 
 
 def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:

@@ -46,7 +46,7 @@ class Trainer:
         )
 
 
-TRAINERS: Mapping[str, Trainer] = {
+READERS: Mapping[str, Trainer] = {
     trainer.name: trainer
     for trainer in (
         Trainer(
@@ -114,9 +114,9 @@ OTHERS: Mapping[str, str] = {
 
 def trainer_named(name: str) -> Trainer:
     """Raises `UsageError` for a name that is none."""
-    if name.lower() not in TRAINERS:
-        raise unknown("trainer", name, TRAINERS)
-    return TRAINERS[name.lower()]
+    if name.lower() not in READERS:
+        raise unknown("trainer", name, READERS)
+    return READERS[name.lower()]
 
 
 def recognised(values: Mapping[str, Any]) -> Trainer:
@@ -125,24 +125,24 @@ def recognised(values: Mapping[str, Any]) -> Trainer:
         parent, _, inner = key.partition(".")
         if parent in values and (not inner or (isinstance(values[parent], dict) and inner in values[parent])):
             raise UsageError(f"this is {what}")
-    with_model = [t for t in TRAINERS.values() if t.model_key is not None and t.model_key in values]
+    with_model = [t for t in READERS.values() if t.model_key is not None and t.model_key in values]
     if not with_model:
         arguments = known_keys("training_arguments")
         ours = values.keys() & arguments.all
         if "per_device_train_batch_size" in ours or ("output_dir" in ours and len(ours) > 2):
-            return TRAINERS["transformers"]
+            return READERS["transformers"]
         raise UsageError(f"no trainer's file has the keys {_some(values)}: looked for {_LOOKED_FOR}")
     own = {t.name: len(values.keys() & _own_keys(t)) for t in with_model}
     best = max(own.values())
     candidates = [name for name, count in own.items() if count == best]
     if len(candidates) > 1:
         raise UsageError(f"this may be a file of {' or '.join(candidates)}: say which with --trainer")
-    return TRAINERS[candidates[0]]
+    return READERS[candidates[0]]
 
 
 def _own_keys(trainer: Trainer) -> frozenset[str]:
     """The keys that no other trainer has."""
-    others = [known_keys(other.keys).all for other in TRAINERS.values() if other is not trainer]
+    others = [known_keys(other.keys).all for other in READERS.values() if other is not trainer]
     return known_keys(trainer.keys).all - frozenset[str]().union(*others) | {trainer.model_key or ""}
 
 

@@ -17,7 +17,7 @@ from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.operations import Diagnosis
 from autofit.trainers.run import Where
-from autofit.trainers.trainer import TRAINERS
+from autofit.trainers.trainer import READERS
 
 AXOLOTL = """\
 # a small one
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
         copy = tmp_path / "copy.yml"
         copy.write_text(AXOLOTL)
         subprocess.run(["patch", "-s", str(copy)], input=remedy.diff, text=True, check=True)
-        after = TRAINERS["axolotl"].read(yaml.safe_load(copy.read_text()), Where())
+        after = READERS["axolotl"].read(yaml.safe_load(copy.read_text()), Where())
         assert after.config == remedy.change.estimate.config and after.global_batch == 16
         assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
 

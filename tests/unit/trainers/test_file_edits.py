@@ -19,7 +19,7 @@ from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import TRAINERS, Trainer
+from autofit.trainers.trainer import READERS, Trainer
 from autofit.trainers.yaml_text import edited_text
 
 SMALL = "smollm2-135m"
@@ -81,7 +81,7 @@ def test_every_change_that_a_file_can_say_is_an_edit_of_its_text(example: Exampl
 
 
 def test_an_edit_is_as_small_as_the_change() -> None:
-    trainer, where = TRAINERS["axolotl"], Where()
+    trainer, where = READERS["axolotl"], Where()
     text = "base_model: x\nadapter: lora\nlora_r: 8\nmicro_batch_size: 4\nbf16: auto\nlora_target_linear: true\n"
     file = SourceFile.of("mine.yml", text + "optimizer: adamw_torch_fused\nweight_decay: 0.1\n")
     run = trainer.read(file.values, where)
@@ -96,7 +96,7 @@ def test_an_edit_is_as_small_as_the_change() -> None:
 
 
 def test_older_spellings_make_room() -> None:
-    trainer, where = TRAINERS["axolotl"], Where()
+    trainer, where = READERS["axolotl"], Where()
     values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}
     run = trainer.read(values, where)
     edits, _ = said(trainer, values, run, run.config.replace(attention="sdpa"), where)
@@ -106,7 +106,7 @@ def test_older_spellings_make_room() -> None:
 
 
 def test_a_key_keeps_the_name_of_the_users_version() -> None:
-    trainer, where = TRAINERS["trl"], Where()
+    trainer, where = READERS["trl"], Where()
     values = {"model_name_or_path": "x", "torch_dtype": "bfloat16", "bf16": True, "activation_checkpointing": False}
     run = trainer.read(values, where)
     edits, config = said(trainer, values, run, run.config.replace(checkpointing="every-2"), where)

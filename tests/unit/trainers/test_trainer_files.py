@@ -16,7 +16,7 @@ from autofit.core.errors import UsageError
 from autofit.trainers.keys import EFFECTS, known_keys
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import OTHERS, TRAINERS, recognised, trainer_named
+from autofit.trainers.trainer import OTHERS, READERS, recognised, trainer_named
 
 AXOLOTL = {"base_model": "smollm2-135m", "sequence_len": 512, "micro_batch_size": 2}
 FACTORY = {"model_name_or_path": "smollm2-135m", "stage": "sft", "finetuning_type": "full"}
@@ -53,7 +53,7 @@ def test_every_key_of_the_installed_trainers_is_known() -> None:
     assert {field.name for field in dataclasses.fields(ScriptArguments)} <= known_keys("trl").all
 
 
-@pytest.mark.parametrize("name", sorted({trainer.keys for trainer in TRAINERS.values()}))
+@pytest.mark.parametrize("name", sorted({trainer.keys for trainer in READERS.values()}))
 def test_a_key_is_of_one_kind(name: str) -> None:
     known = known_keys(name)
     assert not known.read & known.irrelevant and not known.not_counted.keys() & (known.read | known.irrelevant)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from autofit.trainers.run import Run, Where
-from autofit.trainers.trainer import TRAINERS, Trainer
+from autofit.trainers.trainer import READERS, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Example:
 
     @property
     def trainer(self) -> Trainer:
-        return TRAINERS[self.asks["trainer"]]
+        return READERS[self.asks["trainer"]]
 
     @property
     def where(self) -> Where:
