@@ -126,7 +126,9 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     ran = watched + micro_steps * timed
     micro_seconds = min(median / accumulation, trial.seconds / ran)
     elapsed, shown = max(0.0, trial.seconds - ran * micro_seconds), 0.0
-    pace = replace(Pace.of(request, accumulation), least_share=1.0)  # what was recorded is a mean micro-step
+    pace = replace(
+        Pace.of(request, accumulation), least_share=1.0, mean_share=1.0
+    )  # what was recorded is a mean micro-step
     for number in range(1, watched + 1):
         ends = _ends(pace, request)
         if elapsed + micro_seconds > ends:

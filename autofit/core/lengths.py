@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ class Lengths:
     @classmethod
     def of(cls, counts: Iterable[int]) -> Lengths:
         """Those of sequences with so many tokens each, at least one of them; raises `UsageError`."""
-        ordered = sorted(map(int, counts))
+        try:
+            ordered = sorted(map(index, counts))
+        except TypeError:
+            raise UsageError("lengths must be whole numbers of tokens") from None
         if not ordered:
             raise UsageError("no sequence has a length: give the number of tokens of at least one")
         if not 2 <= ordered[0] <= ordered[-1] <= MOST_TOKENS:
@@ -156,7 +160,8 @@ def _count(line: str) -> int | None:
     except ValueError:
         return None
     if isinstance(row, dict):
-        row = next((row[name] for name in (*TOKENS, *COUNTS) if name in row), None)
+        tokens = next((row[name] for name in TOKENS if isinstance(row.get(name), list)), None)
+        row = tokens if tokens is not None else next((row[name] for name in COUNTS if name in row), None)
     if isinstance(row, list):
         return len(row) if all(isinstance(token, int) for token in row) else None
     return row if isinstance(row, int) and not isinstance(row, bool) else None

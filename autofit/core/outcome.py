@@ -68,7 +68,7 @@ class Measurement(Document):
     phase_peaks: Mapping[str, int]
     """Peak of each phase in bytes: allocated on an accelerator, own resident memory on the CPU."""
     losses: tuple[float, ...]
-    """Loss of every optimizer step that ran, warm-up included, in nats per token."""
+    """Loss of every optimizer step that ran, warm-up included, in nats per token; with lengths those of the warm-up."""
     reference_loss: float | None
     """Loss of the plain forward pass on the first step's batch, in nats per token; None where it was not taken."""
     steps: int

@@ -88,6 +88,12 @@ class Workload(Document):
         return None if self.lengths is None else padded(self.lengths, micro_batch * self.devices)
 
     @property
+    def sequence(self) -> str:
+        """How long a sequence is, in words."""
+        told = f"{self.seq_len:,} tokens"
+        return told if self.lengths is None else f"{told} at most, {mean(self.lengths):,.0f} in the mean"
+
+    @property
     def batch_per_device(self) -> int:
         return self.global_batch // self.devices
 

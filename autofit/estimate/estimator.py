@@ -32,6 +32,7 @@ from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
+from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 
 SELECTIVE_OPERATION = 1.8
@@ -208,7 +209,7 @@ class Estimator:
         offloads = config["offload"] != "none"
         return Traits(
             wide=precision == "fp32",
-            autocast=precision.endswith("-mixed"),
+            autocast=precision.endswith("-mixed") or is_under_autocast(config, self.job),
             dequantises=config["method"] == "qlora",
             quantised_states=config.text("optimizer").endswith("-8bit") and not offloads,
             offloads=offloads,

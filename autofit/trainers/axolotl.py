@@ -94,9 +94,11 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
 
 
 def _count_kernels(keys: Keys) -> None:
-    """axolotl's own kernels for adapters, which are on unless one of them is set (`AxolotlConfigWCapabilities`)."""
-    asked = [keys.value(f"lora_{part}_kernel") for part in ("mlp", "qkv", "o")]
-    by_default = asked == [None] * 3 and not keys.flag("load_in_8bit") and keys.text("rl") is None
+    """axolotl's own kernels for adapters, which are on unless one of them is set, or where they cannot be
+    (`check_auto_enable_lora_kernels` of src/axolotl/utils/schemas/config.py)."""
+    asked = [keys.value(f"lora_{part}_kernel") for part in ("mlp", "qkv", "o", "embedding")]
+    cannot = keys.flag("load_in_8bit") or keys.flag("trust_remote_code") or keys.text("rl") is not None
+    by_default = asked == [None] * 4 and not cannot and keys.text("adapter") in ("lora", "qlora")
     if by_default or any(asked):
         keys.count_not("lora_*_kernel", "less", "axolotl's own kernels for adapters" + " are on" * by_default)
 

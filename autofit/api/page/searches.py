@@ -40,7 +40,10 @@ def listed(request: Request, store: OpenedStore, models: Models) -> Response:
 
 @ROUTES.post("/searches", dependencies=[RUN])
 def start(request: Request, given: Fields, store: OpenedStore, models: Models, token: MayRun) -> Response:
-    asked = AskedSearch.model_validate(given, strict=False)  # a form holds text
+    filled: dict[str, Any] = dict(given)
+    if lengths := given.get("lengths"):
+        filled["lengths"] = {"tokens": lengths.split(","), "longest": given.get("seq_len")}
+    asked = AskedSearch.model_validate(filled, strict=False)  # a form holds text
     begun = searches.start(asked, store, Response(), token, models)
     return _go_to(request, f"/searches/{begun.search_id}")
 

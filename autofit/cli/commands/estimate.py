@@ -110,11 +110,15 @@ def _on_each(
 ) -> NoReturn:
     """Print what the config takes on each card, and end with 0 if it is likely to fit one."""
     from autofit import operations
-    from autofit.catalog.hardware import card, cards
+    from autofit.catalog.hardware import called, card, cards
     from autofit.cli.text.cards import cards_text
     from autofit.cli.waiting import Waiting
+    from autofit.core.errors import UsageError
     from autofit.operations.hardware_compared import estimate_each
 
+    for name in names:
+        if name != "all" and not called(name):
+            raise UsageError(f"only cards of the catalog can be compared: leave {name} out")
     per_hour = prices(price, names)
     chosen = [known for known in cards() if "estimate" in known.supports] if names == ["all"] else map(card, names)
     configs = {each.name: read_config(config, on=each, trainer=asked[6]) for each in chosen}

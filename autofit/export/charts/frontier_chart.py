@@ -19,7 +19,7 @@ COLOURS = {"full": "#0072B2", "lora": "#D55E00", "qlora": "#009E73"}
 def title(frontier: Frontier) -> str:
     w = frontier.workload
     devices = "" if w.devices == 1 else f"{w.devices} x "
-    return f"{w.model}, {w.seq_len} tokens x {w.global_batch} sequences a step, on {devices}{frontier.hardware.name}"
+    return f"{w.model}, {w.sequence} x {w.global_batch} sequences a step, on {devices}{frontier.hardware.name}"
 
 
 def axis_titles(frontier: Frontier) -> tuple[str, str]:

@@ -108,7 +108,7 @@ def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def title(found: Estimate, workload: Workload) -> str:
     return (
-        f"Predicted memory of an optimizer step: {workload.model}, {workload.seq_len} tokens x "
+        f"Predicted memory of an optimizer step: {workload.model}, {workload.sequence} x "
         f"{workload.global_batch} sequences, on {found.hardware}"
     )
 

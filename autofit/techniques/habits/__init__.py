@@ -12,6 +12,7 @@ from autofit.techniques.habits.of_llamafactory import LLAMAFACTORY
 from autofit.techniques.habits.of_transformers import TRANSFORMERS
 from autofit.techniques.habits.of_trl import TRL
 from autofit.techniques.habits.tiled_loss import TiledLoss
+from autofit.techniques.habits.under_autocast import UnderAutocast
 from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
 
@@ -34,6 +35,11 @@ def replaces_loss(job: Job) -> bool:
     """Whether the workload's trainer computes the loss in a way of its own."""
     trainer = job.workload.trainer
     return trainer is not None and any(isinstance(habit, TiledLoss) for habit in named(trainer).habits)
+
+
+def is_under_autocast(config: Config, job: Job) -> bool:
+    """Whether the workload's trainer runs the forward pass under autocast, which the config alone would not."""
+    return any(isinstance(habit, UnderAutocast) for habit in habits(config, job.workload.trainer))
 
 
 def usual(trainer: str | None) -> Mapping[str, Value]:
@@ -63,6 +69,7 @@ __all__ = [
     "Habit",
     "Trainer",
     "habits",
+    "is_under_autocast",
     "named",
     "of_formats",
     "replaces_loss",

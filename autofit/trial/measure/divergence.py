@@ -25,22 +25,24 @@ def divergence(
     reference: float | None,
     *,
     norm_spreads: Sequence[float] = (),
-    shorter: Iterable[Sequence[float]] = (),
+    latest_norm: float | None = None,
+    later: Iterable[Sequence[float]] = (),
     dropout: bool = False,
 ) -> Diverged | None:
     """The outcome for a loss or gradient that sound training would not give; None if all is well.
 
     `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss on the first
-    step's batch. `shorter` are losses of steps on its beginning, each row those of one length. `norm_spreads` says for
-    every step how far apart the norms of several ranks lie, relative to the largest. `dropout` says that the
-    architecture has dropout of its own, so that the loss on one batch fluctuates.
+    step's batch. Where others follow on sequences of other lengths, `latest_norm` is the last one's, and `later` are
+    their losses, each row those of one length. `norm_spreads` says for every step how far apart the norms of several
+    ranks lie, relative to the largest. `dropout` says that the architecture has dropout of its own, so that the loss on
+    one batch fluctuates.
     """
     updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
-        _not_finite(config, losses, gradient_norms),
+        _not_finite(config, losses, gradient_norms if latest_norm is None else [*gradient_norms, latest_norm]),
         _not_the_plain_loss(config, losses[0], reference),
         _not_synchronised(config, norm_spreads),
-        *(None if dropout else _not_falling(config, row) for row in (updated, *shorter)),
+        *(None if dropout else _not_falling(config, row) for row in (updated, *later)),
     ):
         if reason is not None:
             return Diverged(

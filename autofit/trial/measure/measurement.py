@@ -148,7 +148,8 @@ def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference:
         steps.gradient_norms,
         reference,
         norm_spreads=steps.norm_spreads,
-        shorter=steps.shorter_losses.values(),
+        latest_norm=steps.latest_norm,
+        later=steps.later_losses.values(),
         dropout=step.dropout,
     )
 

@@ -74,9 +74,12 @@ class Mixed(NamedTuple):
         return cls(workload.seq_len / mean, sum(length for length, _ in padded.nodes) / mean)
 
     def warm_up_seconds(self, step_seconds: float, micro_steps: int) -> float:
-        """Seconds before the first timed step: on the longest sequences, then once on each length."""
-        once = 0.0 if self == FULL else self.together * step_seconds
-        return warm_up_seconds(self.longest * step_seconds, micro_steps) + once
+        """Seconds before the first timed step: on the longest sequences at least twice, then once on each length."""
+        longest = self.longest * step_seconds
+        if self == FULL:
+            return warm_up_seconds(longest, micro_steps)
+        again = longest if warm_ups(longest) == 1 else 0.0
+        return warm_up_seconds(longest, micro_steps) + again + self.together * step_seconds
 
 
 FULL = Mixed()
@@ -143,6 +146,8 @@ class Pace:
     least_share: float = 1.0
     """Of the time of the micro-step that is judged, what a mean one takes at least: less than 1 where sequences have
     lengths, and the longest are judged."""
+    mean_share: float = 1.0
+    """The same as if time were proportional to the length."""
     rivals: tuple[Rival, ...] = ()
     least_tokens_per_second: float = 0.0
     """What makes the trial's method practical."""
@@ -161,6 +166,7 @@ class Pace:
             accumulation=accumulation,
             # Nothing in a micro-step grows faster than with the square of the length.
             least_share=1.0 if padded is None else padded.moment(2) / workload.seq_len**2,
+            mean_share=1.0 if padded is None else padded.moment(1) / workload.seq_len,
             rivals=request.rivals,
             least_tokens_per_second=request.least_tokens_per_second,
             allowance_seconds=request.allowance_seconds,
@@ -185,8 +191,8 @@ class Pace:
         """
         least_micro_seconds = least_seconds(number, micro_seconds)
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
-        optimistic = self.accumulation * micro_seconds * self.least_share
-        self.earned = self.earned or 0.0 < fastest * optimistic < self.tokens_per_step
+        likely = self.accumulation * micro_seconds * self.mean_share
+        self.earned = self.earned or 0.0 < fastest * likely < self.tokens_per_step
         step_seconds = self.least_step_seconds(number, micro_seconds)
         if step_seconds <= 0.0:
             return

@@ -81,7 +81,8 @@ class Steps:
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
-        self._latest_norm = math.nan
+        self.latest_norm = math.nan
+        """Of the latest step that was read."""
         self.round_seconds = 0.0
         """What the steps of the latest mean took together, each composed."""
         self._is_warm = False
@@ -96,12 +97,12 @@ class Steps:
         self.losses: list[float] = []
         """Of every step, in nats per token. With lengths only of the warm-up on the whole tokens, after which updates
         on other lengths come between, and of what is not finite."""
-        self.shorter_losses: dict[int, list[float]] = {}
-        """By length, those of steps on the beginning of the tokens."""
+        self.later_losses: dict[int, list[float]] = {}
+        """With lengths, by length, those after that of steps that updated the weights."""
         self.gradient_norms: list[float] = []
         """Of the steps of `losses`, before clipping; the largest of any rank."""
         self.norm_spreads: list[float] = []
-        """Of the same steps: how far apart the ranks' gradient norms lie, relative to the largest."""
+        """Of every step: how far apart the ranks' gradient norms lie, relative to the largest."""
         self.in_use: list[int] = []
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
@@ -109,11 +110,12 @@ class Steps:
         self, enough: Callable[[float], int], most: int, watch: Watch | None = None, *, brief: bool = False
     ) -> float:
         """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
-        steps that take so long; at most `most`. Returns the seconds of the last one, as it ran.
+        steps that take so long; at most `most`.
 
         Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
         one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
-        forward and backward had no optimizer states beside them.
+        forward and backward had no optimizer states beside them; where sequences have lengths, timed steps are on
+        shorter ones, so there are at least two. Returns the seconds of the last one, as it ran.
         """
         updates, slowest = 0, 0.0
         for number in range(most):
@@ -122,13 +124,15 @@ class Steps:
             (slowest,) = self._ranks.largest([self._meter.seconds(first, last)])
             self._settle(0)
             updates += math.isfinite(self.gradient_norms[-1])
-            if updates >= enough(slowest):
+            if updates >= enough(slowest) and (number or not self._mixes):
                 self._timed_with = self._announced if number else self._booked
                 break
         self._is_warm = True
-        for length, _ in self._lengths:
-            if length < self._tokens.shape[1]:  # what is done once for a length, such as compiling, is not timed
-                self.once(self._tokens[:, :length])
+        for length, _ in self._lengths if self._mixes else ():
+            # What is done once for a length is not timed: compiling, and finding a loss scale.
+            for _ in range(most):
+                if math.isfinite(self.once(self._tokens[:, :length])):
+                    break
         for _ in range(self._lag):
             self._issue(self._announced)  # fills the queue; it found it empty, so it is not timed
         self.in_use.clear()
@@ -148,7 +152,7 @@ class Steps:
         the gradient's norm."""
         self._issue(self._timed_with, tokens=tokens)
         self._settle(0)
-        return self._latest_norm
+        return self.latest_norm
 
     def finish(self) -> None:
         """Wait for the device; a step that was issued only to keep it busy counts like any other."""
@@ -184,13 +188,13 @@ class Steps:
             shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
             seconds, shares, norms = self._ranks.gathered([own, *shown])
             self.in_use.append(issued.in_use)
-            self._latest_norm = max(norms)
-            if self._mixes and issued.length < self._tokens.shape[1]:
-                self.shorter_losses.setdefault(issued.length, []).append(sum(shares))
+            self.latest_norm = max(norms)
+            self.norm_spreads.append(relative_range(norms))
             if not self._mixes or not self._is_warm or not math.isfinite(sum(shares)):
                 self.losses.append(sum(shares))
                 self.gradient_norms.append(max(norms))
-                self.norm_spreads.append(relative_range(norms))
+            elif math.isfinite(max(norms)):
+                self.later_losses.setdefault(issued.length, []).append(sum(shares))
             if issued.weight is not None:
                 self._count(issued.weight, max(seconds), own)
 

@@ -232,6 +232,13 @@ def test_lengths_stay_with_every_question(store: Store, client: TestClient) -> N
     link = next(part for part in re.findall(r'href="(/frontier[^"]*)"', start) if "lengths=" in part)
     page = client.get(link.replace("&amp;", "&")).text
     assert "700" in page and 'name="lengths" value="20,30,400"' in page
+    number = re.search(r"/point/(\d+)", page)
+    assert number is not None
+    assert "400 tokens at most, 150 in the mean" in client.get(number[0]).text
+    login(client)
+    filled = {**SEARCH, "seq_len": "400", "lengths": "20,30,400"}
+    assert client.post("/searches", data=filled, headers=HTMX).status_code == 200
+    assert store.searches()[0].workload == options.resolve()[1]
 
 
 def test_the_calculator(client: TestClient, app: FastAPI) -> None:
