@@ -112,11 +112,13 @@ class Estimator:
 
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced, paged_out = self.trace(config), 0
+        shorter = {length: each.trace(config) for length, each in self._of_lengths().items()}
         if _cuda(self.job):
-            found, paged_out = self._on_card(config, traced, limit, replayed=replayed)
+            others = [each.timeline for each in shorter.values()]
+            found, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
         else:
             found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
-        return found, None if self._sheet is None else self._mean_work(config, traced, self._sheet, paged_out)
+        return found, None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
 
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
@@ -132,18 +134,17 @@ class Estimator:
             for depth, of_depth in works.items()
         }
 
-    def _mean_work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
+    def _mean_work(
+        self, config: Config, traced: Traced, shorter: Mapping[int, Traced], sheet: Rates, paged_out: int
+    ) -> StepWork:
         """The work of a mean step, where sequences have lengths: by a parabola through that of the longest and of two
         that stand for all sequences, as products are linear in the length and attention is quadratic. Which lengths
         are traced does not depend on the micro-batch."""
-        workload = self.job.workload
-        longest = self._work(config, traced, sheet, paged_out)
-        mixed = workload.micro_batches(config.number("micro_batch"))
+        mixed = self.job.workload.micro_batches(config.number("micro_batch"))
         if mixed is None:
-            return longest
-        works = {workload.seq_len: longest}
-        for length, shorter in self._of_lengths().items():
-            works[length] = shorter._work(config, shorter.trace(config), sheet, paged_out)
+            return self._work(config, traced, sheet, paged_out)
+        every = {self.job.workload.seq_len: traced, **shorter}
+        works = {length: self._work(config, each, sheet, paged_out) for length, each in every.items()}
         return StepWork.mean(list(zip(mixed.weights(list(works)), works.values(), strict=True)))
 
     def _of_lengths(self) -> Mapping[int, Estimator]:
@@ -171,7 +172,9 @@ class Estimator:
         # The rates are those of all cores together, which the ranks on a CPU share.
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
-    def _on_card(self, config: Config, traced: Traced, limit: int, *, replayed: bool) -> tuple[Memory, int]:
+    def _on_card(
+        self, config: Config, traced: Traced, limit: int, others: Sequence[Timeline], *, replayed: bool
+    ) -> tuple[Memory, int]:
         """The memory, and the bytes of paged states for which a full device has no room: the driver pages them out. A
         limit that torch enforces counts them all."""
         capped = limit < self.job.hardware.memory_bytes
@@ -184,7 +187,7 @@ class Estimator:
             capped=capped,
             replays=self._replays,
             fragmentation=None if replayed else known,
-            others=[shorter.trace(config).timeline for shorter in self._of_lengths().values()],
+            others=others,
             context=context_bytes(self.job),
         )
         fits = found.device_bytes <= limit

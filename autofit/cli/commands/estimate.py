@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -67,23 +68,21 @@ def estimate(
         raise UsageError("--explain compares two configs: leave --exact and --html out")
     limit = size(memory_limit)
     names = hardware_names(hardware)
-    if len(names) > 1 or names == ["all"]:
-        idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
-        if idle:
-            raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
-        of_all = (model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths)
-        _on_each(of_all, config, names, price or [], memory_limit_bytes=limit, as_json=as_json)
-    if price:
-        raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
-    on = device_asked(hardware)
-    chosen = read_config(config, on=on, trainer=trainer)
-    other = None if explain is None else read_config(explain, on=on, trainer=trainer)
+    per_hour = prices(price or [], names)
+    idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
+    if idle and (len(names) > 1 or names == ["all"]):
+        raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
+    configs = _configs(names, config, trainer)
+    other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=trainer)
 
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
     asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths)
+    if len(configs) > 1:
+        _on_each(asked, configs, per_hour, memory_limit_bytes=limit, as_json=as_json)
+    ((hardware, chosen),) = configs.items()
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return
@@ -99,34 +98,37 @@ def estimate(
     raise typer.Exit(0 if found.likely_fits else 3)
 
 
+def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Config]:
+    """The config as each hardware has it. Raises `UsageError` for one of several that is no card of the catalog."""
+    from autofit.catalog.hardware import called, card, cards
+    from autofit.core.errors import UsageError
+
+    if len(names) == 1 and names != ["all"]:
+        return {names[0]: read_config(config, on=device_asked(names[0]), trainer=trainer)}
+    strange = [name for name in names if name != "all" and not called(name)]
+    if strange:
+        raise UsageError(f"only cards of the catalog can be compared: leave {', '.join(strange)} out")
+    chosen = [known for known in cards() if "estimate" in known.supports] if names == ["all"] else map(card, names)
+    return {each.name: read_config(config, on=each, trainer=trainer) for each in chosen}
+
+
 def _on_each(
-    asked: tuple[Any, ...],
-    config: str,
-    names: list[str],
-    price: list[str],
+    asked: WorkloadOptions,
+    configs: Mapping[str, Config],
+    prices: Mapping[str, float],
     *,
     memory_limit_bytes: int | None,
     as_json: bool,
 ) -> NoReturn:
-    """Print what the config takes on each card, and end with 0 if it is likely to fit one."""
-    from autofit import operations
-    from autofit.catalog.hardware import called, card, cards
+    """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
     from autofit.cli.text.cards import cards_text
     from autofit.cli.waiting import Waiting
-    from autofit.core.errors import UsageError
     from autofit.operations.hardware_compared import estimate_each
 
-    for name in names:
-        if name != "all" and not called(name):
-            raise UsageError(f"only cards of the catalog can be compared: leave {name} out")
-    per_hour = prices(price, names)
-    chosen = [known for known in cards() if "estimate" in known.supports] if names == ["all"] else map(card, names)
-    configs = {each.name: read_config(config, on=each, trainer=asked[6]) for each in chosen}
-    options = operations.WorkloadOptions.of(*asked)
     with Waiting() as waiting:
-        found = estimate_each(options, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
-    rows = [row.to_json(per_hour.get(row.name)) for row in found]
-    print_json({"cards": rows}) if as_json else print(cards_text(found, per_hour))
+        found = estimate_each(asked, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
+    rows = [row.to_json(prices.get(row.name)) for row in found]
+    print_json({"cards": rows}) if as_json else print(cards_text(found, prices))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)
 
 
