@@ -4,7 +4,8 @@
 
 For transformers and trl: full training, LoRA and QLoRA, without checkpointing and with it. Of each: one trial with the
 trainer's habits, `autofit recommend --format` from its store, then the trainer with that file on random tokens. Weights
-are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds. It needs
+are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds. Cases that run
+`--at-once` share the device one after another; on a machine of many cores they load their libraries meanwhile. It needs
 transformers and trl, and no network.
 """
 
@@ -19,6 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
@@ -30,7 +34,7 @@ LOSS = {"transformers": "full", "trl": "chunked"}
 """trl has no other loss than its tiled one, transformers' Trainer none but the plain one."""
 CASES = [
     {"for": trainer, "method": method, "checkpointing": checkpointing}
-    for method, checkpointing, trainer in product(("full", "lora", "qlora"), ("none", "full"), LOSS)
+    for method, checkpointing, trainer in product(("lora", "qlora", "full"), ("none", "full"), LOSS)
 ]
 WARM_UP = 2
 """Steps that are not timed, as in a trial."""
@@ -49,12 +53,13 @@ def main() -> int:
         "--steps", type=int, default=7, help="optimizer steps of a trainer; the first two are not timed"
     )
     parser.add_argument("--seconds", type=float, default=420)
+    parser.add_argument("--at-once", type=int, default=1, help="cases that may load their libraries while another runs")
     asked = parser.parse_args()
     if asked.steps < WARM_UP + 2:
         parser.error(f"--steps {asked.steps}: at least {WARM_UP + 2} are needed, of which two are not timed")
     ends = time.monotonic() + asked.seconds
     lines = asked.out.read_text().splitlines() if asked.out.exists() else []
-    settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds")}
+    settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds", "at_once")}
     known = [json.loads(line) for line in lines]
     done = [row["case"] for row in known if row["trainer"] and row.get("settings") == settings]
     cases = [case for case in CASES if case not in done]
@@ -65,15 +70,16 @@ def main() -> int:
         saved = call("save", asked.model, str(source))  # in a process that leaves nothing on the card
         if saved.returncode:
             raise SystemExit(saved.stderr)
-        for case in cases:
-            if time.monotonic() > ends:
-                return os.EX_TEMPFAIL
-            row = {"case": case, "settings": settings, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
-            row |= compared(case, asked, source)
-            with asked.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(told(row), flush=True)
-    return 0
+        with ThreadPoolExecutor(asked.at_once) as pool:
+            running = [pool.submit(compared, case, asked, source, ends) for case in cases]
+            for found in as_completed(running):
+                if (row := found.result()) is None:
+                    continue
+                row |= {"settings": settings, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+                with asked.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(told(row), flush=True)
+    return os.EX_TEMPFAIL if any(found.result() is None for found in running) else 0
 
 
 def save(model: str, folder: str) -> None:
@@ -84,15 +90,37 @@ def save(model: str, folder: str) -> None:
 
     from autofit.catalog.models import architecture, load
 
-    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
-    made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
-    made.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
+    with alone():
+        torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+        made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
+        made.save_pretrained(folder)
 
 
-def compared(case: dict[str, str], asked: argparse.Namespace, source: Path) -> dict[str, Any]:
-    """The trial's figures and the trainer's; or what either of them said last."""
+@contextmanager
+def alone() -> Iterator[None]:
+    """The rest of this process, without a trial or another trainer on its device. The process ends with the block: its
+    memory is on the card until then."""
+    import torch
+
+    from autofit.trial.machine import device_lock
+
+    with device_lock.held(device_lock.names("cuda" if torch.cuda.is_available() else "cpu")):
+        yield
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, ends: float) -> dict[str, Any] | None:
+    """The trial's figures and the trainer's; or what either of them said last. None if it is too late to begin."""
+    if time.monotonic() > ends:
+        return None
+    return {"case": case} | outcomes(case, asked, source)
+
+
+def outcomes(case: dict[str, str], asked: argparse.Namespace, source: Path) -> dict[str, Any]:
+    """`compared`, begun in time."""
     trainer = case["for"]
     of = ["--model", str(source), "--seq-len", str(asked.seq_len), "--global-batch", str(asked.global_batch)]
     of += ["--for", trainer, "--store", str(source.parent / f"{'-'.join(case.values())}.db")]
@@ -102,7 +130,7 @@ def compared(case: dict[str, str], asked: argparse.Namespace, source: Path) -> d
     trial = run(*AUTOFIT, "trial", *of, "--config", config, "--json")
     if trial.returncode:
         return {"config": config, "trial": None, "trainer": None, "said": said(trial)}
-    file = source.parent / f"{trainer}.{'py' if trainer == 'transformers' else 'yaml'}"
+    file = source.parent / f"{'-'.join(case.values())}.{'py' if trainer == 'transformers' else 'yaml'}"
     export = run(*AUTOFIT, "recommend", *of, "--allow", "training", "--format", trainer, "--out", str(file))
     if export.returncode:
         return {"config": config, "trial": None, "trainer": None, "said": said(export)}
@@ -132,16 +160,25 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def train(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> None:
     """Run the trainer with its file; print what it took as JSON."""
     import datasets  # noqa: F401  # what a trainer imports counts neither for it nor against it
-    import torch
+    import torch  # noqa: F401
     import trl  # noqa: F401
-    from transformers import Trainer, TrainerCallback  # noqa: F401
+    from transformers import Trainer  # noqa: F401
+
+    with alone():
+        print(json.dumps(trained(trainer, file, seq_len, global_batch, steps)))
+
+
+def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> dict[str, Any]:
+    """What the trainer took."""
+    import torch
+    from transformers import TrainerCallback
 
     made_by = {"transformers": from_script, "trl": from_yaml}[trainer]
     words = torch.randint(64, (steps * global_batch, seq_len), generator=torch.Generator().manual_seed(0))
     on_card = torch.cuda.is_available()
     before = resident("VmRSS")
     made = made_by(file, words, steps)
-    made.args.output_dir = str(Path(file).parent / "out")
+    made.args.output_dir = str(Path(file).with_suffix(""))
 
     began: list[float] = []
 
@@ -166,7 +203,7 @@ def train(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) 
     else:
         found["peak_reserved_bytes"] = resident("VmHWM") - before
     found["losses"] = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-    print(json.dumps(found))
+    return found
 
 
 def resident(key: str) -> int:

@@ -105,6 +105,9 @@ class DecoderEvents:
             for stage, (before, after) in self._stages.items()
         }
         own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
+        of_products = np.append(self._of_products, np.array([s.of_product for s in loss.storages], dtype=np.bool_))
+        for index, shared in common.items():
+            of_products[shared] |= loss.storages[index].of_product  # the decoder's trace is given what the loss makes
         return MicroSteps(
             sizes=SymbolicSizes.joined([self._sizes, SymbolicSizes.constant(s.bytes for s in loss.storages)]),
             categories=np.concatenate([self._categories, own]),
@@ -112,7 +115,7 @@ class DecoderEvents:
             first=Events.joined(stages["forward-1"] + stages["backward-1"]),
             second=Events.joined(stages["forward-2"] + stages["backward-2"]),
             streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
-            of_products=np.concatenate([self._of_products, [s.of_product for s in loss.storages]]).astype(np.bool_),
+            of_products=of_products,
         )
 
     def _category(self, index: int, storage: Storage) -> Category:

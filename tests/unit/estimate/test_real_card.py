@@ -45,9 +45,10 @@ def compared() -> Callable[[str], list[Any]]:
         ("h200/search-8b-24gib", 2, 1e-4, 0.01),
         ("h200/every-axis-llama-3.1-8b", 3, 1e-4, 0.01),
         ("h100/search-8b", 3, 1e-4, 0.01),
+        ("h100/search-8b-4-minutes", 12, 1e-4, 0.01),
         ("h100/every-axis-llama-3.2-1b", 1, 1e-4, 0.01),
         ("h100/every-axis-qwen2.5-0.5b", 2, 1e-3, 0.01),
-        ("h100/every-axis-llama-3.1-8b", 1, 1e-4, 0.06),  # LoRA with SGD: the card reserved more, nobody knows why
+        ("h100/every-axis-llama-3.1-8b", 1, 1e-4, 0.01),
     ],
 )
 def test_memory_is_what_the_card_showed(
