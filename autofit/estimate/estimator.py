@@ -78,7 +78,8 @@ class Estimator:
         """By length (`_of_lengths`)."""
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
-        self._replays = Replays(expandable_segments=job.expandable_segments is not False)
+        segments = job.expandable_segments is not False
+        self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
         self._shares: dict[Hashable, float] = {}
         """What was seen to be fragmented, by what it takes to be alike."""
         self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None]] = {}

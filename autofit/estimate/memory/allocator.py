@@ -25,7 +25,10 @@ ROUND_LARGE = 2 * MIB
 ADDRESSES = LARGE_BUFFER << 40
 """Of a pool: more than it ever uses, and whole pages of either kind."""
 FARTHEST = 1 << 80
-"""Above every block's number."""
+"""Above every block's number and address."""
+OLDEST_FIRST = 2, 12
+"""Of free blocks of one size, torch takes that which was made first from this release on, and before it the one at the
+lowest address, as real cards show with 2.11 and emulated ones with 2.12 (benchmarks/README.md)."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -58,11 +61,12 @@ class Block:
 
 
 class _Pool:
-    """The free blocks of one size class on one stream, smallest first and, among equals, that which was made first
-    (which torch 2.12 does, as blocks of real memory show; earlier versions took the lowest address)."""
+    """The free blocks of one size class on one stream, smallest first and, among equals, the `oldest_first`, or that at
+    the lowest address."""
 
-    def __init__(self, *, small: bool, address: int) -> None:
+    def __init__(self, *, small: bool, address: int, oldest_first: bool) -> None:
         self.small = small
+        self._oldest_first = oldest_first
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
         self.address = address
         """Of the next segment."""
@@ -72,12 +76,12 @@ class _Pool:
         """The addresses without memory of the pool's expandable segment, lowest first."""
 
     def add(self, block: Block) -> None:
-        key = block.size * FARTHEST + block.number
+        key = self._key(block)
         insort(self._keys, key)
         self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        key = block.size * FARTHEST + block.number
+        key = self._key(block)
         del self._keys[bisect_left(self._keys, key)]
         del self._blocks[key]
 
@@ -103,6 +107,9 @@ class _Pool:
         """All free blocks, in order."""
         return [self._blocks[key] for key in self._keys]
 
+    def _key(self, block: Block) -> int:
+        return block.size * FARTHEST + (block.number if self._oldest_first else block.address)
+
 
 def _reach(block: Block) -> int:
     after = block.after
@@ -112,10 +119,18 @@ def _reach(block: Block) -> int:
 class CachingAllocator:
     """One device's allocator. `limit` is what the driver can give it; None for no limit."""
 
-    def __init__(self, *, expandable_segments: bool, limit: int | None = None, capped: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        expandable_segments: bool,
+        limit: int | None = None,
+        capped: bool = False,
+        release: tuple[int, int] = OLDEST_FIRST,
+    ) -> None:
         """`capped`: a limit set by set_per_process_memory_fraction, with which torch compares what a request alone
-        would take, whatever pages of expandable segments it then maps (alloc_block)."""
+        would take, whatever pages of expandable segments it then maps (alloc_block). `release`: torch's."""
         self.expandable_segments = expandable_segments
+        self._oldest_first = release >= OLDEST_FIRST
         self.limit = limit
         self.capped = capped
         self.allocated = 0
@@ -134,7 +149,9 @@ class CachingAllocator:
         key = stream, size <= SMALL_SIZE
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = _Pool(small=key[1], address=len(self._pools) * ADDRESSES)
+            pool = self._pools[key] = _Pool(
+                small=key[1], address=len(self._pools) * ADDRESSES, oldest_first=self._oldest_first
+            )
         block = pool.best_fit(size) or self._from_driver(pool, size)
         if block.size > size:
             self._split(block, size)

@@ -11,7 +11,7 @@ import numpy as np
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
-from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.timeline import Timeline
 
 STEPS = 8
@@ -27,15 +27,16 @@ def replay(
     workspace: int,
     *,
     expandable_segments: bool = True,
+    release: tuple[int, int] = OLDEST_FIRST,
     limit: int | None = None,
     capped: bool = False,
     others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
-    """The caching allocator after up to `STEPS` optimizer steps, the timeline's second one again and again, with
-    `limit` bytes from the driver, or `capped` by torch itself. Before each of those, the `others`' second steps run:
-    the same step on shorter sequences. Raises `OutOfDeviceMemory`.
+    """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, the timeline's second one again
+    and again, with `limit` bytes from the driver, or `capped` by torch itself. Before each of those, the `others`'
+    second steps run: the same step on shorter sequences. Raises `OutOfDeviceMemory`.
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped)
+    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped, release=release)
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)
     events = list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
@@ -104,8 +105,8 @@ class Held:
 class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
-    def __init__(self, *, expandable_segments: bool) -> None:
-        self._expandable_segments = expandable_segments
+    def __init__(self, *, expandable_segments: bool, release: tuple[int, int] = OLDEST_FIRST) -> None:
+        self._again = partial(replay, expandable_segments=expandable_segments, release=release)
         self._known: dict[tuple[bytes, int, int | None, bool], Held] = {}
 
     def held(
@@ -131,7 +132,7 @@ class Replays:
     def _outcome(
         self, line: Timeline, workspace: int, limit: int | None, capped: bool, others: Sequence[Timeline]
     ) -> Held:
-        again = partial(replay, line, workspace, expandable_segments=self._expandable_segments, others=others)
+        again = partial(self._again, line, workspace, others=others)
         try:
             allocator = again(limit=limit, capped=capped)
         except OutOfDeviceMemory as error:

@@ -226,8 +226,8 @@ def _compared(
     dropout = step.dropout or job.workload.lora_dropout > 0
     if not request.compares_gradient or shared or dropout or job.hardware.is_emulated:
         return Fits(measurement=measurement)
-    # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length. Backwards it
-    # is new to the model: of the one that the steps have taught it by heart, the gradient may be rounding alone.
+    # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length. Backwards,
+    # the tokens are new to the model: of those that it knows by heart, the gradient may be rounding alone.
     tokens = tokens.flip(1)
     seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device
     if is_brief(seconds) and request.config.get("compile") is not True:

@@ -70,6 +70,17 @@ def test_the_smallest_free_block_that_holds_the_request_is_taken() -> None:
     assert allocator.allocate(15 * MIB + 512 * 1024).address == small.address
 
 
+@pytest.mark.parametrize(("release", "taken"), [((2, 11), 0), ((2, 12), 2)])
+def test_among_equals_the_lowest_address_is_taken_or_the_oldest_block(release: tuple[int, int], taken: int) -> None:
+    allocator = CachingAllocator(expandable_segments=False, release=release)
+    allocator.release(allocator.allocate(30 * MIB))
+    parts = [allocator.allocate(10 * MIB) for _ in range(3)]  # the last is what was left of the segment's first block
+    places = [part.address for part in parts]
+    allocator.release(parts[0])
+    allocator.release(parts[2])
+    assert allocator.allocate(10 * MIB).address == places[taken]
+
+
 def test_freed_neighbours_of_a_segment_become_one_block() -> None:
     allocator = plain()
     parts = [allocator.allocate(5 * MIB) for _ in range(4)]

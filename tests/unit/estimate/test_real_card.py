@@ -41,14 +41,16 @@ def compared() -> Callable[[str], list[Any]]:
 @pytest.mark.parametrize(
     ("table", "count", "allocated", "reserved"),
     [
-        ("h200/search-8b", 6, 1e-4, 0.01),
+        ("h200/search-8b", 6, 1e-4, 1e-4),
         ("h200/search-8b-24gib", 2, 1e-4, 0.01),
         ("h200/every-axis-llama-3.1-8b", 3, 1e-4, 0.01),
-        ("h100/search-8b", 3, 1e-4, 0.01),
-        ("h100/search-8b-4-minutes", 12, 1e-4, 0.01),
-        ("h100/every-axis-llama-3.2-1b", 1, 1e-4, 0.01),
-        ("h100/every-axis-qwen2.5-0.5b", 2, 1e-3, 0.01),
-        ("h100/every-axis-llama-3.1-8b", 1, 1e-4, 0.01),
+        ("h100/search-8b", 3, 1e-4, 1e-4),
+        ("h100/search-8b-4-minutes", 12, 1e-4, 0.006),
+        ("h100/every-axis-llama-3.2-1b", 1, 1e-4, 1e-3),
+        ("h100/every-axis-qwen2.5-0.5b", 2, 1e-3, 1e-3),
+        ("h100/every-axis-llama-3.1-8b", 1, 1e-4, 1e-3),  # adapters and whole logits: autograd's workspace decides
+        ("h100/offloaded-checkpoints-llama-3.2-1b", 1, 1e-4, 1e-3),
+        ("h100/lengths-llama-3.2-1b", 1, 1e-4, 1e-3),
     ],
 )
 def test_memory_is_what_the_card_showed(
@@ -60,16 +62,24 @@ def test_memory_is_what_the_card_showed(
         said, shown = row.estimate, row.measured
         assert said.peak_allocated_bytes == pytest.approx(shown.peak_allocated_bytes, rel=allocated), row.trial.config
         assert said.peak_reserved_bytes == pytest.approx(shown.peak_reserved_bytes, rel=reserved), row.trial.config
-        assert said.device_bytes == pytest.approx(shown.device_bytes, rel=reserved + 0.005), row.trial.config
+        assert said.device_bytes == pytest.approx(shown.device_bytes, rel=0.015), row.trial.config
 
 
-def test_a_full_step_takes_what_the_probe_foretells(compared: Any) -> None:
-    """Before any trial, and in the right order. The H100's probe was cut short."""
-    rows = sorted(compared("h200/search-8b"), key=lambda row: -row.measured.tokens_per_second)
-    said = [row.speed(row.rates) for row in rows]
-    assert said == sorted(said, reverse=True)
-    for speed, row in zip(said, rows, strict=True):
-        assert speed == pytest.approx(row.measured.tokens_per_second, rel=0.1), row.trial.config
+@pytest.mark.parametrize(
+    ("table", "off", "tau"), [("h200/search-8b", 0.1, 1.0), ("h100/search-8b-4-minutes", 0.16, 0.8)]
+)
+def test_a_step_takes_what_the_probe_foretells(compared: Any, table: str, off: float, tau: float) -> None:
+    """Before any trial, and nearly in the right order. The probe of h100/search-8b was cut short."""
+    rows = compared(table)
+    pairs = [(row.speed(row.rates), row.measured.tokens_per_second) for row in rows]
+    for (said, measured), row in zip(pairs, rows, strict=True):
+        assert said == pytest.approx(measured, rel=off), row.trial.config
+    assert (
+        importlib.import_module("estimate_trials").kendall(
+            [said for said, _ in pairs], [measured for _, measured in pairs]
+        )
+        >= tau
+    )
 
 
 def test_a_trainers_own_run_takes_what_is_predicted() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from unit.operations.made_trials import fits, make_trial
 
 from autofit.core.outcome import Diverged, Fits, Trial
+from autofit.operations.recording.table_file import read_table
 from autofit.search.correctness import FamilyBaselines, techniques
 from autofit.techniques import Job, complete, parse
 
+RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
 PLAIN = "method=full,precision=bf16-mixed,checkpointing=none,loss=full"
 TRICKY = "method=full,precision=bf16-mixed,checkpointing=selective,loss=chunked"
 
@@ -130,3 +133,26 @@ def test_techniques_are_counted_against_the_plain_recipe() -> None:
     assert techniques(complete(parse(PLAIN))) == 0
     assert techniques(complete(parse(PLAIN + ",micro_batch=4,optimizer=adamw-8bit"))) == 0
     assert techniques(complete(parse(TRICKY))) == 2
+
+
+def test_a_small_loss_is_compared_by_its_difference(job: Job) -> None:
+    """Once a batch is known by heart its losses are rounding: those of an H100 are `kept` and `plain`."""
+    plain = (12.557393, 5.964091, 1.242723, 0.038114, 1.4812e-3, 5.4228e-5, 3.7033e-5)
+    kept = (12.557393, 5.962315, 1.242471, 0.038013, 1.4821e-3, 5.4986e-5, 3.7841e-5)
+    family = FamilyBaselines()
+    family.checked(trial(job, PLAIN, losses=plain))
+    right = trial(job, TRICKY, losses=kept)
+    assert family.checked(right) is right
+    wrong = trial(job, TRICKY.replace("chunked", "full"), losses=(*kept[:3], 0.07, *kept[4:]))
+    assert "loss of step 4 is 0.0700" in getattr(family.checked(wrong).outcome, "reason", "")
+
+
+def test_no_trial_of_a_real_card_is_refuted() -> None:
+    tables = [read_table(file) for file in sorted(RECORDED.glob("h*00/*8b*.jsonl"))]
+    assert sum(len(table.rows) for table in tables) > 30
+    for table in tables:
+        family = FamilyBaselines()
+        checked = [family.checked(trial) for trial in table.of_all_passes()]
+        assert not [t.outcome for t in [*checked, *family.take_refuted()] if isinstance(t.outcome, Diverged)], (
+            table.name
+        )
