@@ -140,7 +140,7 @@ def setting(
     with readable(store) as opened:
         job = as_trials_show(job, opened)
         rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
-        return job, limit, rates, memory_deviations(device, opened)
+        return job, limit, rates, memory_deviations(device, opened, options.devices)
 
 
 def config_on(hardware: str, values: Mapping[str, object], trainer: str | None = None) -> Config:

@@ -13,7 +13,7 @@ from autofit.core.errors import StoreError
 from autofit.core.normal import mean_above
 from autofit.core.outcome import OutOfMemory, Trial
 from autofit.core.workload import METHODS
-from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
+from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
 from autofit.prediction.calibration import hardware_keys
 from autofit.store import Store
@@ -21,31 +21,32 @@ from autofit.store import Store
 COMPARED = 1000
 """Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
 WORTH = 3.0
-"""How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are
-worth."""
+"""How many comparisons the deviation is worth that is assumed without any, and how many of a search's own comparisons
+all earlier ones together are worth."""
 LEAST = 0.01
 """Deviation below which no number of comparisons takes it: two runs of one config differ by that much."""
 
 _log = logging.getLogger(__name__)
 
 
-def memory_deviations(hardware: Hardware, store: Store | None) -> dict[str, MemoryDeviation]:
+def memory_deviations(hardware: Hardware, store: Store | None, devices: int = 1) -> dict[str, MemoryDeviation]:
     """For each method, how far predictions were from the trials on this hardware, of any model, workload and stack.
 
-    A method without trials, or a store that fails or is None, leaves `NOTHING_COMPARED`.
+    A method without trials, or a store that fails or is None, leaves what is assumed of so many `devices`.
     """
-    trials = _predicted(hardware, store)
-    return {method: learned(trial for trial in trials if trial.config.get("method") == method) for method in METHODS}
+    trials, unseen = _predicted(hardware, store), nothing_compared(hardware, devices)
+    return {method: learned((t for t in trials if t.config.get("method") == method), unseen) for method in METHODS}
 
 
-def learned(trials: Iterable[Trial]) -> MemoryDeviation:
-    """The memory error to expect, from trials with predictions on the same hardware, of any workload."""
-    errors = memory_errors(trials)
-    mean, deviation = normal_of(errors)
+def learned(trials: Iterable[Trial], unseen: MemoryDeviation = NOTHING_COMPARED) -> MemoryDeviation:
+    """The memory error to expect, from trials with predictions on the same hardware, of any workload; `unseen` is what
+    is assumed without any."""
+    errors = memory_errors(trials, unseen.deviation)
+    mean, deviation = normal_of(errors, unseen.deviation)
     return MemoryDeviation(mean=mean, deviation=max(deviation, LEAST), compared_on=len(errors))
 
 
-def memory_errors(trials: Iterable[Trial]) -> list[float]:
+def memory_errors(trials: Iterable[Trial], unseen: float) -> list[float]:
     """The logarithm of measured over predicted memory of each trial whose prediction this version traced.
 
     For a trial that ran out of memory, its limit gives only a lower bound: it counts as what is to be expected above
@@ -62,18 +63,18 @@ def memory_errors(trials: Iterable[Trial]) -> list[float]:
                 errors.append(math.log(measured.device_bytes) - predicted)
         elif ran_out_on_device(trial):
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
-    mean, deviation = normal_of(errors)
+    mean, deviation = normal_of(errors, unseen)
     return errors + [mean_above(least, mean, deviation) for least in ran_out if least > mean]
 
 
-def normal_of(errors: list[float]) -> tuple[float, float]:
+def normal_of(errors: list[float], unseen: float) -> tuple[float, float]:
     """Mean and deviation of a normal variable with both unknown (Gelman 2013, section 3.3), from the draws seen plus
-    `WORTH` imaginary ones of what is expected where nothing was compared."""
+    `WORTH` imaginary ones of mean 0 and the deviation that is expected of the `unseen`."""
     count = len(errors)
     if not count:
-        return 0.0, UNKNOWN
+        return 0.0, unseen
     seen = fmean(errors)
-    squares = WORTH * UNKNOWN**2 + count * pvariance(errors, seen) + WORTH * count / (WORTH + count) * seen**2
+    squares = WORTH * unseen**2 + count * pvariance(errors, seen) + WORTH * count / (WORTH + count) * seen**2
     return count * seen / (WORTH + count), math.sqrt(squares / (WORTH + count))
 
 

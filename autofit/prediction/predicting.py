@@ -88,5 +88,5 @@ def predict_all(
         known.cache.keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
     rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
-    shown = memory_deviations(job.hardware, store)
+    shown = memory_deviations(job.hardware, store, job.workload.devices)
     return {config: found[config].timed(job, rates).judged(shown) for config in configs if config in found}

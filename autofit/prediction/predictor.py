@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
 from autofit.estimate.assumptions import as_probed
+from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.allocator_shown import as_trials_show
@@ -113,7 +114,8 @@ class LatticePredictor:
             for config, one in self._emulated.items():
                 if config not in found and one.twin in found:
                     by_config[config] = one.foretold(config, by_config[one.twin])
-            predictions = Predictions(by_config=by_config, memory_deviation=learned(earlier))
+            shown = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
+            predictions = Predictions(by_config=by_config, memory_deviation=shown)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return self._by_formula(self.configs)

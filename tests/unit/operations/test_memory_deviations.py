@@ -17,8 +17,9 @@ from unit.store.test_store_failures import sql
 from autofit.core.outcome import Outcome, Prediction, Trial
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
+from autofit.estimate.memory.deviation import ONE_CARD, UNKNOWN
 from autofit.operations import Estimation, WorkloadOptions
-from autofit.prediction.memory_deviations import UNKNOWN, memory_deviations
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.store import Store
 from autofit.techniques import complete
 
@@ -48,7 +49,8 @@ def test_where_nothing_was_compared_nothing_is_known(store: Store) -> None:
     for opened in (None, store):
         found = memory_deviations(HARDWARE, opened)
         assert set(found) == {"full", "lora", "qlora"}
-        assert {(one.mean, one.deviation, one.compared_on) for one in found.values()} == {(0.0, UNKNOWN, 0)}
+        assert {(one.mean, one.deviation, one.compared_on) for one in found.values()} == {(0.0, ONE_CARD, 0)}
+        assert {one.deviation for one in memory_deviations(HARDWARE, opened, devices=2).values()} == {UNKNOWN}
 
 
 def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
@@ -57,7 +59,7 @@ def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
     found = memory_deviations(HARDWARE, store)
     assert found["lora"].compared_on == 20
     assert found["lora"].mean == pytest.approx(0.09, abs=0.015)
-    assert found["lora"].deviation < UNKNOWN / 2
+    assert ONE_CARD / 2 < found["lora"].deviation < UNKNOWN / 2, "a tenth more is more than was to be expected"
     assert (found["full"].compared_on, found["qlora"].compared_on) == (1, 0)
     assert found["full"].mean > 0  # it ran out at a limit above what was predicted
     assert found == memory_deviations(CARD, store), "a card that is not here errs as the one that was measured"
@@ -83,8 +85,8 @@ def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path
     needed = asked().estimate().device_bytes
 
     def certainty() -> str | None:
-        return asked(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
+        return asked(memory_limit_bytes=int(1.11 * needed)).estimate().certainty
 
-    assert certainty() == "likely"
+    assert certainty() == "sure"
     add_lora(store)
-    assert certainty() == "unsure"  # of the 13 % that are left, trials took 10 %
+    assert certainty() == "unsure"  # of the 11 % that are left, trials took 10 %

@@ -619,10 +619,10 @@ def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
     seen: list[int] = []
     real = memory_deviations.learned
 
-    def learned(trials: Iterator[Trial]) -> MemoryDeviation:
+    def learned(trials: Iterator[Trial], unseen: MemoryDeviation) -> MemoryDeviation:
         every = list(trials)
         seen.append(len(every))
-        return real(every)
+        return real(every, unseen)
 
     monkeypatch.setattr(predicting_ahead, "learned", learned)
     first = operations.search(request_)
