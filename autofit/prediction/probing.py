@@ -23,7 +23,7 @@ from autofit.core.device.probe import (
     shapes_key,
     transfer,
 )
-from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
+from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LAUNCH, LINK, update
 from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.outcome import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
@@ -188,7 +188,7 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     ]
     if shown:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
-        scaled = calibrated(rates, _apart(found.steps, shown))
+        scaled = calibrated(rates, _apart(found.steps, shown, rates))
         # Not below 10 %: the few layers are not the whole step, and one config of many.
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, 0.1))
     rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
@@ -212,9 +212,12 @@ def _transfers(found: Probe) -> dict[str, float]:
     return {HOST_UPDATE: own, **measured} if found.hardware.kind == "cpu" and own else measured
 
 
-def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
+def _apart(steps: Sequence[MeasuredStep], shown: list[Shown], rates: Rates) -> list[Shown]:
     """Work and seconds of what the steps' further layers add, and of everything but layers; those of the whole steps,
-    which are `shown`, where their times do not tell these apart."""
+    which are `shown`, where their times do not tell these apart: where one waits for launches and the other does not,
+    its head hides part of what the layers take."""
+    from autofit.estimate.time.roofline import parts
+
     if len(shown) != 2 or len(steps) != 2:
         return shown
     (few, few_work, few_seconds), (many, many_work, many_seconds) = sorted(
@@ -224,6 +227,9 @@ def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
     rest, rest_seconds = few_work.without(added, times), few_seconds - times * added_seconds
     if min(added_seconds, rest_seconds) < 0.05 * few_seconds:
         return shown  # a difference of two times that is so small is noise
+    waiting = {parts(work, rates)[INDEX[LAUNCH]] > 0.0 for work in (few_work, many_work, added, rest)}
+    if len(waiting) > 1:
+        return shown
     return [(added, added_seconds), (rest, rest_seconds)]
 
 

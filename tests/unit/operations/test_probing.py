@@ -114,6 +114,24 @@ def test_layers_and_the_rest_are_scaled_apart() -> None:
     assert noisy.work is not None and seconds(noisy.work, together) == pytest.approx(noisy.seconds, rel=0.3)
 
 
+def test_steps_of_which_one_waits_for_launches_are_taken_whole() -> None:
+    """The seconds of an H100 with qwen2.5-0.5b. With two layers the launches hide behind the head's products, with
+    eight they do not: what six layers add is less than their launches take."""
+    kind = "product/bf16/nt"
+    alone = rates_of(made_probe(), guess())
+
+    def step(layers: int, taken: float, launching: float, computing: float) -> MeasuredStep:
+        amounts = {"launch": launching / alone.per("launch"), kind: computing / alone.per(kind)}
+        work = StepWork(amounts=amounts, estimator=WORK.estimator)
+        return MeasuredStep(config={}, layers=layers, seconds=taken, work=work)
+
+    few, many = step(2, 0.0234, 0.0098, 0.0231), step(8, 0.0386, 0.0336, 0.0331)
+    found = rates_of(made_probe(steps=(many, few)), guess())
+    assert 1.0 <= found.per("launch") / alone.per("launch") < 1.2, "the difference alone would make it 0.65"
+    for one in (few, many):
+        assert one.work is not None and seconds(one.work, found) == pytest.approx(one.seconds, rel=0.1)
+
+
 def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: Store) -> None:
     """A card behind a link with a quarter of its data sheet's bandwidth, one way; links between cards, and updates on
     the host, are as fast as they were measured, and disks as guessed."""
