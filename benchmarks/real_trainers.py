@@ -5,8 +5,8 @@
 For transformers and trl: full training, LoRA and QLoRA, without checkpointing and with it. Of each: one trial with the
 trainer's habits, `autofit recommend --format` from its store, then the trainer with that file on random tokens. Weights
 are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds. Cases that run
-`--at-once` share the device one after another; on a machine of many cores they load their libraries meanwhile. It needs
-transformers and trl, and no network.
+`--at-once` share the device one after another, and load their libraries meanwhile: where cores are few, their times do
+not count. It needs transformers and trl, and no network.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.steps < WARM_UP + 2:
         parser.error(f"--steps {asked.steps}: at least {WARM_UP + 2} are needed, of which two are not timed")
+    if asked.at_once < 1:
+        parser.error(f"--at-once {asked.at_once}: at least one case must run")
     ends = time.monotonic() + asked.seconds
     lines = asked.out.read_text().splitlines() if asked.out.exists() else []
     settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds", "at_once")}
@@ -75,7 +78,11 @@ def main() -> int:
             for found in as_completed(running):
                 if (row := found.result()) is None:
                     continue
-                row |= {"settings": settings, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+                row |= {
+                    "settings": settings,
+                    "at_once": asked.at_once,
+                    "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                }
                 with asked.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(told(row), flush=True)
@@ -107,7 +114,11 @@ def alone() -> Iterator[None]:
     from autofit.trial.machine import device_lock
 
     with device_lock.held(device_lock.names("cuda" if torch.cuda.is_available() else "cpu")):
-        yield
+        try:
+            yield
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         sys.stdout.flush()
         os._exit(0)
 

@@ -1,7 +1,7 @@
 """How long a user waits, and how far repeated trials differ. Run nothing else on the machine meanwhile.
 
     python benchmarks/timings.py search [--job JOB] [--out FILE]
-    python benchmarks/timings.py start-up | noise | estimator [--count N] [--model NAME] [--out FILE]
+    python benchmarks/timings.py start-up | noise | launches | estimator [--count N] [--model NAME] [--out FILE]
 
 search     a search as a user runs it, in a fresh store; seconds are of the whole command. Job `main` is `make search`,
            `again` is answered from its store, `probed` follows `autofit probe`, `tight` has 1 GiB, `plain` no options;
@@ -9,6 +9,8 @@ search     a search as a user runs it, in a fresh store; seconds are of the whol
 start-up   the whole process of `autofit --help`, and of `recommend` from so many trials (100,000)
 noise      one config so many times (10): how far repeats differ in the worst split into halves, how many stored
            intervals hold the median of all, and what a trial costs beside its steps
+launches   host time per operation of a tiny decoder, as the probe measures it, of the fastest of 12 micro-steps; on
+           an emulated card it is the host's alone (tests/emulated_card/cards.py)
 estimator  one config, after imports, and the lattice of `single-gpu`, the whole command: new, and known
 """
 
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,11 +39,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from autofit.core.outcome import Fits, OutOfMemory, StepSeconds, Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.operations import Estimation, WorkloadOptions, read_table
+from autofit.probe.launches import TINY, per_operation
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
 from autofit.trial.machine.detection import detect
@@ -177,6 +182,34 @@ def worst_split(values: Sequence[float]) -> float:
     return worst
 
 
+LAUNCHING = {
+    "full": ("none", "full"),
+    "lora": ("none", "full", "offload", "selective"),
+    "qlora": ("none", "full", "offload", "selective"),
+}
+"""Of `launches`: the methods, and how each is checkpointed."""
+
+
+def wall(run: Callable[[], None]) -> float:
+    """Seconds of a call, by this process's clock: an emulated card's events have another."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def launches(asked: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds per operation, and their ratio to full training without checkpointing."""
+    hardware, stack = detect("cuda")
+    workload = Workload(model=TINY.name, model_digest=TINY.digest, seq_len=8, global_batch=1)
+    job, found = Job(model=TINY, workload=workload, hardware=hardware, stack=stack), {}
+    for method, values in LAUNCHING.items():
+        for value in values:
+            config = complete({"method": method, "precision": "bf16", "micro_batch": 1, "checkpointing": value})
+            found[f"{method}, checkpointing={value}"] = 1e6 * per_operation(job, config, torch.device("cuda"), wall)
+    plain = found["full, checkpointing=none"]
+    return {"microseconds": found, "ratios": {name: taken / plain for name, taken in found.items()}}
+
+
 def estimator(asked: argparse.Namespace) -> dict[str, Any]:
     """Each config in a process of its own, and the lattice."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
@@ -220,7 +253,7 @@ def lattice_seconds(model: str, store: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    programs = {"search": search, "start-up": start_up, "noise": noise, "estimator": estimator}
+    programs = {"search": search, "start-up": start_up, "noise": noise, "launches": launches, "estimator": estimator}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=programs)
     parser.add_argument("--out", type=Path)

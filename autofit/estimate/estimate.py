@@ -11,7 +11,7 @@ from autofit.core.document import Document, read
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Prediction, StepWork
 from autofit.core.workload import Effect
-from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
 
 if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
@@ -181,15 +181,27 @@ class Estimate(Document):
     def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
         """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
         they show about traces says nothing about a formula."""
-        error, light = self.memory_error, self.lightest
-        of_formula = MemoryDeviation(mean=0.0, deviation=math.log1p(error), compared_on=0)
-        own = of_formula if error else shown[self.config.text("method")]
+        light = self.lightest
+        own = self._expected(shown[self.config.text("method")])
         return replace(
             self,
             memory_deviation=own,
             advice=tuple(replace(change, estimate=change.estimate.judged(shown)) for change in self.advice),
             lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
         )
+
+    def _expected(self, shown: MemoryDeviation) -> MemoryDeviation:
+        """How far its memory may be off, where `shown` holds for its method on the hardware. Without trials, what is
+        compiled or offloaded was compared with no real card; of little memory, the context is too large a part."""
+        if self.memory_error:
+            return MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
+        if shown.compared_on:
+            return shown
+        from autofit.estimate.assumptions import CONTEXT_ERROR
+
+        is_new = self.config["compile"] is True or self.config["offload"] != "none"
+        is_new = is_new or shown.deviation * self.device_bytes < CONTEXT_ERROR
+        return replace(shown, deviation=max(shown.deviation, UNKNOWN)) if is_new else shown
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""

@@ -32,12 +32,18 @@ from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
+from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 
-SELECTIVE_OPERATION = 1.8
-"""Host time per operation with selective checkpointing, which sees every operation from Python, over that with full
-checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13), on tensors too small to matter."""
+CHECKPOINTED_OPERATION, SELECTIVE_OPERATION, QUANTISED_OPERATION = 0.4, 1.5, 0.3
+"""Host time that an operation takes besides its own, in units of that, beside an accelerator: in a checkpointed layer,
+whose saved tensors pass through Python; with selective checkpointing, which sees every operation from Python; with a
+4-bit base, whose products are Python's. Measured by `benchmarks/timings.py launches` on an emulated H100 (torch 2.12,
+a core of an AMD EPYC). Four configs of real cards that wait for launches bear it out (benchmarks/README.md)."""
+SELECTIVE_ON_PROCESSOR = 0.8
+"""The same on a processor, over full checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13).
+With the others, too, recorded tables are ranked worse."""
 HOST_ALIGNMENT = 64
 """Bytes to which PyTorch aligns host memory (c10/core/alignment.h)."""
 
@@ -160,14 +166,13 @@ class Estimator:
         return self._shorter
 
     def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
-        slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
         traffic = replace(traced.traffic, hosted=traced.traffic.hosted + 2 * paged_out)
         work = step_work(
             traced.costs,
             traced.update_costs,
             sheet,
             dispatched=traced.traffic.dispatched,
-            operation=slower,
+            operation=_host_time(config, processor=self.job.hardware.kind == "cpu"),
             transfers=transferred(traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
@@ -303,6 +308,15 @@ def _without_collections() -> Iterator[None]:
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
+def _host_time(config: Config, *, processor: bool) -> float:
+    """Host time per operation in units of plain training's."""
+    selective, every = config["checkpointing"] == "selective", interval(config)
+    if processor:
+        return 1.0 + SELECTIVE_ON_PROCESSOR * selective
+    checkpointed = (SELECTIVE_OPERATION if selective else CHECKPOINTED_OPERATION) / every if every else 0.0
+    return 1.0 + checkpointed + QUANTISED_OPERATION * (config["method"] == "qlora")
 
 
 def _with_compiler(found: Memory, layers: int) -> Memory:

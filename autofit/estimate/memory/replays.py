@@ -176,5 +176,5 @@ class Fragmentation:
         return None if allocated <= limit < reserved * (1.0 + error) else (reserved, error)
 
 
-ALIKE_ERROR, DECODER_ERROR = 0.1, 0.2
+ALIKE_ERROR, DECODER_ERROR = 0.1, 0.3
 """By what share each may be too low: no config of test_whole_lattice.py exceeds them."""

@@ -15,10 +15,11 @@ MATMUL_EFFICIENCY = 0.65
 """Share of a data sheet's dense peak that large matrix products reach; a guess that calibration replaces."""
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
-OPERATION_SECONDS = 2e-5
+OPERATION_SECONDS = 1.5e-5
 """Host time that PyTorch takes to launch one operation of eager transformers with PEFT; a guess that calibration
 replaces. LoRA of Qwen-1.8B on an A100 takes 0.125 s a micro-step with 256 tokens and with 512 (README.md of
-QwenLM/Qwen), for some 5,900 operations: it does nothing but wait for launches (`benchmarks/published.py`)."""
+QwenLM/Qwen), for some 5,900 operations in checkpointed layers, where each takes 1.4 times as long: it does nothing but
+wait for launches (`benchmarks/published.py`)."""
 CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
 """Per core of any CPU: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and memory; and
 seconds per operation, thread synchronisation included. Calibration on the configs of

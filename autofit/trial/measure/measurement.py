@@ -218,8 +218,8 @@ def _compared(
     measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
 ) -> Fits | Diverged:
     """`measurement`, where the request asks for it with the gradient norm of plain training, or `Diverged` if the
-    step's own is another; where a micro-step takes long, both on the beginning of the sequences. Nothing is compared
-    where dropout or other ranks take part, where plain training does not fit, where it overflows, or where nothing is
+    step's own is another; where a micro-step takes long, both on a part of the sequences. Nothing is compared where
+    dropout or other ranks take part, where plain training does not fit, where it overflows, or where nothing is
     computed."""
     job = request.job
     shared = request.rendezvous is not None or needs_process_group(request.config)
@@ -241,7 +241,7 @@ def _compared(
         return Fits(measurement=measurement)
     if not math.isfinite(plain) or not math.isfinite(own):
         return Fits(measurement=measurement)
-    diverged = other_gradient(request.config, steps.losses, own, plain)
+    diverged = other_gradient(request.config, measurement.losses, own, plain)
     return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
 
 

@@ -79,20 +79,26 @@ def test_before_any_trial_memory_is_as_sure_as_is_said(compared: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "off", "tau"), [("h200/search-8b", 0.1, 1.0), ("h100/search-8b-4-minutes", 0.16, 0.8)]
+    ("table", "off", "order"),
+    [
+        ("h200/search-8b", 0.1, 1.0),
+        ("h200/search-8b-24gib", 0.13, 1.0),
+        ("h200/every-axis-llama-3.1-8b", 0.18, None),
+        ("h100/search-8b-4-minutes", 0.16, 0.8),
+        ("h100/every-axis-llama-3.1-8b", 0.1, None),
+        ("h100/every-axis-llama-3.2-1b", 0.1, None),
+        ("h100/every-axis-qwen2.5-0.5b", 0.13, 1.0),
+    ],
 )
-def test_a_step_takes_what_the_probe_foretells(compared: Any, table: str, off: float, tau: float) -> None:
-    """Before any trial, and nearly in the right order. The probe of h100/search-8b was cut short."""
+def test_a_step_takes_what_the_probe_foretells(compared: Any, table: str, off: float, order: float | None) -> None:
+    """Before any trial, and nearly in the right order (Kendall's tau). The probe of h100/search-8b was cut short."""
     rows = compared(table)
-    pairs = [(row.speed(row.rates), row.measured.tokens_per_second) for row in rows]
-    for (said, measured), row in zip(pairs, rows, strict=True):
-        assert said == pytest.approx(measured, rel=off), row.trial.config
-    assert (
-        importlib.import_module("estimate_trials").kendall(
-            [said for said, _ in pairs], [measured for _, measured in pairs]
-        )
-        >= tau
-    )
+    said = [row.speed(row.rates) for row in rows]
+    measured = [row.measured.tokens_per_second for row in rows]
+    for one, other, row in zip(said, measured, rows, strict=True):
+        assert one == pytest.approx(other, rel=off), row.trial.config
+    if order is not None:
+        assert importlib.import_module("estimate_trials").kendall(said, measured) >= order
 
 
 def test_a_trainers_own_run_takes_what_is_predicted() -> None:

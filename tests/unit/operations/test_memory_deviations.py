@@ -85,8 +85,23 @@ def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path
     needed = asked().estimate().device_bytes
 
     def certainty() -> str | None:
-        return asked(memory_limit_bytes=int(1.11 * needed)).estimate().certainty
+        return asked(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
 
-    assert certainty() == "sure"
+    assert certainty() == "likely"
     add_lora(store)
-    assert certainty() == "unsure"  # of the 11 % that are left, trials took 10 %
+    assert certainty() == "unsure"  # of the 13 % that are left, trials took 10 %
+
+
+def test_what_was_compared_with_no_real_card_is_less_sure() -> None:
+    """Of llama-3.1-8b: what is small, compiled or offloaded keeps the wider margin."""
+    options = WorkloadOptions(model="llama-3.1-8b", seq_len=2048, global_batch=4)
+
+    def deviation(**values: object) -> float:
+        made = Estimation.of(options, complete(values), hardware="h100-80g", store=None).estimate()
+        assert made.memory_deviation is not None
+        return made.memory_deviation.deviation
+
+    large = {"method": "lora", "checkpointing": "full", "precision": "bf16"}
+    assert deviation(**large) == ONE_CARD
+    assert deviation(**large, compile=True) == UNKNOWN
+    assert deviation(method="qlora", checkpointing="full", precision="bf16", loss="chunked") == UNKNOWN

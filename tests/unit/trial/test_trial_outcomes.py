@@ -356,7 +356,7 @@ def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
     assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
 
 
-def test_a_long_micro_steps_gradient_is_compared_on_the_beginning_of_its_sequences(warm: TrialRunner) -> None:
+def test_a_long_micro_steps_gradient_is_compared_on_a_few_tokens_that_are_new_to_the_model(warm: TrialRunner) -> None:
     outcome = warm.attempt(misbehaving("takes_long", compares_gradient=True)).outcome
     assert isinstance(outcome, Fits), outcome
     assert outcome.measurement.plain_gradient_norm is not None and outcome.measurement.plain_gradient_norm > 0
