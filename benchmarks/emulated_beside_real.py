@@ -46,6 +46,9 @@ def main() -> int:
     for table in map(read_table, files):
         for config, measured in trained(table):
             rows.append(compared(table, config, measured, asked.home))
+            if asked.json is not None:
+                found = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
+                asked.json.write_text(json.dumps(found, indent=1) + "\n")
             print(
                 table.name, config, *(f"{peak}: {rows[-1]['more_bytes'][peak]:+d} bytes" for peak in PEAKS), flush=True
             )
@@ -53,9 +56,6 @@ def main() -> int:
     for real, emulated in releases:
         if real != emulated:
             print(f"torch {emulated} was compared with {real}", file=sys.stderr)
-    if asked.json is not None:
-        found = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return any(abs(more) > PAGE for row in rows for more in row["more_bytes"].values())
 
 

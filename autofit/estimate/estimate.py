@@ -199,9 +199,10 @@ class Estimate(Document):
             return shown
         from autofit.estimate.assumptions import CONTEXT_ERROR
 
-        is_new = self.config["compile"] is True or self.config["offload"] != "none"
-        is_new = is_new or shown.deviation * self.device_bytes < CONTEXT_ERROR
-        return replace(shown, deviation=max(shown.deviation, UNKNOWN)) if is_new else shown
+        is_small = shown.deviation * self.device_bytes < CONTEXT_ERROR
+        if is_small or self.config["compile"] is True or self.config["offload"] != "none":
+            return replace(shown, deviation=max(shown.deviation, UNKNOWN))
+        return shown
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""

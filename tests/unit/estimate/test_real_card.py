@@ -25,6 +25,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 TABLES = [
     ("h200/search-8b", 6, 1e-4, 1e-4),
+    ("h200/search-8b-earlier-probe", 6, 1e-4, 1e-4),
     ("h200/search-8b-24gib", 2, 1e-4, 0.01),
     ("h200/every-axis-llama-3.1-8b", 3, 1e-4, 0.01),
     ("h100/search-8b", 3, 1e-4, 1e-4),
