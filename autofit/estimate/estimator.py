@@ -195,6 +195,7 @@ class Estimator:
             fragmentation=None if replayed else known,
             others=others,
             context=context_bytes(self.job),
+            paged=traced.paged_bytes,
         )
         fits = found.device_bytes <= limit
         if not found.gives_back_cache:

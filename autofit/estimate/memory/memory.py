@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import heap
@@ -38,9 +39,11 @@ def cuda_memory(
     fragmentation: Fragmentation | None = None,
     others: Sequence[Timeline] = (),
     context: int,
+    paged: int = 0,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
-    limit is `capped` if it is less than the device has, so that torch enforces it.
+    limit is `capped` if it is less than the device has, so that torch enforces it; it then counts `paged` states too,
+    which lie outside of the allocator.
 
     `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `others`
     are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken.
@@ -54,7 +57,10 @@ def cuda_memory(
     borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
     gives_back_cache = False
     if borrowed is None:
-        held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped, others=others)
+        again = partial(replays.held, line, workspace, capped=capped, others=others)
+        held = again(limit if allocated <= limit else None)
+        if capped and held.gives_back_cache and held.reserved + paged > limit:
+            held = again(None)
         allocated = max(allocated, held.allocated)
         borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
     reserved, borrowed_error = borrowed
