@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 
-from autofit.catalog.models import ModelShape, shape
+from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.assumptions import context_bytes, of_any_step
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.estimate.sharding.hosted import hosted_bytes
-from autofit.estimate.tracing.trace import HOST
+from autofit.estimate.tracing.trace import keeps_scores
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
-from autofit.training.build import make_plan
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
@@ -94,20 +92,4 @@ def _layer_bytes(config: Config, job: Job) -> int:
         if config["method"] != "full" and config["targets"] == "all-linear":
             merged = 2 * weights  # peft adds adapters of stacked experts to a copy of all of these
     scores = (WIDE_SCORE_BYTES if wide else SCORE_BYTES) * model.attention_heads * job.workload.seq_len
-    return int((2 if wide else 1) * (tokens * per_token + merged) + tokens * scores * _keeps_scores(config, job, model))
-
-
-def _keeps_scores(config: Config, job: Job, model: ModelShape) -> bool:
-    """Whether attention scores are kept: no fused kernel computes them block by block."""
-    if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
-        return config["attention"] == "eager"
-    width = model.attention_width // model.attention_heads
-    kernel = attention_kernel(
-        dtype=make_plan(config, job, HOST).compute_dtype,
-        width=width,
-        value_width=width,
-        grouped=model.key_heads != model.attention_heads,
-        masked=False,
-        capability=job.hardware.capability,
-    )
-    return kernel is Attention.MATH
+    return int((2 if wide else 1) * (tokens * per_token + merged) + tokens * scores * keeps_scores(config, job))

@@ -41,10 +41,11 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
+    beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
         if _is_four_bit(module):
-            _quantise(module, device)
+            _quantise(module, device, beside)
         else:
             _allocate(module, device, created)
             original(module)
@@ -92,11 +93,11 @@ def _is_four_bit(module: Any) -> bool:
     return type(module).__name__ == "Linear4bit" and type(module).__module__.startswith("bitsandbytes")
 
 
-def _quantise(layer: Any, device: torch.device) -> None:
+def _quantise(layer: Any, device: torch.device, beside: torch.cuda.Stream | None) -> None:
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
     # transformers' default initializer_range
-    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02)
+    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, beside=beside)
 
 
 def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:

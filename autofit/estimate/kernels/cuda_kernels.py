@@ -168,9 +168,17 @@ def _softmax_backward(args: tuple[Any, ...]) -> Held:
     return Held(beside=(args[1].nbytes,))
 
 
+def _safe_softmax(args: tuple[Any, ...]) -> Held:
+    """Where the result is masked, for each score and then for each row (_safe_softmax of aten/src/ATen/native/
+    transformers/attention.cpp). Arguments: (scores, ...)."""
+    scores: torch.Tensor = args[0]
+    return Held(beside=(scores.numel(), scores.numel() // scores.shape[-1]))
+
+
 _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }

@@ -33,19 +33,29 @@ class _Repetition:
         """(storage of the small trace, layer of the full stack) to the storage of the full trace."""
 
     def run(self) -> MemoryTrace:
-        for index, storage in enumerate(self._small.storages):
-            if storage.allocated is None:
-                self._copy_resident(index, storage)
+        self._copy_residents()
         for stage, segments in self._runs():
             self._repeat(stage, segments)
         self._full.labels = {label: self._copies[index, BEFORE] for label, index in self._small.labels.items()}
         return self._full
 
-    def _copy_resident(self, index: int, storage: Storage) -> None:
-        layers = self._images[storage.layer] if storage.layer is not None else [BEFORE]
-        for layer in layers:
-            home = None if storage.layer is None else layer
-            self._copies[index, layer] = self._add(storage, storage.allocated, storage.freed, home)
+    def _copy_residents(self) -> None:
+        """As a model is built: what comes before the layers, layer after layer, and what comes after them."""
+        residents = [(i, storage.layer) for i, storage in enumerate(self._small.storages) if storage.allocated is None]
+        first = next((index for index, layer in residents if layer is not None), len(self._small.storages))
+        outside = [index for index, layer in residents if layer is None]
+        for index in (i for i in outside if i < first):
+            self._copy_resident(index, BEFORE)
+        for layer, stand_in in enumerate(self._representative):
+            for index in (i for i, home in residents if home == stand_in):
+                self._copy_resident(index, layer)
+        for index in (i for i in outside if i > first):
+            self._copy_resident(index, BEFORE)
+
+    def _copy_resident(self, index: int, layer: int) -> None:
+        storage = self._small.storages[index]
+        home = None if storage.layer is None else layer
+        self._copies[index, layer] = self._add(storage, storage.allocated, storage.freed, home)
 
     def _runs(self) -> list[tuple[str, list[tuple[Place, list[Event]]]]]:
         """Segments grouped by stage, in order."""

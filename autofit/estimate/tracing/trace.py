@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from autofit.catalog.models import Model, architecture
+from autofit.catalog.models import Model, architecture, shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels import cuda_kernels
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
@@ -57,13 +58,30 @@ def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
 _KINDS: dict[str, tuple[Hashable, ...]] = {}
 
 
-def at_primes(config: Config) -> Config:
+def keeps_scores(config: Config, job: Job) -> bool:
+    """Whether attention scores are kept: no fused kernel computes them block by block."""
+    model = shape(job.model)
+    if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
+        return config["attention"] == "eager"
+    width = model.attention_width // model.attention_heads
+    kernel = cuda_kernels.attention_kernel(
+        dtype=make_plan(config, job, HOST).compute_dtype,
+        width=width,
+        value_width=width,
+        grouped=model.key_heads != model.attention_heads,
+        masked=False,
+        capability=job.hardware.capability,
+    )
+    return kernel is cuda_kernels.Attention.MATH
+
+
+def at_primes(config: Config, job: Job) -> Config:
     """`config` with the micro-batch and rank at which it is traced.
 
-    Eager attention on a single sequence is a different program: rearranging the heads needs no copy there.
+    Scores of a single sequence are a different program: rearranging the heads needs no copy there.
     """
     values = dict(config.items)
-    if not (config["attention"] == "eager" and config["micro_batch"] == 1):
+    if config["micro_batch"] != 1 or not keeps_scores(config, job):
         values["micro_batch"] = MICRO_BATCH
     if values.get("rank") is not None:
         values["rank"] = RANK
@@ -82,7 +100,7 @@ def trace_decoder(
     """
     from transformers import masking_utils
 
-    config = at_primes(config)
+    config = at_primes(config, job)
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
     plan.loss_scaling = False  # which needs no memory
@@ -202,7 +220,7 @@ def _attention(
     )
     result: torch.Tensor
     if kernel is cuda_kernels.Attention.MATH:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), _MasksInPlace():  # type: ignore[no-untyped-call]
             result = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
         return result
     operands = [tensor.to(dtype) for tensor in (query, key, value)]
@@ -213,6 +231,16 @@ def _attention(
     bias = _as_bias(attn_mask, dtype) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
     result, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, bias, True, dropout_p, **flags)
     return result
+
+
+class _MasksInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has the mask added to the scores in place, as torch does unless a mode such as the recorder is on
+    (_scaled_dot_product_attention_math of aten/src/ATen/native/transformers/attention.cpp)."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor:
+            return torch.ops.aten.view.default(args[0].add_(args[1]), args[0].shape)
+        return func(*args, **(kwargs or {}))
 
 
 def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

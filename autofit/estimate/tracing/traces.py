@@ -180,7 +180,7 @@ class Traces:
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return at_primes(config).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
+        return at_primes(config, self.job).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool) -> Decoder:
         kinds = layer_kinds(config, job)
