@@ -10,6 +10,7 @@ from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
+from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.job import ranks_per_host
 
 ASSUMED = "assumed"
@@ -66,10 +67,10 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     if config["offload"] == "nvme":
         shared = f", which the {ranks} ranks of a machine share" if ranks > 1 else ""
         found.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
-    if config["optimizer"] == "paged-adamw-8bit":
+    if kind_of(config).paged:
         found.append(
-            "optimizer=paged-adamw-8bit keeps its states on the device; what a full one has no room for goes to the "
-            "host and back in every step, at three quarters of the link's nominal bandwidth"
+            f"optimizer={config['optimizer']} keeps its states on the device; what a full one has no room for goes to "
+            "the host and back in every step, at three quarters of the link's nominal bandwidth"
         )
     if job.hardware.kind == "cuda":
         found += _of_cuda_kernels(config, job)

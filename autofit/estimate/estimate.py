@@ -12,6 +12,7 @@ from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Prediction, StepWork
 from autofit.core.workload import Effect
 from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
+from autofit.techniques.axes.optimizer import kind_of
 
 if TYPE_CHECKING:
     from autofit.estimate.time.roofline import Rates
@@ -129,7 +130,7 @@ class Estimate(Document):
         """The same under another limit and, where it is given, with another CUDA context; None where these decide how
         much CUDA's allocator keeps or how much is paged out, or a borrowed figure would decide what fits."""
         more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
-        if more and self.config.text("optimizer").startswith("paged"):
+        if more and kind_of(self.config).paged:
             return None
         if memory_limit_bytes == self.memory_limit_bytes and not more:
             return self

@@ -33,6 +33,7 @@ from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
+from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 
@@ -221,7 +222,7 @@ class Estimator:
             wide=precision == "fp32",
             autocast=precision.endswith("-mixed") or is_under_autocast(config, self.job),
             dequantises=config["method"] == "qlora",
-            quantised_states=config.text("optimizer").endswith("-8bit") and not offloads,
+            quantised_states=kind_of(config).in_8_bits and not offloads,
             offloads=offloads,
         )
 

@@ -26,7 +26,7 @@ from autofit.export.document import (
     settings,
     yaml_file,
 )
-from autofit.techniques.axes.optimizer import weight_decay
+from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")
@@ -101,7 +101,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    name, notes = ta.OPTIMIZERS[str(value)], []
+    name, notes = OPTIMIZERS[str(value)].trainer, []
     if value == "adamw-8bit" and distributed.by_fsdp(task):
         name = "adamw_torch_8bit"
         notes.append(Near("optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"))

@@ -6,24 +6,12 @@ from autofit.core.lattice import Config, Value
 from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
-from autofit.techniques.axes.optimizer import weight_decay
+from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits import trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """`attn_implementation` of each attention."""
-
-OPTIMIZERS = {
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "lion-8bit": "lion_8bit",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit",
-    "adamw": "adamw_torch_fused",
-    "adamw-foreach": "adamw_torch",
-}
-"""`optim` of each optimizer, in the spelling that every transformers since 4.50 accepts."""
 
 FILLED = ("lr", "betas", "eps", "weight_decay")
 """Arguments of DeepSpeed's own optimizer that Trainer fills in from its own arguments."""
@@ -113,7 +101,7 @@ def optimizer(value: Value, task: Task) -> Settings:
                 "than was measured"
             )
         )
-    return settings(*notes, training={"optim": OPTIMIZERS[str(value)], "weight_decay": weight_decay(value)})
+    return settings(*notes, training={"optim": OPTIMIZERS[str(value)].trainer, "weight_decay": weight_decay(value)})
 
 
 def compilation(value: Value, task: Task) -> Settings:
@@ -197,9 +185,9 @@ def whole_checkpoint(task: Task, trainer: str) -> list[str]:
 
 def libraries(config: Config) -> list[str]:
     """Packages that the config needs in Trainer and its heirs, beside those that train, adapt and shard."""
-    optimizer = str(config.get("optimizer"))
+    optimizer = OPTIMIZERS.get(str(config.get("optimizer")))  # a stored config may lack it
     needed = {
-        "bitsandbytes": config["method"] == "qlora" or "8bit" in optimizer or optimizer == "lion",
+        "bitsandbytes": config["method"] == "qlora" or (optimizer is not None and optimizer.of_bitsandbytes),
         "liger-kernel": config.get("loss") == "fused",
         "flash-attn": config.get("attention") == "flash",
     }

@@ -13,6 +13,7 @@ from autofit.prediction.calibration import hardware_keys
 from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
     for trial in newest_first:
         if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
             found = trial.outcome.measurement
-            is_paged = str(trial.config.get("optimizer")).startswith("paged")
+            optimizer = OPTIMIZERS.get(str(trial.config.get("optimizer")))  # an old config may lack it
+            is_paged = optimizer is not None and optimizer.paged
             beside = 0 if is_paged else found.device_bytes - found.peak_reserved_bytes
             context = rounded_context(beside) if beside > 0 else None
             return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lattice import Axis
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +67,7 @@ TRAINER_NAMES = (
     TrainerName(
         keys=("optim", "optimizer_name", "optimizer_type"),
         target="optimizer",
-        values={
-            "sgd": "sgd",
-            "adafactor": "adafactor",
-            "lion_8bit": "lion-8bit",
-            "adamw_8bit": "adamw-8bit",
-            "adamw_bnb_8bit": "adamw-8bit",
-            "paged_adamw_8bit": "paged-adamw-8bit",
-            "lion_32bit": "lion",
-            "adamw_torch_fused": "adamw",
-            "adamw_torch": "adamw-foreach",
-        },
+        values={"adamw_8bit": "adamw-8bit", **{kind.trainer: ours for ours, kind in OPTIMIZERS.items()}},
     ),
     TrainerName(
         keys=("attn_implementation", "flash_attn", "flash_attention"),

@@ -18,8 +18,7 @@ from autofit.trainers.run import Run, Where
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OPTIMIZERS: Mapping[str, str] = {
-    **{theirs: ours for known in names_of("optimizer") for theirs, ours in (known.values or {}).items()},
-    **{theirs: ours for ours, theirs in ta.OPTIMIZERS.items()},
+    theirs: ours for known in names_of("optimizer") for theirs, ours in (known.values or {}).items()
 }
 """Our optimizer for each spelling."""
 STAND_INS: Mapping[str, tuple[str, str, str]] = {

@@ -5,16 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.techniques import Job, quantisation
-
-STATE_BYTES = {
-    **dict.fromkeys(("sgd", "adafactor", "paged-adamw-8bit"), 0.0),
-    "lion-8bit": 1.0,
-    "adamw-8bit": 2.0,
-    "lion": 4.0,
-    **dict.fromkeys(("adamw", "adamw-foreach"), None),
-}
-"""Optimizer state per trained parameter; None for two states in the parameters' own format. Factored and paged states
-and small per-block figures are left out: this is a floor."""
+from autofit.techniques.axes.optimizer import kind_of
 
 
 def floor_parts(config: Config, job: Job) -> dict[str, int]:
@@ -33,7 +24,7 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
             "optimizer": 0,
         }
     per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
-    own = STATE_BYTES[config.text("optimizer")]
+    own = kind_of(config).state_bytes
     state = 2.0 * per_weight if own is None else own
     trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
     left = _left(config, job.workload.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autofit.core.distribution import install
@@ -26,62 +27,6 @@ def weight_decay(optimizer: Value) -> float:
     for the others, the default of each. DeepSpeed and transformers' Trainer have 0 for AdamW, too; Trainer's own
     optimizers leave norms and biases out of it, which trials do not."""
     return 1e-2 if "adamw" in str(optimizer) else 0.0
-
-
-class Optimizer(Technique):
-    """Fused implementations where available; 8-bit states and Lion from bitsandbytes; Adafactor from transformers."""
-
-    axis = Axis(
-        name="optimizer",
-        values=(
-            "sgd",
-            "adafactor",
-            "lion-8bit",
-            "adamw-8bit",
-            "paged-adamw-8bit",
-            "lion",
-            "adamw",
-            "adamw-foreach",
-        ),
-        effects={
-            "sgd": Effect.TRAINING,
-            "adafactor": Effect.TRAINING,
-            "lion-8bit": Effect.TRAINING,
-            "lion": Effect.TRAINING,
-            "adamw-8bit": Effect.NUMERICS,
-            "paged-adamw-8bit": Effect.NUMERICS,
-        },
-        recipe="adamw",
-        # Bytes of state per parameter: sgd 0, lion-8bit 1, adamw-8bit 2, lion 4, adamw 8 (4 in pure bf16). No claim
-        # where that is not the whole story: with 8-bit optimizers the embeddings' states stay in fp32 and updates
-        # dequantise the states, Adafactor has temporaries, and paged states leave the device only as far as needed.
-        lighter=frozenset(
-            {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
-            | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
-        ),
-        does="The optimizer, and the number format of its states.",
-        meanings={
-            "sgd": "no states",
-            "adafactor": "factorised states; not with ZeRO or FSDP",
-            "lion-8bit": "one state in 8 bits; needs bitsandbytes, not with FSDP",
-            "adamw-8bit": "two states in 8 bits; needs bitsandbytes, not with FSDP",
-            "paged-adamw-8bit": "the same, moved to host memory under pressure; NVIDIA and AMD GPUs only",
-            "lion": "one state in fp32; needs bitsandbytes, not with FSDP",
-            "adamw": "two states, updated by torch's fused kernel",
-            "adamw-foreach": "the same, with temporaries as large as the weights; in no built-in space",
-        },
-    )
-
-    def unsupported(self, config: Config, job: Job) -> str | None:
-        value = config.text("optimizer")
-        if value == "paged-adamw-8bit" and job.hardware.kind != "cuda":
-            return "paged-adamw-8bit pages states between a CUDA device and its host; here it would page nothing"
-        if value in ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit") and job.stack.bitsandbytes is None:
-            return f"{value} needs bitsandbytes, which is not installed here ({install()})"
-        return None
-
-    def plan(self, plan: BuildPlan) -> None:
-        plan.optimizer = FACTORIES[plan.config.text("optimizer")]
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -130,13 +75,120 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
     return factory
 
 
-FACTORIES: dict[str, OptimizerFactory] = {
-    "sgd": _torch("SGD", fused=True),
-    "adafactor": _adafactor,
-    "lion-8bit": _bitsandbytes("Lion8bit"),
-    "adamw-8bit": _bitsandbytes("AdamW8bit"),
-    "paged-adamw-8bit": _bitsandbytes("PagedAdamW8bit"),
-    "lion": _bitsandbytes("Lion"),
-    "adamw": _torch("AdamW", fused=True),
-    "adamw-foreach": _torch("AdamW", foreach=True),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is known of one optimizer, here alone."""
+
+    make: OptimizerFactory
+    does: str
+    """In a few words."""
+    trainer: str
+    """`optim` of transformers' Trainer, in the spelling that every transformers since 4.50 accepts."""
+    state_bytes: float | None
+    """Bytes of state per trained parameter, at least; None for two states in the parameters' own format. Factored and
+    paged states and figures per block are left out."""
+    effect: Effect = Effect.EXACT
+    of_bitsandbytes: bool = False
+    in_8_bits: bool = False
+    """Whether its states are."""
+    paged: bool = False
+    """Whether its states leave a full device for the host."""
+
+
+OPTIMIZERS = {
+    "sgd": Kind(
+        make=_torch("SGD", fused=True), does="no states", trainer="sgd", state_bytes=0.0, effect=Effect.TRAINING
+    ),
+    "adafactor": Kind(
+        make=_adafactor,
+        does="factorised states; not with ZeRO or FSDP",
+        trainer="adafactor",
+        state_bytes=0.0,
+        effect=Effect.TRAINING,
+    ),
+    "lion-8bit": Kind(
+        make=_bitsandbytes("Lion8bit"),
+        does="one state in 8 bits; needs bitsandbytes, not with FSDP",
+        trainer="lion_8bit",
+        state_bytes=1.0,
+        effect=Effect.TRAINING,
+        of_bitsandbytes=True,
+        in_8_bits=True,
+    ),
+    "adamw-8bit": Kind(
+        make=_bitsandbytes("AdamW8bit"),
+        does="two states in 8 bits; needs bitsandbytes, not with FSDP",
+        trainer="adamw_bnb_8bit",
+        state_bytes=2.0,
+        effect=Effect.NUMERICS,
+        of_bitsandbytes=True,
+        in_8_bits=True,
+    ),
+    "paged-adamw-8bit": Kind(
+        make=_bitsandbytes("PagedAdamW8bit"),
+        does="the same, moved to host memory under pressure; NVIDIA and AMD GPUs only",
+        trainer="paged_adamw_8bit",
+        state_bytes=0.0,
+        effect=Effect.NUMERICS,
+        of_bitsandbytes=True,
+        in_8_bits=True,
+        paged=True,
+    ),
+    "lion": Kind(
+        make=_bitsandbytes("Lion"),
+        does="one state in fp32; needs bitsandbytes, not with FSDP",
+        trainer="lion_32bit",
+        state_bytes=4.0,
+        effect=Effect.TRAINING,
+        of_bitsandbytes=True,
+    ),
+    "adamw": Kind(
+        make=_torch("AdamW", fused=True),
+        does="two states, updated by torch's fused kernel",
+        trainer="adamw_torch_fused",
+        state_bytes=None,
+    ),
+    "adamw-foreach": Kind(
+        make=_torch("AdamW", foreach=True),
+        does="the same, with temporaries as large as the weights; in no built-in space",
+        trainer="adamw_torch",
+        state_bytes=None,
+    ),
 }
+"""Those of the axis, in its order."""
+
+
+def kind_of(config: Config) -> Kind:
+    """That of the config's optimizer."""
+    return OPTIMIZERS[config.text("optimizer")]
+
+
+class Optimizer(Technique):
+    """Fused implementations where available; 8-bit states and Lion from bitsandbytes; Adafactor from transformers."""
+
+    axis = Axis(
+        name="optimizer",
+        values=tuple(OPTIMIZERS),
+        effects={name: kind.effect for name, kind in OPTIMIZERS.items()},
+        recipe="adamw",
+        # Bytes of state per parameter: sgd 0, lion-8bit 1, adamw-8bit 2, lion 4, adamw 8 (4 in pure bf16). No claim
+        # where that is not the whole story: with 8-bit optimizers the embeddings' states stay in fp32 and updates
+        # dequantise the states, Adafactor has temporaries, and paged states leave the device only as far as needed.
+        lighter=frozenset(
+            {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
+            | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
+        ),
+        does="The optimizer, and the number format of its states.",
+        meanings={name: kind.does for name, kind in OPTIMIZERS.items()},
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value, kind = config.text("optimizer"), kind_of(config)
+        if kind.paged and job.hardware.kind != "cuda":
+            return f"{value} pages states between a CUDA device and its host; here it would page nothing"
+        if kind.of_bitsandbytes and job.stack.bitsandbytes is None:
+            return f"{value} needs bitsandbytes, which is not installed here ({install()})"
+        return None
+
+    def plan(self, plan: BuildPlan) -> None:
+        plan.optimizer = kind_of(plan.config).make

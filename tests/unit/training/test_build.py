@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.techniques.axes.optimizer import FACTORIES
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.losses import cross_entropy
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.engines.local import LocalEngine
@@ -39,7 +39,7 @@ def test_every_axis_leaves_its_decision_in_the_plan() -> None:
     made = make_plan(asked, job(LLAMA), CPU)
     assert (made.trained_dtype, made.compute_dtype, made.autocast) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert (made.attention, made.loss) == ("eager", cross_entropy.KERNELS["chunked"])
-    assert made.optimizer is FACTORIES["sgd"]
+    assert made.optimizer is OPTIMIZERS["sgd"].make
     assert plan(config(attention="flash")).attention == "flash_attention_2"
 
 
