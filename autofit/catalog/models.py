@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -168,11 +169,13 @@ def _of_path(path: Path) -> Model:
 def _of_hub(hub_id: str) -> Model:
     try:
         text = hub.config_text(hub_id)
-    except EnvironmentLacks:
+    except EnvironmentLacks as error:
         same = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
-        if same is None:
-            raise
-        return _of_catalog(same)
+        if same is not None:
+            return _of_catalog(same)
+        near = difflib.get_close_matches(hub_id.rsplit("/", 1)[-1].lower(), names(), n=2, cutoff=0.5)
+        hint = f"; or name what it is built like: --model {' or --model '.join(near)}" if near else ""
+        raise EnvironmentLacks(error.message, remedy=f"{error.remedy}{hint}") from error
     source = f"{hub_id}, config.json"
     return Model(name=hub_id, config=architecture_file.parse(text, source), source=source, parameters=None)
 

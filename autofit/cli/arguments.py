@@ -115,7 +115,9 @@ def _config_values(text: str) -> Mapping[str, object]:
             f"config {text!r} is neither axis=value pairs nor a readable file: {error.strerror}"
         ) from error
     except ValueError as error:
-        raise UsageError(f"config file {text} is not JSON: {error}") from error
+        raise UsageError(
+            f"config file {text} is not JSON: {error} (a trainer's own file is for `autofit diagnose`)"
+        ) from error
     except RecursionError as error:
         raise UsageError(f"config file {text} is not a config: it is nested too deeply") from error
     config = data.get("config", data) if isinstance(data, dict) else data

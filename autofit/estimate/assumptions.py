@@ -130,6 +130,14 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
+    if config["attention"] == "sdpa" and (config["precision"] == "fp32" or int(major or 9) < 8):
+        from autofit.estimate.tracing.trace import keeps_scores  # imports torch
+
+        if keeps_scores(config, job):
+            found.append(
+                f"torch has no fused attention for these heads in {config['precision']} on {job.hardware.name}: the "
+                "scores of all pairs of tokens are kept, which takes memory and time"
+            )
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found

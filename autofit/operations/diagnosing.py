@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autofit.catalog.hardware import alike
-from autofit.catalog.models import Model, load, names, shape
+from autofit.catalog.models import Model, load, shape
 from autofit.catalog.space import ADAPTER_AXES
-from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.units import GIB, format_bytes
-from autofit.core.workload import check_count
+from autofit.core.workload import Effect, check_count
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.operations.diagnosis import Diagnosis, DiagnosisRequest, Remedy
@@ -40,9 +39,20 @@ _BEYOND = {
 class _Case:
     """One file on one card."""
 
-    def __init__(self, file: SourceFile, trainer: Trainer, user: DiagnosisRequest, where: Where) -> None:
+    def __init__(
+        self,
+        file: SourceFile,
+        trainer: Trainer,
+        user: DiagnosisRequest,
+        where: Where,
+        *,
+        edited: Mapping[KeyPath, Any] | None = None,
+    ) -> None:
+        """With `edited`, the file once it is so edited; changes are then those and what helps beside them."""
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
-        self.run = self._read(file.values)
+        self._edited = dict(edited or {})
+        self._values = applied(file.values, self._edited)
+        self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
         self._extra = extra_bytes(self.run, model)
@@ -67,19 +77,28 @@ class _Case:
         )
         self._edits: dict[Config, dict[KeyPath, Any]] = {}
         """The edits after which the file asks for a config."""
+        self._runs = {self.run.config: self.run}
+        """What the file then asks for."""
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
-        limit = self.estimation.memory_limit_bytes
+        limit, job = self.estimation.memory_limit_bytes, self.estimation.job
         if limit <= self._extra:
             raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
         under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
-        found = under.advised(report, self._said)
-        remedies = (self._remedy(change) for change in found.advice)
+        found = under.advised(report, self._said, lambda config: extra_bytes(self._runs[config], job.model))
+        whole = self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run)
+        remedies = tuple(r for change in found.advice if (r := self._remedy(change)).change.estimate.likely_fits)
+        if self._edited and whole.likely_fits:
+            remedies = (self._remedy(Change(values={}, effect=Effect.EXACT, estimate=found, roles=("smallest",))),)
+        if not whole.likely_fits and self.run.narrower is not None:
+            key, value = self.run.narrower
+            other = _Case(self._file, self._trainer, self._user, self._where, edited={(key,): value})
+            remedies = _more_faithful(remedies, other.diagnosed(report).remedies)
         return Diagnosis(
             run=self.run,
             options=self.options,
-            estimate=self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run),
-            remedies=tuple(remedy for remedy in remedies if remedy.change.estimate.likely_fits),
+            estimate=whole,
+            remedies=remedies,
             notes=tuple(self._notes(found)),
             failure=self._user.failure,
         )
@@ -102,7 +121,10 @@ class _Case:
         seq_len = run.seq_len if user.seq_len is None else user.seq_len
         if seq_len is None:
             raise UsageError("the file does not say how long sequences are: say it with --seq-len")
-        _check_model(source)
+        try:
+            load(source)
+        except UsageError as error:
+            raise UsageError(f"{error}; say what it is built like: --model NAME (`autofit models`)") from error
         return WorkloadOptions(
             trainer=_with_habits(run),
             model=source,
@@ -128,10 +150,7 @@ class _Case:
     def _lightest(self, found: Estimate) -> Lightest | None:
         if found.lightest is None:
             return None
-        config = found.lightest.estimate.config
-        run = replace(self.run, config=config)
-        if config in self._edits:
-            run = self._read(applied(self._file.values, self._edits[config]))
+        run = self._runs[found.lightest.estimate.config]
         card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
         return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
 
@@ -142,6 +161,8 @@ class _Case:
             more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
             if which in _BEYOND and more > GIB // 2:
                 yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        if self.run.trainer == "trl":
+            yield "trl is taken to be 1.7 or later: earlier ones compute all logits at once, which takes more"
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
@@ -158,7 +179,7 @@ class _Case:
     def _said(self, config: Config) -> Config | None:
         """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it
         cannot be edited so."""
-        values = self._file.values
+        values = self._values
         try:
             after = replace(self._task, config=config)
             edits = edits_for(self._trainer, values, self._task, after, lambda keys: self._read(keys).config)
@@ -168,17 +189,28 @@ class _Case:
         if not edits or run.global_batch != self.run.global_batch:
             return None
         self._edits.setdefault(run.config, edits)
+        self._runs.setdefault(run.config, run)
         return run.config
 
     def _remedy(self, change: Change) -> Remedy:
-        edits = self._edits[change.estimate.config]
-        after = self._read(applied(self._file.values, edits))
+        config = change.estimate.config
+        edits, after = {**self._edited, **self._edits.get(config, {})}, self._runs[config]
         text = self._file.changed(edits)
+        if self._edited:
+            first = {path[-1]: value for path, value in self._edited.items()}
+            change = replace(change, values={**first, **change.values}, effect=max(change.effect, Effect.NUMERICS))
         return Remedy(
             change=replace(change, estimate=self._whole(change.estimate, after)),
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )
+
+
+def _more_faithful(some: tuple[Remedy, ...], others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """Those of the two that change less of the training; the first if they are alike."""
+    if not some or not others:
+        return some or others
+    return min(some, others, key=lambda remedies: max(remedy.change.effect for remedy in remedies))
 
 
 def _with_habits(run: Run) -> str | None:
@@ -223,7 +255,9 @@ def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
         if not is_its_own:
             notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
         if user.memory_limit_bytes is None and is_its_own:
-            user = replace(user, memory_limit_bytes=failure.capacity_bytes - failure.elsewhere_bytes)
+            card = named or detect()[0]
+            free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two digits
+            user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)
     if asked(user.hardware) is None and detect()[0].kind == "cpu":
         raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")
     return user, tuple(notes)
@@ -240,16 +274,3 @@ def extra_bytes(run: Run, model: Model) -> int:
     }
     shared = run.devices if run.config["sharding"] in ("zero3", "fsdp", "fsdp-no-reshard") else 1
     return round(sum(size * parameters[which] for which, size in run.beyond)) // shared
-
-
-def _check_model(source: str) -> None:
-    """Raise what `load` raises, naming the models of the catalog that may be meant."""
-    try:
-        load(source)
-    except (UsageError, EnvironmentLacks) as error:
-        base = source.rsplit("/", 1)[-1].lower()
-        near = difflib.get_close_matches(base, names(), n=2, cutoff=0.5)
-        hint = f"say what it is built like: --model {' or --model '.join(near or ['NAME'])}"
-        if isinstance(error, EnvironmentLacks):
-            raise EnvironmentLacks(error.message, remedy=f"{error.remedy}; or {hint}") from error
-        raise UsageError(f"{error}; {hint}") from error

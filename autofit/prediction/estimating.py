@@ -94,16 +94,18 @@ class Estimation:
         self,
         report: Callable[[int], None] = lambda done: None,
         said: Callable[[Config], Config | None] = lambda config: config,
+        beside: Callable[[Config], int] = lambda config: 0,
     ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far. `said` is as for `advised`.
+        Predicts configs near it; `report` is called with how many so far. `said` and `beside` are as
+        for `advised`.
         """
 
         def refused(config: Config) -> str | None:
             return why_not(config, self.job)
 
-        return self._answer(lambda near: advised(self._own(near), near, refused, report, self.deviations, said))
+        return self._answer(lambda near: advised(self._own(near), near, refused, report, self.deviations, said, beside))
 
     def _own(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)

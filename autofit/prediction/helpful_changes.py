@@ -34,15 +34,17 @@ def advised(
     report: Callable[[int], None],
     shown: Mapping[str, MemoryDeviation] | None = None,
     said: Callable[[Config], Config | None] = lambda config: config,
+    beside: Callable[[Config], int] = lambda config: 0,
 ) -> Estimate:
     """`found` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
 
     `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
     the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`). `said` turns a
-    config into the nearest that the user can ask for, or None.
+    config into the nearest that the user can ask for, or None; `beside` says how many bytes such a config takes
+    besides, which the limit of `found` no longer has.
     """
     judged = found if shown is None else found.judged(shown)
-    near = _Neighbourhood(judged, estimator, refused, report, shown, said)
+    near = _Neighbourhood(judged, estimator, refused, report, shown, said, beside)
     if judged.likely_fits:
         return replace(judged, advice=near.faster())
     changes = near.that_fit()
@@ -72,9 +74,12 @@ class _Neighbourhood:
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
         shown: Mapping[str, MemoryDeviation] | None,
-        said: Callable[[Config], Config | None] = lambda config: config,
+        said: Callable[[Config], Config | None],
+        beside: Callable[[Config], int],
     ) -> None:
         job = estimator.job
+        self._beside = beside
+        self._whole_limit = found.memory_limit_bytes + beside(found.config)
         self._shown = shown
         self._said = said
         self._found = found
@@ -87,13 +92,32 @@ class _Neighbourhood:
         self._grant_traces()
 
     def that_fit(self) -> tuple[Change, ...]:
-        """The most faithful changes of one value or two that are likely to make it fit."""
+        """The most faithful changes of one value or two that are likely to make it fit. Where they train something
+        else, first the fastest that offloads instead, if any is likely to fit."""
         for effect in Effect:
-            self._grant_traces()
-            fits = [estimate for changes in (1, 2) for estimate in self._fitting(self._lighter(effect, changes))]
-            if fits:
-                return self._options(fits)
-        return ()
+            near = [self._lighter(effect, changes) for changes in (1, 2)]
+            for method in range(len(METHODS)):
+                self._grant_traces()
+                fits = [e for configs in near for e in self._fitting(c for c in configs if _method(c) == method)]
+                if fits and effect is Effect.TRAINING:
+                    return (*self._offloading(), *self._options(fits))
+                if fits:
+                    return self._options(fits)
+        return self._offloading()
+
+    def _offloading(self) -> tuple[Change, ...]:
+        """The fastest change that moves states or weights to the host, which the default space of one card leaves
+        out."""
+        if self._estimator.job.hardware.kind == "cpu":
+            return ()  # whose host is where everything is anyway
+        ways = [
+            {"offload": offload, "checkpointing": checkpointing}
+            for offload in ("optimizer", "params")
+            for checkpointing in dict.fromkeys((self._found.config["checkpointing"], "full"))
+        ]
+        self._grant_traces()
+        fits = self._fitting(self._near(ways, Effect.EXACT))
+        return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
 
     def faster(self) -> tuple[Change, ...]:
         """Single changes that are likely to fit and gain enough: exact ones, else those in numerics. The training
@@ -103,15 +127,27 @@ class _Neighbourhood:
         for effect in (Effect.EXACT, Effect.NUMERICS):
             self._grant_traces()
             fits = self._fitting(self._not_sure_to_be_slower(effect))
-            faster = [estimate for estimate in fits if speed(estimate) >= speed(self._found) * (1 + GAIN)]
+            fits += self._fitting(self._with_less_beside(effect))
+            faster = [estimate for estimate in fits if self._is_faster(estimate)]
             if faster:
                 return self._options(faster)
         return ()
 
+    def _is_faster(self, estimate: Estimate) -> bool:
+        return speed(estimate) >= speed(self._found) * (1 + GAIN)
+
+    def _with_less_beside(self, effect: Effect) -> list[Config]:
+        """What would be faster and is not likely to fit, with one lighter value beside it."""
+        quick = [e.config for e in self._known.values() if not e.likely_fits and self._is_faster(e)]
+        here = self._found.config
+        own = [{axis: c[axis] for axis in c if c[axis] != here.get(axis)} for c in quick]
+        less = [{a.name: value} for a, present in self._present() for value in self._values(a, below=present)]
+        return self._near((beside | values for values in own for beside in less if not beside.keys() & values), effect)
+
     def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
         """Of those with the most faithful method, the smallest change, the fastest and the safest, which may be one."""
-        first = min(_method(estimate) for estimate in fits)
-        changes = [self._change(estimate) for estimate in fits if _method(estimate) == first]
+        first = min(_method(estimate.config) for estimate in fits)
+        changes = [self._change(estimate) for estimate in fits if _method(estimate.config) == first]
         best = {
             "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
             "fastest": max(changes, key=lambda change: _speed_or_memory(change.estimate)),
@@ -190,7 +226,7 @@ class _Neighbourhood:
         return found
 
     def _too_heavy(self, config: Config) -> bool:
-        if floor_bytes(config, self._estimator.job) > self._found.memory_limit_bytes:
+        if floor_bytes(config, self._estimator.job) > self._whole_limit - self._beside(config):
             return True
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
@@ -207,7 +243,7 @@ class _Neighbourhood:
 
     def _estimate(self, config: Config) -> Estimate:
         if config not in self._known:
-            limit = self._found.memory_limit_bytes
+            limit = self._whole_limit - self._beside(config)
             self._known[config] = self._judged(self._estimator.estimate(config, memory_limit_bytes=limit))
             self._report(len(self._known))
         return self._known[config]
@@ -243,5 +279,5 @@ def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:
     return speed(estimate), estimate.device_bytes
 
 
-def _method(estimate: Estimate) -> int:
-    return METHODS.index(estimate.config.text("method"))
+def _method(config: Config) -> int:
+    return METHODS.index(config.text("method"))

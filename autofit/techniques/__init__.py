@@ -108,7 +108,9 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
         name = technique.axis.name
         if name != "method" and not technique.applies(Config.of(filled)):
             if name in known:
-                raise UsageError(f"{name} does not apply to method {filled['method']}: leave it out")
+                raise UsageError(
+                    f"{name} does not apply to method {filled['method']}: leave it out, or add method=lora"
+                )
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)
         value = known.get(name, fallback)
@@ -126,20 +128,24 @@ def parse(text: str) -> dict[str, object]:
     """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
     axes = {axis.name: axis for axis in AXES}
     values: dict[str, object] = {}
+    wrong: list[UsageError] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise UsageError(f"config {part!r} is not understood: write axis=value, such as micro_batch=4")
         if "=" in value:
             raise UsageError(f"config {part!r} is not understood: separate with commas, as in {_with_commas(part)}")
-        if name not in axes:
-            raise not_an_axis(name, value, axes)
         if name in values:
             raise UsageError(f"config names {name} twice")
+        if name not in axes:
+            wrong.append(not_an_axis(name, value, axes))
+            continue
         try:
             values[name] = axes[name].parse(value)
         except UsageError as error:
-            raise not_a_value(error, axes[name], value) from None
+            wrong.append(not_a_value(error, axes[name], value))
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else UsageError("; ".join(map(str, wrong)))
     return values
 
 

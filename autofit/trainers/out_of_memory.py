@@ -28,8 +28,8 @@ _PHASES = (
         "optimizer",
         r'/(?:optim|optimizers?)/\S+", line \d+, in (?:_?step|update|_init_group|_multi_tensor|_fused)|clip_grad',
     ),
-    ("backward", r"in (?:backward|_engine_run_backward|unpack_hook|recompute_fn)\b"),
-    ("forward", r"in (?:forward|compute_loss|training_step)\b"),
+    ("backward", r"in (?:backward|_engine_run_backward|unpack_hook|recompute_fn)\b|\.backward\("),
+    ("forward", r"in (?:forward|compute_loss)\b|\.compute_loss\("),
     ("loading", r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict)\b"),
 )
 """Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""

@@ -75,6 +75,8 @@ class Run:
     lora_dropout: float = 0.0
     beyond: tuple[tuple[str, float], ...] = ()
     """What weights take beyond the config's own formats: bytes a parameter, of those that a name of `BEYOND` means."""
+    narrower: tuple[str, str] | None = None
+    """The key and value that load frozen weights in 16 bits; None where they are, or where none is frozen."""
     assumed: tuple[str, ...] = ()
     """What the file does not say and the trainer's default decides, one sentence each."""
     not_counted: tuple[NotCounted, ...] = ()

@@ -10,11 +10,12 @@ from autofit.trainers.sharded import read_sharding
 
 
 def read(keys: Keys, where: Where) -> Run:
-    """The loss is computed in chunks, whatever the file says; before 1.0, trl computed all logits at once."""
+    """The loss is taken to be computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py)."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
     name = "torch_dtype" if keys.text("dtype") is None else "dtype"
     loaded = keys.text(name)
+    written = "dtype" if loaded is None else name
     if loaded is not None:
         keys.one_of(name, dict.fromkeys(("auto", "float32", "bfloat16", "float16")), loaded)
     if loaded is None:
@@ -24,7 +25,6 @@ def read(keys: Keys, where: Where) -> Run:
     loaded = {"auto": "bfloat16"}.get(loaded or "float32", loaded or "float32")
     if args.liger(keys):
         keys.assume("trl has a chunked loss of its own in place of Liger's")
-    keys.assume("trl computes the loss in chunks, as every version from 1.0 does")
     size, accumulation = args.batch(keys)
     return Run(
         trainer="trl",
@@ -34,6 +34,9 @@ def read(keys: Keys, where: Where) -> Run:
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
         beyond=_beyond(keys, method, loaded),
+        narrower=(written, "bfloat16" if where.bf16 else "float16")
+        if loaded == "float32" and method != "full"
+        else None,
         config=complete(
             {
                 "method": method,

@@ -154,9 +154,10 @@ def change_text(change: Change) -> str:
     values = Config.of(change.values)
     then = change.estimate
     speed = "" if then.tokens_per_second is None else f", {total_text(then.tokens_per_second, then.devices)}"
+    host = f", {format_bytes(then.machine_host_bytes)} of host memory" if "offload" in change.values else ""
     return (
         f"{values} ({EFFECTS[change.effect]}): {fit_text(then)}, {format_bytes(then.device_bytes)}, "
-        f"{room_text(then)}{speed}"
+        f"{room_text(then)}{host}{speed}"
     )
 
 

@@ -46,6 +46,9 @@ SUMMED_WIDE = (
 """Those of which CUDA's autocast makes the result fp32 unless the caller asks for a format
 (AT_FORALL_FP32_SET_OPT_DTYPE of the same file)."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+AS_GIVEN = (_ATEN.cat.default, _ATEN.stack.default, _ATEN.index_copy.default)
+"""Those whose operands a CPU's autocast widens to the widest among them first, and CUDA's does not (AT_FORALL_PROMOTE of
+the same file lacks them)."""
 
 
 @contextmanager
@@ -57,9 +60,19 @@ def cuda_dispatch() -> Iterator[None]:
             for operation in operations:
                 if operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.AutocastCUDA):
                     registry.impl(operation, rule(operation), "AutocastCPU")
+        for operation in AS_GIVEN:
+            registry.impl(operation, _as_given(operation), "AutocastCPU")
         registry.impl(_ATEN.dropout.default, _dropout, "AutogradCPU")
         registry.impl(_ATEN.softmax.int, _softmax, "AutogradCPU")
         yield
+
+
+def _as_given(operation: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return operation(*args, **kwargs)
+
+    return run
 
 
 def _widened(operation: Any) -> Callable[..., Any]:
