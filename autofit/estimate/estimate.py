@@ -246,7 +246,8 @@ class Change:
     """What the change does to the training."""
     estimate: Estimate
     roles: tuple[str, ...] = ()
-    """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory)."""
+    """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory);
+    `same training`: it offloads, where all others train something else."""
 
     def to_json(self) -> dict[str, Any]:
         return {

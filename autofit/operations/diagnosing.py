@@ -93,7 +93,7 @@ class _Case:
         if not whole.likely_fits and self.run.narrower is not None:
             key, value = self.run.narrower
             other = _Case(self._file, self._trainer, self._user, self._where, edited={(key,): value})
-            remedies = _more_faithful(remedies, other.diagnosed(report).remedies)
+            remedies = _more_faithful(other.diagnosed(report).remedies, remedies)
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -188,8 +188,9 @@ class _Case:
             return None
         if not edits or run.global_batch != self.run.global_batch:
             return None
-        self._edits.setdefault(run.config, edits)
-        self._runs.setdefault(run.config, run)
+        if run.config != self.run.config:
+            self._edits.setdefault(run.config, edits)
+            self._runs.setdefault(run.config, run)
         return run.config
 
     def _remedy(self, change: Change) -> Remedy:

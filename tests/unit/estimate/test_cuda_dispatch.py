@@ -12,6 +12,7 @@ import torch
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, GPT2, LLAMA, config, job, model
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware
@@ -20,7 +21,7 @@ from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import host_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
 from autofit.estimate.tracing import trace
-from autofit.estimate.tracing.cuda_dispatch import SUMMED_WIDE, WIDENED, cuda_dispatch
+from autofit.estimate.tracing.cuda_dispatch import AS_GIVEN, SUMMED_WIDE, WIDENED, cuda_dispatch
 
 NEOX = model("gpt_neox", num_hidden_layers=2, hidden_act="gelu", attention_bias=True)
 """Normalises with nn.LayerNorm."""
@@ -133,6 +134,25 @@ def test_operations_of_cudas_list_are_in_fp32_under_autocast_alone(operation: An
                 torch.testing.assert_close(wide, run(NARROW.float() if listed else NARROW))
                 assert run(NARROW).dtype == BF16
         assert run(NARROW).dtype == BF16
+
+
+@pytest.mark.parametrize("operation", AS_GIVEN, ids=lambda operation: operation.name())
+def test_operations_that_only_a_cpus_autocast_promotes_are_left_alone(operation: Any) -> None:
+    has = operation.has_kernel_for_dispatch_key
+    assert has(torch._C.DispatchKey.AutocastCPU) and not has(torch._C.DispatchKey.AutocastCUDA)
+
+
+def test_formats_that_are_joined_are_not_copied_first() -> None:
+    seen = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.autocast("cpu", BF16), cuda_dispatch(), Noting():
+        assert torch.cat([NARROW, NARROW.float()]).dtype == torch.float32
+    assert seen[-1] is torch.ops.aten.cat.default and seen.count(torch.ops.aten._to_copy.default) == 1, "the test's own"
 
 
 def test_a_format_that_is_asked_for_and_doubles_are_left_as_they_are() -> None:

@@ -13,6 +13,7 @@ import yaml
 
 import autofit
 from autofit.catalog import hub
+from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.operations import Diagnosis
@@ -105,6 +106,44 @@ def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
     found = diagnosed(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
     assert found.estimate.memory_limit_bytes > 79 * GIB
     assert found.notes[0] == "the error is of another card, with 23.64 GiB"
+
+
+def test_an_error_that_rounds_its_card_up_sets_the_cards_own_limit(config: Path) -> None:
+    found = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("23.64 GiB", "23.65 GiB"))
+    assert found.failure is not None
+    assert found.estimate.memory_limit_bytes + found.failure.elsewhere_bytes == card("rtx-4090").memory_bytes
+
+
+TRL = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-1.7B
+use_peft: true
+lora_r: 16
+lora_target_modules: [q_proj, v_proj]
+max_length: 512
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 1
+bf16: true
+"""
+
+
+def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anything_else_is_trained(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL)
+    wide = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g").estimate
+    path.write_text(TRL + "dtype: bfloat16\n")
+    narrow = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g").estimate
+    assert wide.device_bytes - narrow.device_bytes > 3 * GIB
+    path.write_text(TRL)
+    found = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{(wide.device_bytes + narrow.device_bytes) // 2} B")
+    (remedy,) = found.remedies
+    assert remedy.settings == {"dtype": "bfloat16"} and remedy.change.effect.label == "numerics"
+    assert remedy.diff is not None and "+dtype: bfloat16" in remedy.diff
+    assert remedy.change.estimate.device_bytes == narrow.device_bytes
+    smaller = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{narrow.device_bytes * 9 // 10} B")
+    assert smaller.remedies and all(r.settings["dtype"] == "bfloat16" for r in smaller.remedies)
+    assert all(len(r.settings) > 1 for r in smaller.remedies)
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:

@@ -170,6 +170,37 @@ def test_another_method_is_the_last_resort() -> None:
     for change in advice(light, too_little(light)).values():
         assert change.effect is Effect.TRAINING
         assert change.estimate.likely_fits
+        assert change.values["method"] == "lora", "the most faithful one"
+
+
+def test_offload_keeps_the_training_where_nothing_else_does() -> None:
+    heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
+    near = _Neighbourhood(
+        predicted(heavy), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0
+    )
+    (kept,) = near._offloading()
+    assert kept.roles == ("same training",) and kept.effect is Effect.EXACT and kept.estimate.likely_fits
+    assert kept.values.keys() <= {"offload", "checkpointing"} and kept.values["offload"] != "none"
+
+
+def test_what_other_weights_take_is_counted_for_each_change() -> None:
+    """They leave with the method that has them, as fp32 weights do when they are quantised."""
+    lora = config("method=lora,precision=bf16-mixed,micro_batch=1,checkpointing=full,loss=chunked")
+    limit, beside = predicted(lora).device_bytes * 3 // 2, 8 * GIB
+    near = asking(estimator(), lora, limit - beside)
+    assert near.advised().advice == ()
+    found = near.advised(beside=lambda c: beside if c["method"] == "lora" else 0)
+    assert {change.values.get("method") for change in found.advice} == {"qlora"}
+    assert all(change.estimate.memory_limit_bytes == limit for change in found.advice)
+
+
+def test_what_would_be_faster_but_for_memory_gets_a_lighter_value_beside_it() -> None:
+    slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
+    limit = too_little(*(c for c in exact_changes(slow, 1) if c["checkpointing"] != "full"))
+    changes = advice(slow, limit)
+    if changes:  # a pair that trades memory for memory
+        assert all(change.effect is Effect.EXACT and change.estimate.likely_fits for change in changes.values())
+        assert any(len(change.values) == 2 for change in changes.values())
 
 
 def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_error_are_named() -> None:
@@ -190,7 +221,9 @@ def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_er
 
 
 def test_a_card_that_would_be_full_is_not_named() -> None:
-    near = _Neighbourhood(predicted(HEAVY), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN)
+    near = _Neighbourhood(
+        predicted(HEAVY), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0
+    )
     full = card("a100-40g").memory_bytes
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.995 * full))) == "a40"
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.8 * full))) == "a100-40g"

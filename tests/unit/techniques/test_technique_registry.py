@@ -379,6 +379,11 @@ def test_a_trainers_value_is_refused_with_ours(said: str, ours: str) -> None:
         parse(said)
 
 
+def test_every_wrong_word_is_named_at_once() -> None:
+    with pytest.raises(UsageError, match=r"write micro_batch=4; .*write checkpointing=full; .*precison"):
+        parse("per_device_train_batch_size=4,gradient_checkpointing=true,precison=bf16")
+
+
 @pytest.mark.parametrize("ours", OPTIMIZERS)
 def test_every_optimizer_that_is_exported_is_understood(ours: str) -> None:
     with pytest.raises(UsageError, match=f"write optimizer={ours}$"):

@@ -71,6 +71,12 @@ def test_fragmentation_is_seen() -> None:
     assert "expandable_segments:True" in said and "5.90 GiB" in said
 
 
+def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:
+    call = TRAIN + "    self.accelerator.backward(loss, **kwargs)\n"
+    assert read_traceback(call + ALONE).phase == "backward"
+    assert read_traceback(TRAIN + ALONE).phase is None
+
+
 @pytest.mark.parametrize(
     ("frames", "phase"),
     [
