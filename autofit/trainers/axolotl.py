@@ -28,7 +28,7 @@ _REWARDS = "pairs of sequences or generated ones, and a frozen reference"
 
 def read(keys: Keys, where: Where) -> Run:
     """Weights are loaded in the format of `bf16` or `fp16`, and no fp32 copies are kept but by DeepSpeed and FSDP."""
-    sharded = read_sharding(keys, where, devices=_ranks(keys))
+    sharded = read_sharding(keys, where, devices=keys.ray_workers)
     method, adapters = _method(keys)
     if rl := keys.text("rl"):
         keys.count_not(f"rl: {rl}", "more", _REWARDS)
@@ -57,10 +57,6 @@ def read(keys: Keys, where: Where) -> Run:
             }
         ),
     )
-
-
-def _ranks(keys: Keys) -> int | None:
-    return None if keys.value("ray_num_workers") is None else keys.count("ray_num_workers", 1)
 
 
 def _accumulation(keys: Keys, size: int) -> int:

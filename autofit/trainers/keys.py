@@ -141,6 +141,11 @@ class Keys:
         self._not_counted.append(NotCounted(key=key, effect=effect, because=because))
 
     @property
+    def ray_workers(self) -> int | None:
+        """The ranks that a trainer asks of Ray; None where it does not."""
+        return None if self.value("ray_num_workers") is None else self.count("ray_num_workers", 1)
+
+    @property
     def not_counted(self) -> tuple[NotCounted, ...]:
         """What readers have said, and every key that is set and known to be outside of estimates."""
         set_keys = {key: self._known.not_counted[key] for key in self._values if key in self._known.not_counted}

@@ -30,7 +30,7 @@ def read(keys: Keys, where: Where) -> Run:
     """Checkpointing is on, and every linear layer has an adapter of rank 8, unless the file says otherwise."""
     if keys.value("export_dir") is not None:
         raise UsageError("this file exports a model and trains nothing (export_dir)")
-    sharded = read_sharding(keys, where, devices=_ranks(keys))
+    sharded = read_sharding(keys, where, devices=keys.ray_workers)
     stage = keys.text("stage") or "sft"
     more = keys.one_of("stage", STAGES, stage)
     if more is not None:
@@ -63,10 +63,6 @@ def read(keys: Keys, where: Where) -> Run:
             }
         ),
     )
-
-
-def _ranks(keys: Keys) -> int | None:
-    return None if keys.value("ray_num_workers") is None else keys.count("ray_num_workers", 1)
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:

@@ -22,7 +22,7 @@ class Answer(BaseModel):
 class StepSeconds(Answer):
     median: float
     p95: float
-    relative_spread: float
+    relative_spread: float | None
 
 
 class Loss(Answer):

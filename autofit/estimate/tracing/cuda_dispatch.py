@@ -48,8 +48,8 @@ SUMMED_WIDE = (
 (AT_FORALL_FP32_SET_OPT_DTYPE of the same file)."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 AS_GIVEN = (_ATEN.cat.default, _ATEN.stack.default, _ATEN.index_copy.default)
-"""Those whose operands a CPU's autocast widens to the widest among them first, and CUDA's does not (AT_FORALL_PROMOTE of
-the same file lacks them)."""
+"""Those whose operands a CPU's autocast first widens to the widest among them, and CUDA's does not (they are not in
+AT_FORALL_PROMOTE of the same file)."""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autofit.estimate.version import is_current
 from autofit.store import QueueStatus, Store
 
 LATEST = 200
@@ -20,7 +21,8 @@ class Status:
     """Outcome -> number of trials."""
     queue: QueueStatus
     memory_error: float | None
-    """Median of |measured / predicted - 1| over the latest predicted trials that fitted; None if there are none."""
+    """Median of |measured / predicted - 1| over the latest trials that fitted and were traced by this version of the
+    estimator; None if there are none."""
     time_error: float | None
     """The same of a step's seconds."""
 
@@ -30,8 +32,8 @@ def status(store: Store) -> Status:
     memory, seconds = [], []
     for trial in store.predicted(latest=LATEST):
         said, measured = trial.prediction, trial.measurement
-        if said is None or measured is None:
-            continue
+        if said is None or measured is None or said.memory_error > 0 or not is_current(said):
+            continue  # what a formula or another version of the estimator said
         memory.append(abs(measured.device_bytes / max(said.device_bytes, 1) - 1))
         if said.step_seconds:
             seconds.append(abs(measured.step_seconds.median / said.step_seconds - 1))

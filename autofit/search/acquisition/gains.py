@@ -66,15 +66,6 @@ def _worth(lead: Array) -> Array:
     return np.where(lead > 0.0, 1.0 + lead, np.exp(np.minimum(lead, 0.0)))
 
 
-def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Array:
-    """Growth of the area under the frontier if one more point is added, for each of many.
-
-    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: the speed of each config, as a multiple
-    of the best point's, in each of several cases; shape (cases, configs), as the result.
-    """
-    return _area(_steps(front, memory, limit), speedup)
-
-
 def _steps(front: Front, memory: Array, limit: float) -> list[tuple[float, Array]]:
     """Of each step of the frontier its height, and how much of its width each config covers; those that none does are
     left out."""

@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 Claim = tuple[float, Array | float]
 """A chance, and the logarithms of the seconds that steps take at least if it comes true."""
 
+CONFIDENCE = 0.95
+"""With which a bound is stated."""
 LEAST_DEVIATION = 1e-6
 """Of a speed's logarithm: below this, a trial is exact, as on a device that keeps perfect time."""
 
@@ -36,7 +38,6 @@ def regret_bound(
     rivals: Mixture,
     probability: Array,
     claims: Sequence[Claim] = ((1.0, -math.inf),),
-    confidence: float = 0.95,
 ) -> float:
     """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
@@ -44,7 +45,7 @@ def regret_bound(
     what is claimed of their step times, with chances that add up to 1. Under one explanation of what was measured, the
     chance that any rival exceeds a bound is at most the sum of their individual chances (Boole's inequality, which
     holds however they depend on each other), and at most 1; over all explanations and claims it is the mean of these.
-    This is the least bound at which it is at most 1 - `confidence`.
+    This is the least bound at which it is at most 1 - `CONFIDENCE`.
     """
     own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
     lead, spread = own - rivals.mean, np.maximum(np.hypot(rivals.deviation, deviation), LEAST_DEVIATION)
@@ -57,12 +58,12 @@ def regret_bound(
         shares = normal_share_below((lead[:, possible] - gain) / spread[:, possible])
         return float(rivals.weights @ np.minimum(shares @ probability[possible], 1.0))
 
-    if lead.shape[1] == 0 or chance(0.0) <= 1.0 - confidence:
+    if lead.shape[1] == 0 or chance(0.0) <= 1.0 - CONFIDENCE:
         return 0.0
     low, high = 0.0, float(np.max(np.maximum(lead, 0.0) + 40.0 * spread))
     for _ in range(30):  # bisections: to a billionth of where it began
         middle = (low + high) / 2
-        low, high = (low, middle) if chance(middle) <= 1.0 - confidence else (middle, high)
+        low, high = (low, middle) if chance(middle) <= 1.0 - CONFIDENCE else (middle, high)
     return 1.0 - math.exp(-high)
 
 

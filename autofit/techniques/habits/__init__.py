@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.habits.habit import Habit, Trainer
-from autofit.techniques.habits.of_axolotl import AXOLOTL
-from autofit.techniques.habits.of_llamafactory import LLAMAFACTORY
-from autofit.techniques.habits.of_transformers import TRANSFORMERS
-from autofit.techniques.habits.of_trl import TRL
+from autofit.techniques.habits.known_trainers import TRAINERS
 from autofit.techniques.habits.tiled_loss import TiledLoss
 from autofit.techniques.habits.under_autocast import UnderAutocast
 from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
-
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}
 
 
 def named(name: str) -> Trainer:

@@ -37,12 +37,10 @@ class GroupRunner:
     """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `interrupt` and
     `close`."""
 
-    def __init__(
-        self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
-    ) -> None:
+    def __init__(self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY) -> None:
         self._kind = kind
         self._closed = threading.Event()
-        self._runners = [TrialRunner(kind=kind, device=rank, entry=entry, spawn=spawn) for rank in range(ranks)]
+        self._runners = [TrialRunner(kind=kind, device=rank, entry=entry) for rank in range(ranks)]
 
     def start(self) -> None:
         for runner in self._runners:

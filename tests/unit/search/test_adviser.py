@@ -37,7 +37,7 @@ from autofit.search.acquisition.acquisition import (
     Acquisition,
 )
 from autofit.search.acquisition.adviser import OVER_LIMIT, Adviser
-from autofit.search.acquisition.gains import Front, area_gain
+from autofit.search.acquisition.gains import Front, _area, _steps
 from autofit.search.acquisition.sampler import ABSENT, LatticeSampler, parameters, suggested
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
@@ -610,7 +610,7 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
                 for case in speedup
             ]
         )
-        assert area_gain(Front.of(points), memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
+        assert _area(_steps(Front.of(points), memory, limit), speedup) == pytest.approx(expected, abs=2e-3)
 
 
 def test_a_frontier_is_what_nothing_beats() -> None:

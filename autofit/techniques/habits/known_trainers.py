@@ -1,0 +1,75 @@
+"""The trainers whose habits are known, each as its source says.
+
+The tests run transformers' and trl's; axolotl and LLaMA-Factory need other versions of their libraries than ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.techniques.habits.habit import Trainer
+from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.tiled_loss import TiledLoss
+from autofit.techniques.habits.under_autocast import UnderAutocast
+from autofit.techniques.habits.weight_formats import (
+    AdaptersInBf16,
+    AdaptersInFp32,
+    NormsAndEmbeddingsInFp32,
+    UpcastBeside4Bit,
+)
+
+TRANSFORMERS = Trainer(
+    name="transformers",
+    version="transformers 5.23 with peft 0.21",
+    habits=(UpcastBeside4Bit(), AdaptersInFp32("lora"), InputGradients("qlora")),
+)
+"""`Trainer` with peft, as their guides use them."""
+
+TRL = Trainer(
+    name="trl",
+    version="trl 1.16",
+    habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
+    usual={"loss": "chunked"},
+    cannot={
+        "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
+        "checkpointing": {"selective": "keeps the outputs of attention only"},
+    },
+)
+"""`SFTTrainer`."""
+
+AXOLOTL = Trainer(
+    name="axolotl",
+    version="axolotl 0.18",
+    # `load_adapter` of src/axolotl/loaders/adapter.py wants gradients of the inputs whether or not it checkpoints.
+    # Adapters have the format that the exported `peft_autocast_adapter_dtype` says, and nothing else of a model with
+    # adapters stays in fp32. The LoRA kernels, on by default, are off in what is exported.
+    habits=(UnderAutocast(), NormsAndEmbeddingsInFp32(), InputGradients("lora", "qlora", always=True)),
+    cannot={
+        "checkpointing": {"selective": "keeps the outputs of attention only"},
+        "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
+    },
+    cannot_in_full={
+        "precision": {
+            "bf16-mixed": "loads the weights in bf16 and keeps none in fp32",
+            "fp16-mixed": "loads the weights in fp16, for which torch refuses loss scaling",
+        }
+    },
+)
+
+_ALL_LAYERS = "checkpoints all layers or none"
+
+LLAMAFACTORY = Trainer(
+    name="llamafactory",
+    version="LLaMA-Factory 0.9.5",
+    # `init_adapter` of src/llamafactory/model/adapter.py leaves the adapters of pure bf16 to peft, which has them in
+    # fp32; every checkpointed layer's input gets a gradient: `get_custom_gradient_checkpointing_func` of
+    # src/llamafactory/model/model_utils/checkpointing.py.
+    habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora")),
+    cannot={
+        "checkpointing": {"every-2": _ALL_LAYERS, "every-4": _ALL_LAYERS, "selective": _ALL_LAYERS},
+        "loss": {"chunked": "has no such loss and makes all logits at once"},
+    },
+    cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},
+)
+
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}
