@@ -130,7 +130,8 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
-    if config["attention"] == "sdpa" and (config["precision"] == "fp32" or int(major or 9) < 8):
+    windowed = job.model.config.get("sliding_window")  # its mask is for another kernel
+    if config["attention"] == "sdpa" and not windowed and (config["precision"] == "fp32" or int(major or 9) < 8):
         from autofit.estimate.tracing.trace import keeps_scores  # imports torch
 
         if keeps_scores(config, job):

@@ -233,12 +233,15 @@ class Estimate(Document):
 
 _SET_LATER = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
 _DERIVED = ("fits", "certainty", "machine_host_bytes", "headroom_bytes")
-_SHORT = ("fits", "certainty", "device_bytes", "headroom_bytes", "tokens_per_second", "step_seconds", "mfu")
+_SHORT = (
+    *("fits", "certainty", "device_bytes", "machine_host_bytes", "headroom_bytes"),
+    *("tokens_per_second", "step_seconds", "mfu"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """New values for one or two axes of an estimated config, and the resulting estimate."""
+    """New values for some axes of an estimated config, and the resulting estimate."""
 
     values: Mapping[str, Value] = field(hash=False)
     """The axes that change, with their new values."""

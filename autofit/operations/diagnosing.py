@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,15 @@ class _Case:
         """What the file then asks for."""
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
-        limit, job = self.estimation.memory_limit_bytes, self.estimation.job
-        if limit <= self._extra:
-            raise UsageError(f"its weights alone take more than {format_bytes(limit)}: name a larger card")
-        under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
-        found = under.advised(report, self._said, lambda config: extra_bytes(self._runs[config], job.model))
+        found = self._estimated(report)
         whole = self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run)
-        remedies = tuple(r for change in found.advice if (r := self._remedy(change)).change.estimate.likely_fits)
         if self._edited and whole.likely_fits:
-            remedies = (self._remedy(Change(values={}, effect=Effect.EXACT, estimate=found, roles=("smallest",))),)
-        if not whole.likely_fits and self.run.narrower is not None:
+            remedies: Sequence[Remedy] = [
+                self._remedy(Change(values={}, effect=Effect.EXACT, estimate=found, roles=("smallest",)))
+            ]
+        else:
+            remedies = [r for change in found.advice if (r := self._remedy(change)).change.estimate.likely_fits]
+        if self.run.narrower is not None and not whole.likely_fits:
             key, value = self.run.narrower
             other = _Case(self._file, self._trainer, self._user, self._where, edited={(key,): value})
             remedies = _more_faithful(other.diagnosed(report).remedies, remedies)
@@ -98,10 +97,25 @@ class _Case:
             run=self.run,
             options=self.options,
             estimate=whole,
-            remedies=remedies,
-            notes=tuple(self._notes(found)),
+            remedies=tuple(remedies),
+            notes=(*self._notes(found), *(() if whole.likely_fits or remedies else self._also())),
             failure=self._user.failure,
         )
+
+    def _estimated(self, report: Callable[[int], None]) -> Estimate:
+        """The config's estimate within what its weights' format leaves, with changes that help."""
+        limit, model = self.estimation.memory_limit_bytes, self.estimation.job.model
+        if limit > self._extra:
+            under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
+            if self._edited and (found := under.estimate()).likely_fits:
+                return found  # the edit is the change
+            return under.advised(report, self._said, lambda config: extra_bytes(self._runs[config], model))
+        if self.run.narrower is None:
+            more = format_bytes(self._extra)
+            raise UsageError(
+                f"the format of its weights takes {more} more, and there are {format_bytes(limit)}: name a larger card"
+            )
+        return self.estimation.estimate()
 
     def _read(self, values: Mapping[str, Any]) -> Run:
         """What keys ask for, with what the user says beside them."""
@@ -153,6 +167,13 @@ class _Case:
         run = self._runs[found.lightest.estimate.config]
         card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
         return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
+
+    def _also(self) -> Iterator[str]:
+        """What the user can say beside a file that has no words for it."""
+        if self.run.config["method"] == "full":
+            adapters = complete({**self.run.config.to_json(), "method": "lora"})
+            if self._said(adapters) is None:
+                yield "the file has no words for adapters: if your script makes them, add --also method=lora"
 
     def _notes(self, found: Estimate) -> Iterator[str]:
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
@@ -207,7 +228,7 @@ class _Case:
         )
 
 
-def _more_faithful(some: tuple[Remedy, ...], others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence[Remedy]:
     """Those of the two that change less of the training; the first if they are alike."""
     if not some or not others:
         return some or others
@@ -222,7 +243,7 @@ def _with_habits(run: Run) -> str | None:
 
 
 def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
-    """Whether the run that a trainer's file asks for fits a card, and up to three changes to the file that help.
+    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help.
 
     Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
     leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
@@ -257,7 +278,7 @@ def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
             notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
         if user.memory_limit_bytes is None and is_its_own:
             card = named or detect()[0]
-            free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two digits
+            free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
             user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)
     if asked(user.hardware) is None and detect()[0].kind == "cpu":
         raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")

@@ -219,7 +219,7 @@ def find_hardware(name: str, store: Store) -> Hardware:
         found = card(name).name  # raises if the name may be several cards'
         raise NotMeasured(
             f"nothing has been measured on {found} yet",
-            remedy=f"run the search there, or `autofit search --dry-run --hardware {found}` for what is predicted",
+            remedy="run the search there, or add --dry-run to it for what is predicted",
         )
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 

@@ -98,8 +98,7 @@ class Estimation:
     ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far. `said` and `beside` are as
-        for `advised`.
+        Predicts configs near it; `report` is called with how many so far. `said` and `beside` are as for `advised`.
         """
 
         def refused(config: Config) -> str | None:

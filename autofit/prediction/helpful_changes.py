@@ -120,14 +120,14 @@ class _Neighbourhood:
         return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
 
     def faster(self) -> tuple[Change, ...]:
-        """Single changes that are likely to fit and gain enough: exact ones, else those in numerics. The training
-        itself stays as the user chose it."""
+        """Changes that are likely to fit and gain enough, exact ones, else those in numerics: single ones, and those
+        that need a lighter value beside them. The training itself stays as the user chose it."""
         if self._found.tokens_per_second is None:
             return ()
         for effect in (Effect.EXACT, Effect.NUMERICS):
             self._grant_traces()
             fits = self._fitting(self._not_sure_to_be_slower(effect))
-            fits += self._fitting(self._with_less_beside(effect))
+            fits += self._fitting(self._with_something_lighter(effect))
             faster = [estimate for estimate in fits if self._is_faster(estimate)]
             if faster:
                 return self._options(faster)
@@ -136,13 +136,13 @@ class _Neighbourhood:
     def _is_faster(self, estimate: Estimate) -> bool:
         return speed(estimate) >= speed(self._found) * (1 + GAIN)
 
-    def _with_less_beside(self, effect: Effect) -> list[Config]:
+    def _with_something_lighter(self, effect: Effect) -> list[Config]:
         """What would be faster and is not likely to fit, with one lighter value beside it."""
         quick = [e.config for e in self._known.values() if not e.likely_fits and self._is_faster(e)]
         here = self._found.config
         own = [{axis: c[axis] for axis in c if c[axis] != here.get(axis)} for c in quick]
         less = [{a.name: value} for a, present in self._present() for value in self._values(a, below=present)]
-        return self._near((beside | values for values in own for beside in less if not beside.keys() & values), effect)
+        return self._near((values | light for values in own for light in less if not light.keys() & values), effect)
 
     def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
         """Of those with the most faithful method, the smallest change, the fastest and the safest, which may be one."""

@@ -109,7 +109,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
         if name != "method" and not technique.applies(Config.of(filled)):
             if name in known:
                 raise UsageError(
-                    f"{name} does not apply to method {filled['method']}: leave it out, or add method=lora"
+                    f"{name} does not apply to method {filled['method']}: leave it out, or use method=lora"
                 )
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)

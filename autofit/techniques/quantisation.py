@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,32 +46,28 @@ def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
             setattr(parent, name, four_bit)
 
 
-def materialise(layer: Any, *, device: torch.device, dtype: torch.dtype, std: float, beside: Any = None) -> None:
+def materialise(layer: Any, *, device: torch.device, dtype: torch.dtype, std: float, pool: Any = None) -> None:
     """Quantise random weights into `layer`. With one layer at a time, the 16-bit base never exists as a whole.
 
-    On CUDA, `beside` is a stream on which this is done. A stream's blocks are its own, so that the 16-bit weights leave
-    no holes among the packed ones: 1 % of an 8B model otherwise. A checkpoint that is stored in 4 bits leaves none
-    either.
+    On CUDA, `pool` is memory apart (`torch.cuda.MemPool`) in which this is done. Otherwise the 16-bit weights leave
+    holes among the packed ones: 60 MiB of an 8B model (benchmarks/README.md).
     """
     import torch
     from bitsandbytes import functional
     from bitsandbytes.nn import Params4bit
 
-    if "dynamic" not in functional.name2qmap:  # lasts, so it is made here: beside, it would hold a whole segment
+    if "dynamic" not in functional.name2qmap:  # lasts, so it is made here: apart, it would hold a whole segment
         functional.name2qmap["dynamic"] = functional.create_dynamic_map().to(device)
-    with torch.cuda.stream(beside):
-        if beside is not None:
-            beside.wait_stream(torch.cuda.default_stream(device))
+    with nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, device):
         weight = torch.empty(layer.out_features, layer.in_features, dtype=dtype, device=device).normal_(0.0, std)
         packed = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=layer)
         layer.weight = packed._quantize(device)
-    if beside is not None:
-        torch.cuda.current_stream(device).wait_stream(beside)
+    if pool is not None:
         _move(layer.weight)
 
 
 def _move(packed: Any) -> None:
-    """Copy packed weights and their scales to blocks of the current stream."""
+    """Copy packed weights and their scales to where all other weights are."""
     state = packed.quant_state
     packed.data = packed.data.clone()
     for part, names in ((state, ("absmax", "code", "offset")), (state.state2, ("absmax", "code"))):

@@ -41,11 +41,11 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
-    beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    apart = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
 
     def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
         if _is_four_bit(module):
-            _quantise(module, device, beside)
+            _quantise(module, device, apart)
         else:
             _allocate(module, device, created)
             original(module)
@@ -93,11 +93,11 @@ def _is_four_bit(module: Any) -> bool:
     return type(module).__name__ == "Linear4bit" and type(module).__module__.startswith("bitsandbytes")
 
 
-def _quantise(layer: Any, device: torch.device, beside: torch.cuda.Stream | None) -> None:
+def _quantise(layer: Any, device: torch.device, pool: torch.cuda.MemPool | None) -> None:
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
     # transformers' default initializer_range
-    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, beside=beside)
+    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, pool=pool)
 
 
 def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:

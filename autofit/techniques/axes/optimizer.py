@@ -22,13 +22,6 @@ LEARNING_RATE = 3e-5
 its loss by more than 16-bit rounding, which every trial checks. It affects neither memory nor time."""
 
 
-def weight_decay(optimizer: Value) -> float:
-    """The trials' weight decay, which exports state: 0.01 for every AdamW, the default of torch and bitsandbytes, and 0
-    for the others, the default of each. DeepSpeed and transformers' Trainer have 0 for AdamW, too; Trainer's own
-    optimizers leave norms and biases out of it, which trials do not."""
-    return 1e-2 if "adamw" in str(optimizer) else 0.0
-
-
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
@@ -88,6 +81,9 @@ class Kind:
     """Bytes of state per trained parameter, at least; None for two states in the parameters' own format. Factored and
     paged states and figures per block are left out."""
     effect: Effect = Effect.EXACT
+    weight_decay: float = 0.0
+    updates_shards: bool = False
+    """Whether torch can run its update on FSDP's sharded tensors."""
     of_bitsandbytes: bool = False
     in_8_bits: bool = False
     """Whether its states are."""
@@ -123,6 +119,7 @@ OPTIMIZERS = {
         effect=Effect.NUMERICS,
         of_bitsandbytes=True,
         in_8_bits=True,
+        weight_decay=0.01,
     ),
     "paged-adamw-8bit": Kind(
         make=_bitsandbytes("PagedAdamW8bit"),
@@ -133,6 +130,7 @@ OPTIMIZERS = {
         of_bitsandbytes=True,
         in_8_bits=True,
         paged=True,
+        weight_decay=0.01,
     ),
     "lion": Kind(
         make=_bitsandbytes("Lion"),
@@ -147,12 +145,16 @@ OPTIMIZERS = {
         does="two states, updated by torch's fused kernel",
         trainer="adamw_torch_fused",
         state_bytes=None,
+        weight_decay=0.01,
+        updates_shards=True,
     ),
     "adamw-foreach": Kind(
         make=_torch("AdamW", foreach=True),
         does="the same, with temporaries as large as the weights; in no built-in space",
         trainer="adamw_torch",
         state_bytes=None,
+        weight_decay=0.01,
+        updates_shards=True,
     ),
 }
 """Those of the axis, in its order."""
@@ -161,6 +163,13 @@ OPTIMIZERS = {
 def kind_of(config: Config) -> Kind:
     """That of the config's optimizer."""
     return OPTIMIZERS[config.text("optimizer")]
+
+
+def weight_decay(optimizer: Value) -> float:
+    """The trials' weight decay, which exports state: the default of torch, bitsandbytes and transformers for each.
+    DeepSpeed and transformers' Trainer have 0 for AdamW, too; Trainer's own optimizers leave norms and biases out of
+    it, which trials do not."""
+    return OPTIMIZERS[str(optimizer)].weight_decay
 
 
 class Optimizer(Technique):

@@ -7,14 +7,13 @@ import os
 from autofit.catalog.models import shape
 from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config
+from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"
 """Environment variable with the path of the folder for offload=nvme."""
-OF_TORCH = ("adamw", "adamw-foreach")
-"""Optimizers whose update torch can run on FSDP's sharded tensors."""
 FSDP_SHARDS_BYTES = (2, 12)
 """The first torch whose `fully_shard` takes parameters of integers; earlier ones made every shard require gradients
 (`_init_sharded_param` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
@@ -90,7 +89,7 @@ def uses_deepspeed(config: Config) -> bool:
 def _not_by_fsdp(config: Config, job: Job) -> str | None:
     if not shape(job.model).checkpointable:
         return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
-    if config["optimizer"] not in OF_TORCH:
+    if not kind_of(config).updates_shards:
         instead = "adamw" if config["optimizer"] == "adafactor" else "adamw, or zero2 or zero3, which shard flat"
         return (
             f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "

@@ -144,6 +144,8 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     smaller = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{narrow.device_bytes * 9 // 10} B")
     assert smaller.remedies and all(r.settings["dtype"] == "bfloat16" for r in smaller.remedies)
     assert all(len(r.settings) > 1 for r in smaller.remedies)
+    tiny = diagnosed(path, model="smollm2-1.7b", memory_limit="3GiB")  # less than fp32 takes beside 16 bits
+    assert not tiny.fits and all(r.settings["dtype"] == "bfloat16" for r in tiny.remedies)
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
@@ -183,6 +185,8 @@ def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
     found = diagnosed(path, model="smollm2-135m", seq_len=256, also="method=lora,rank=16")
     assert (found.run.config["method"], found.run.config["rank"], found.fits) == ("lora", 16, True)
     assert all(remedy.change.estimate.config["rank"] == 16 for remedy in found.remedies)
+    short = diagnosed(path, model="smollm2-135m", seq_len=256, memory_limit="500MiB")
+    assert not short.remedies and "--also method=lora" in short.notes[-1]
 
 
 def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

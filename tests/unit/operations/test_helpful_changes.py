@@ -173,14 +173,18 @@ def test_another_method_is_the_last_resort() -> None:
         assert change.values["method"] == "lora", "the most faithful one"
 
 
-def test_offload_keeps_the_training_where_nothing_else_does() -> None:
+def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing but another method or optimizer near, offload, which the space of one card lacks, keeps both."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
     near = _Neighbourhood(
         predicted(heavy), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0
     )
-    (kept,) = near._offloading()
+    lighter = near._lighter
+    monkeypatch.setattr(near, "_lighter", lambda effect, n: lighter(effect, n) if effect is Effect.TRAINING else [])
+    kept, *others = near.that_fit()
     assert kept.roles == ("same training",) and kept.effect is Effect.EXACT and kept.estimate.likely_fits
     assert kept.values.keys() <= {"offload", "checkpointing"} and kept.values["offload"] != "none"
+    assert others and {change.effect for change in others} == {Effect.TRAINING}
 
 
 def test_what_other_weights_take_is_counted_for_each_change() -> None:
@@ -196,11 +200,14 @@ def test_what_other_weights_take_is_counted_for_each_change() -> None:
 
 def test_what_would_be_faster_but_for_memory_gets_a_lighter_value_beside_it() -> None:
     slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
-    limit = too_little(*(c for c in exact_changes(slow, 1) if c["checkpointing"] != "full"))
+    limit = predicted(slow).device_bytes
+    while not predicted(slow, limit).likely_fits:
+        limit += 2 * MIB
     changes = advice(slow, limit)
-    if changes:  # a pair that trades memory for memory
-        assert all(change.effect is Effect.EXACT and change.estimate.likely_fits for change in changes.values())
-        assert any(len(change.values) == 2 for change in changes.values())
+    single = fitting(exact_changes(slow, 1), limit)
+    best = changes["fastest"]
+    assert best.effect is Effect.EXACT and best.estimate.likely_fits and len(best.values) == 2
+    assert (best.estimate.tokens_per_second or 0.0) > fastest(single)
 
 
 def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_error_are_named() -> None:
