@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.frontier import beside, best, frontiers, of_method, speed
+from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
@@ -21,6 +22,9 @@ from autofit.prediction.helpful_changes import GAIN
 from autofit.prediction.predicting import predict_all
 from autofit.techniques import Job, changes
 from autofit.trial.machine.detection import asked
+
+LIGHTER = 0.01
+"""Relative difference in predicted memory below which it does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +118,18 @@ def predict_frontier(
     within = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
-        found = list(predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report).values())
+        predicted = predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report)
+    found = list(predicted.values())
     fits = [e for e in found if e.fits]
     if found and not fits:
         raise _shortfall(found, job)
+    worthwhile = [e for e in found if not _gains_nothing(e, predicted)]
     return PredictedFrontier(
         plan=plan,
         not_predicted={} if reason is None else {reason: len(configs)},
         fitting=len(fits),
-        points=frontiers(fits),
-        recommendation=recommended(found, request.goal),
+        points=frontiers(e for e in worthwhile if e.fits),
+        recommendation=recommended(worthwhile, request.goal),
         seconds=time.monotonic() - started,
     )
 
@@ -153,6 +159,16 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
             for role, other in picks
         ),
     )
+
+
+def _gains_nothing(flash: Estimate, others: Mapping[Config, Estimate]) -> bool:
+    """Whether an estimate with the flash-attn package, which few have, is hardly better than with torch's attention."""
+    if flash.config.get("attention") != "flash":
+        return False
+    plain = others.get(flash.config.replace(attention="sdpa"))
+    if plain is None or plain.fits != flash.fits or plain.device_bytes > flash.device_bytes * (1 + LIGHTER):
+        return False
+    return plain.tokens_per_second is None or speed(plain) >= speed(flash) * (1 - GAIN)
 
 
 def _planned(request: SearchRequest) -> Plan:

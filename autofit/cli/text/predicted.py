@@ -172,6 +172,8 @@ def predicted_frontier_text(found: PredictedFrontier) -> str:
         points = found.of(method)
         if points:
             parts.append(_predicted_table(method, points, workload.devices))
+        elif any(config["method"] == method for config in found.plan.lattice.configs):
+            parts.append(f"No config of {method} is predicted to fit.")
     if not found.points:
         parts.append("nothing can be predicted here")
     elif found.recommendation is not None:

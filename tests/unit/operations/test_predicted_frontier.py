@@ -22,6 +22,21 @@ from autofit.planning.nothing_fits import Shortfall
 from autofit.prediction.predicted_frontier import recommended
 from autofit.techniques import changes, complete, parse
 
+SPACE = """\
+axes:
+  micro_batch: [1, 2]
+  attention: [flash, sdpa]
+defaults:
+  method: full
+  precision: bf16
+  checkpointing: none
+  optimizer: adamw
+  loss: chunked
+  compile: false
+  offload: none
+  sharding: none
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,6 +70,21 @@ def test_every_config_of_the_space_is_predicted_once(request_: SearchRequest, tm
     assert again.points == found.points and again.recommendation == found.recommendation
     assert found.fitting == len(found.plan.lattice.configs) == 8
     assert found.plan.limits.memory_bytes == card("h100-80g").memory_bytes
+
+
+def test_of_equals_what_needs_no_further_package_is_shown(request_: SearchRequest, tmp_path: Path) -> None:
+    """flash-attn's kernel takes what torch's own takes, and is predicted to be as fast."""
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    found = predict_frontier(replace(request_, space=str(space)))
+    assert {point.config["attention"] for point in found.points} == {"sdpa"}
+    assert found.recommendation is not None and found.recommendation.estimate.config["attention"] == "sdpa"
+
+
+def test_a_method_of_which_nothing_fits_is_named(found: PredictedFrontier) -> None:
+    missing = "No config of full is predicted to fit."
+    assert missing not in predicted_frontier_text(found)
+    assert missing in predicted_frontier_text(replace(found, points=found.of("lora")))
 
 
 def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFrontier) -> None:
