@@ -18,7 +18,6 @@ from autofit.estimate.assumptions import as_probed
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
-from autofit.prediction.estimating import not_estimated
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.attempt import Attempt
@@ -180,8 +179,8 @@ class Bench:
 
     def predicted(self, job: Job, config: Config, *, seconds: float) -> dict[str, Any]:
         """The estimate of `config`, or `{"error": why there is none, "defect": whether autofit is to blame}`."""
-        reason = not_estimated(self.hardware)
-        if reason is not None:
+        if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
+            reason = f"estimates are for NVIDIA cards and processors; {self.hardware.name} is neither"
             return {"error": reason, "defect": False}
         probed = self.findings.get("probe")
         if probed is not None and "probe" in probed.measured:
