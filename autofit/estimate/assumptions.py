@@ -130,15 +130,14 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
-    windowed = job.model.config.get("sliding_window")  # its mask is for another kernel
-    if config["attention"] == "sdpa" and not windowed and (config["precision"] == "fp32" or int(major or 9) < 8):
-        from autofit.estimate.tracing.trace import keeps_scores  # imports torch
-
-        if keeps_scores(config, job):
-            found.append(
-                f"torch has no fused attention for these heads in {config['precision']} on {job.hardware.name}: the "
-                "scores of all pairs of tokens are kept, which takes memory and time"
-            )
+    # A part of `cuda_kernels.attention_kernel` that needs no torch; the mask of a window is for another kernel.
+    heads, keys, window = map(job.model.config.get, ("num_attention_heads", "num_key_value_heads", "sliding_window"))
+    unfused = keys not in (None, heads) and not window and (config["precision"] == "fp32" or int(major or 9) < 8)
+    if config["attention"] == "sdpa" and unfused:
+        found.append(
+            f"torch has no fused attention for grouped heads in {config['precision']} on {job.hardware.name}: the "
+            "scores of all pairs of tokens are kept, which takes memory and time"
+        )
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found

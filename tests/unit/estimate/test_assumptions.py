@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK, job
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, GPT2, LLAMA, STACK, job
 
 from autofit.catalog.hardware import cards
+from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
+from autofit.estimate.tracing.trace import keeps_scores
 from autofit.prediction.estimating import site
 from autofit.techniques import Job, complete, parse
 from autofit.trial.machine.detection import installed_stack
@@ -158,3 +160,15 @@ def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.Monkey
         "the link to the host is PCIe 4.0 x16, because the catalog lacks the host link (host_link) of h100-80g"
     ]
     assert not [said for said in said_of("method=full", CUDA_HARDWARE) if "PCIe 4.0 x16" in said]
+
+
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16-mixed", "fp32"])
+@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["grouped", "ungrouped"])
+def test_attention_without_a_fused_kernel_is_told_where_the_trace_has_none(
+    model: Model, precision: str, capability: str
+) -> None:
+    card = replace(CUDA_HARDWARE, capability=capability)
+    asked, of = job(model, hardware=card), complete({"precision": precision, "attention": "sdpa"})
+    told = any("no fused attention" in sentence for sentence in assumptions(of, asked))
+    assert told == (keeps_scores(of, asked) and model is LLAMA)
