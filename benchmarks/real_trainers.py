@@ -3,34 +3,30 @@
     python benchmarks/real_trainers.py OUT.jsonl [--model llama-3.2-1b] [--seq-len 2048] [--seconds 420]
 
 For transformers and trl: full training, LoRA and QLoRA, without checkpointing and with it. Of each: one trial with the
-trainer's habits, `autofit recommend --format` from its store, then the trainer with that file on random tokens. Weights
-are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds. Cases that run
-`--at-once` share the device one after another, and load their libraries meanwhile: where cores are few, their times do
-not count. It needs transformers and trl, and no network.
+trainer's habits, the file that `autofit recommend --format` writes of it, then the trainer with that file on random
+tokens. Weights are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds.
+One process runs at a time; each is forked from one that has its libraries loaded. It needs transformers and trl, and no
+network.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise, product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]
 LOSS = {"transformers": "full", "trl": "chunked"}
 """trl has no other loss than its tiled one, transformers' Trainer none but the plain one."""
 CASES = [
@@ -39,6 +35,7 @@ CASES = [
 ]
 WARM_UP = 2
 """Steps that are not timed, as in a trial."""
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def main() -> int:
@@ -54,39 +51,79 @@ def main() -> int:
         "--steps", type=int, default=7, help="optimizer steps of a trainer; the first two are not timed"
     )
     parser.add_argument("--seconds", type=float, default=420)
-    parser.add_argument("--at-once", type=int, default=1, help="cases that may load their libraries while another runs")
     asked = parser.parse_args()
     if asked.steps < WARM_UP + 2:
         parser.error(f"--steps {asked.steps}: at least {WARM_UP + 2} are needed, of which two are not timed")
-    if asked.at_once < 1:
-        parser.error(f"--at-once {asked.at_once}: at least one case must run")
     ends = time.monotonic() + asked.seconds
     lines = asked.out.read_text().splitlines() if asked.out.exists() else []
-    settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds", "at_once")}
+    settings = {key: value for key, value in vars(asked).items() if key not in ("out", "seconds")}
     known = [json.loads(line) for line in lines]
     done = [row["case"] for row in known if row["trainer"] and row.get("settings") == settings]
     cases = [case for case in CASES if case not in done]
     if not cases:
         return 0
-    with tempfile.TemporaryDirectory(dir=asked.out.parent) as folder:
+    # As trials have it. Asking the driver, before a fork, how many cards there are would cost the children theirs.
+    os.environ |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    PROCESSES.set_forkserver_preload(["__main__"])
+
+    from autofit.trial.machine.detection import detect
+    from autofit.trial.process.group_runner import GroupRunner
+
+    device = detect("auto")
+    with (
+        tempfile.TemporaryDirectory(dir=asked.out.parent) as folder,
+        GroupRunner(kind=device[0].kind) as runner,
+    ):
+        runner.start()
         source = Path(folder) / asked.model
-        saved = call("save", asked.model, str(source))  # in a process that leaves nothing on the card
-        if saved.returncode:
-            raise SystemExit(saved.stderr)
-        with ThreadPoolExecutor(asked.at_once) as pool:
-            running = [pool.submit(compared, case, asked, source, ends) for case in cases]
-            for found in as_completed(running):
-                if (row := found.result()) is None:
-                    continue
-                row |= {
-                    "settings": settings,
-                    "at_once": asked.at_once,
-                    "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                }
-                with asked.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(told(row), flush=True)
-    return os.EX_TEMPFAIL if any(found.result() is None for found in running) else 0
+        apart(save, asked.model, str(source))
+        for case in cases:
+            if time.monotonic() > ends:
+                return os.EX_TEMPFAIL
+            row = {"case": case} | compared(case, asked, source, device, runner)
+            row |= {"settings": settings, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+            with asked.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(told(row), flush=True)
+    return 0
+
+
+def preload() -> None:
+    """What a trainer imports: it counts neither for it nor against it. Nothing here may touch the device."""
+    from autofit.training.postponed import import_postponed
+
+    with import_postponed("bitsandbytes"):  # its import asks for the card
+        import datasets  # noqa: F401
+        import peft  # noqa: F401
+        import trl
+        from transformers import Trainer  # noqa: F401
+
+        trl.SFTTrainer  # noqa: B018  # trl loads what is asked for
+
+
+def apart(function: Any, *given: Any) -> Any:
+    """What `function` returns in a process of its own, whose memory is free again once it has ended. Raises
+    `RuntimeError` with its last words if it fails."""
+    here, there = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=answer, args=(there, function, *given))
+    process.start()
+    there.close()
+    try:
+        found, words = here.recv()
+    except EOFError:
+        found, words = None, ["it ended without a word"]
+    process.join()
+    if words:
+        raise RuntimeError("\n".join(words))
+    return found
+
+
+def answer(to: Connection, function: Any, *given: Any) -> None:
+    """In the process of its own: send what `function` returns, or its last words."""
+    try:
+        to.send((function(*given), []))
+    except BaseException:
+        to.send((None, traceback.format_exc().splitlines()[-5:]))
 
 
 def save(model: str, folder: str) -> None:
@@ -99,84 +136,40 @@ def save(model: str, folder: str) -> None:
 
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
-    with alone():
-        torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
-        made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
-        made.save_pretrained(folder)
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+    made = AutoModelForCausalLM.from_config(architecture(load(model)), dtype=torch.bfloat16)
+    made.save_pretrained(folder)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """The rest of this process, without a trial or another trainer on its device. The process ends with the block: its
-    memory is on the card until then."""
-    import torch
+def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, device: Any, runner: Any) -> dict[str, Any]:
+    """The trial's figures and the trainer's; or what either of them said last."""
+    from autofit import techniques
+    from autofit.export import export
+    from autofit.operations.recommendation import of_trial
+    from autofit.planning.requests import WorkloadOptions
+    from autofit.store import Store
+    from autofit.trial.request import TrialRequest
 
-    from autofit.trial.machine import device_lock
-
-    with device_lock.held(device_lock.names("cuda" if torch.cuda.is_available() else "cpu")):
-        try:
-            yield
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        sys.stdout.flush()
-        os._exit(0)
-
-
-def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, ends: float) -> dict[str, Any] | None:
-    """The trial's figures and the trainer's; or what either of them said last. None if it is too late to begin."""
-    if time.monotonic() > ends:
-        return None
-    return {"case": case} | outcomes(case, asked, source)
-
-
-def outcomes(case: dict[str, str], asked: argparse.Namespace, source: Path) -> dict[str, Any]:
-    """`compared`, begun in time."""
     trainer = case["for"]
-    of = ["--model", str(source), "--seq-len", str(asked.seq_len), "--global-batch", str(asked.global_batch)]
-    of += ["--for", trainer, "--store", str(source.parent / f"{'-'.join(case.values())}.db")]
     values = {"micro_batch": asked.micro_batch, "precision": asked.precision, "loss": LOSS[trainer]}
     values |= {key: value for key, value in case.items() if key != "for"}
-    config = ",".join(f"{key}={value}" for key, value in values.items())
-    trial = run(*AUTOFIT, "trial", *of, "--config", config, "--json")
-    if trial.returncode:
-        return {"config": config, "trial": None, "trainer": None, "said": said(trial)}
+    config = techniques.complete(values, techniques.recipe(device[0], trainer))
+    options = WorkloadOptions(
+        model=str(source), seq_len=asked.seq_len, global_batch=asked.global_batch, trainer=trainer
+    )
+    job = options.job(device)
+    request = TrialRequest(job=job, config=config, memory_limit_bytes=job.hardware.memory_bytes, compares_gradient=True)
+    trial = request.trial(runner.attempt(request))
+    row: dict[str, Any] = {"config": str(config), "trial": trial.to_json(), "trainer": None, "said": []}
+    if trial.measurement is None:
+        return row | {"said": [str(trial.outcome)]}
     file = source.parent / f"{'-'.join(case.values())}.{'py' if trainer == 'transformers' else 'yaml'}"
-    export = run(*AUTOFIT, "recommend", *of, "--allow", "training", "--format", trainer, "--out", str(file))
-    if export.returncode:
-        return {"config": config, "trial": None, "trainer": None, "said": said(export)}
-    real = call("train", trainer, str(file), asked.seq_len, asked.global_batch, asked.steps)
-    found = None if real.returncode else json.loads(real.stdout.splitlines()[-1])
-    measured = json.loads(trial.stdout)
-    return {"config": config, "trial": measured, "trainer": found, "said": [] if found else said(real)}
-
-
-def said(process: subprocess.CompletedProcess[str]) -> list[str]:
-    """Its last words."""
-    return (process.stdout + process.stderr).splitlines()[-5:]
-
-
-def call(name: str, *given: str | int) -> subprocess.CompletedProcess[str]:
-    """A function of this program, in a process of its own."""
-    return run(sys.executable, "-c", f"import runpy; runpy.run_path({__file__!r})[{name!r}](*{given!r})")
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """The command, with this checkout's package."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return subprocess.run(command, env=environment, text=True, capture_output=True)
-
-
-def train(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> None:
-    """Run the trainer with its file; print what it took as JSON."""
-    import datasets  # noqa: F401  # what a trainer imports counts neither for it nor against it
-    import torch  # noqa: F401
-    import trl  # noqa: F401
-    from transformers import Trainer  # noqa: F401
-
-    with alone():
-        print(json.dumps(trained(trainer, file, seq_len, global_batch, steps)))
+    with Store.open(f"sqlite:///{source.parent / 'trials.db'}") as store:
+        file.write_text(export(of_trial(store.add(trial), store), format=trainer, source=str(source)).text)
+    try:
+        return row | {"trainer": apart(trained, trainer, str(file), asked.seq_len, asked.global_batch, asked.steps)}
+    except RuntimeError as error:
+        return row | {"said": str(error).splitlines()}
 
 
 def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> dict[str, Any]:
@@ -269,3 +262,5 @@ LINE = ("tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
 
 if __name__ == "__main__":
     sys.exit(main())
+if __name__ == "__mp_main__":  # in the process that the others are forked from
+    preload()

@@ -145,13 +145,16 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
 
 def _of_compiler(job: Job) -> str:
     """What is assumed of compilation, and how far trials were from that. The figures are those of
-    benchmarks/recorded/cpu-zen5-2c-compiled-pairs.json; a test compares them."""
+    benchmarks/recorded/cpu-zen5-2c-compiled-pairs.json and h100/compiled-llama-3.1-8b.jsonl; tests compare them."""
     same = (
         "compile=true is predicted as the step without compilation: what a compiled graph fuses, keeps and recomputes "
         "is up to the compiler, and the time of setting it up is left out"
     )
     if job.hardware.kind != "cpu":
-        return f"{same}; how far trials are from that was measured on a processor alone"
+        return (
+            f"{same}: of 2 configs that trained adapters of an 8B model on an H100, memory was 0.88 to 0.89 times the "
+            "predicted, and a step took 0.86 times as long as without it"
+        )
     return (
         f"{same}. The compiler itself is taken to keep {format_bytes(COMPILED_LAYER_BYTES)} per layer: of 6 configs "
         "trained on a processor with compilation, memory was 0.74 to 1.28 times the predicted, and a step took 0.86 to "

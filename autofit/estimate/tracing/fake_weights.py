@@ -55,8 +55,9 @@ def _four_bit(layer: Any) -> None:
     )
     layer._parameters["weight"] = packed
     layer.compute_type_is_set = True
-    if layer.bias is not None:
-        layer._parameters["bias"] = nn.Parameter(_like(layer.bias), requires_grad=False)
+    if layer.bias is not None:  # in the format that `Linear4bit.forward` leaves it in for good when it first runs
+        bias = torch.empty(layer.bias.shape, dtype=layer.compute_dtype)
+        layer._parameters["bias"] = nn.Parameter(bias, requires_grad=False)
 
 
 def quantised_tensors(layer: Any) -> list[torch.Tensor]:

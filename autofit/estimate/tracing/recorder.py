@@ -202,7 +202,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _ADD = torch.ops.aten.add.Tensor
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.mm.out,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+}
 _ENGINE = "_engine_run_backward"
 """The function of torch.autograd.graph within which autograd's engine runs."""
 _DEVICE = torch.ops.prim.device.default

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 TILE_TOKENS, TILE_WORDS = 4096, 32_768
 """`TOKEN_CHUNK_SIZE` of that file, and `_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py."""
-TRACED_ROWS = 64
-"""Rows of a tile that are traced for a card, whose kernels need nothing beside the tile: 8 MiB in fp32."""
+TRACED_ROWS = 1
+"""Rows of a tile that are traced for a card, whose kernels need nothing beside the tile: 128 KiB in fp32."""
 
 
 def tiled_cross_entropy(
