@@ -9,11 +9,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.core.lengths import padded
 from autofit.core.outcome import StepWork
-from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, context_bytes
+from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.allocator import MIN_BLOCK
@@ -106,8 +105,6 @@ class Estimator:
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
-        if config["compile"] is True and not _cuda(self.job):
-            found = _with_compiler(found, shape(self.job.model).layers)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
@@ -319,20 +316,6 @@ def _host_time(config: Config, *, processor: bool) -> float:
         return 1.0 + SELECTIVE_ON_PROCESSOR * selective
     checkpointed = (SELECTIVE_OPERATION if selective else CHECKPOINTED_OPERATION) / every if every else 0.0
     return 1.0 + checkpointed + QUANTISED_OPERATION * (config["method"] == "qlora")
-
-
-def _with_compiler(found: Memory, layers: int) -> Memory:
-    """A CPU's memory with what the compiler keeps in it."""
-    kept = COMPILED_LAYER_BYTES * layers
-    return replace(
-        found,
-        peak_allocated_bytes=found.peak_allocated_bytes + kept,
-        peak_reserved_bytes=found.peak_reserved_bytes + kept,
-        device_bytes=found.device_bytes + kept,
-        host_bytes=found.host_bytes + kept,
-        breakdown={**found.breakdown, "context": found.breakdown["context"] + kept},
-        phase_peaks={phase: peak + kept for phase, peak in found.phase_peaks.items()},
-    )
 
 
 def _cuda(job: Job) -> bool:

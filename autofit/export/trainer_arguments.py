@@ -108,8 +108,11 @@ def compilation(value: Value, task: Task) -> Settings:
     """The argument `torch_compile`."""
     if value is not True:
         return settings(training={"torch_compile": False})
-    note = "compile=True: Trainer compiles the whole model, loss included, and lets fp32 products use TF32; trials "
-    return settings(Near(note + "compile the decoder alone"), training={"torch_compile": True})
+    note = (
+        "compile=True: trials compile each decoder layer; Trainer also compiles the rest, loss included, and lets fp32 "
+        "products use TF32. ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true makes it compile layer by layer, too"
+    )
+    return settings(Near(note), training={"torch_compile": True})
 
 
 def offload(value: Value, task: Task) -> Settings:

@@ -100,8 +100,9 @@ def _loss(value: Value, task: Task) -> Settings:
 
 
 def _compilation(value: Value, task: Task) -> Settings:
-    """Compiles the decoder alone, as in trials; `torch_compile` would also compile the loss and allow TF32 products."""
-    compiled = {"compile": {"on": None}} if value is True else {}
+    """Compiles decoder layers alone, as trials do; `torch_compile` would compile all, and allow TF32 products."""
+    marked = "from transformers.modeling_layers import GradientCheckpointingLayer"
+    compiled = {"compile": {"on": None}, "imports": {marked: None}} if value is True else {}
     return settings(training={"torch_compile": False}, **compiled)
 
 

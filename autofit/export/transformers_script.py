@@ -172,7 +172,6 @@ def _arguments(values: Mapping[str, object]) -> str:
 
 def _functions(made: Settings, task: Recommended) -> str:
     lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
-    decoder = "model.base_model"
     if "adapter" in made.sections:
         lines += made.sections.get("prepare", {})
         lines += [
@@ -181,9 +180,12 @@ def _functions(made: Settings, task: Recommended) -> str:
             "    if parameter.requires_grad:",
             f"        parameter.data = parameter.data.to(torch.{ta.trained_dtype(task)})",
         ]
-        decoder = "model.get_base_model().base_model"
     if "compile" in made.sections:
-        lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
+        lines += [
+            "for layer in model.modules():",
+            "    if isinstance(layer, GradientCheckpointingLayer):",
+            "        layer.compile()  # each decoder layer and nothing else, as it was measured",
+        ]
     load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
     functions = FUNCTIONS if task.packs else FUNCTIONS.replace(*_EACH)
     trainer = _trainer(made, pads=not task.packs)

@@ -74,5 +74,5 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     module = LossModule(model, plan.loss)
     module.train()
     if config["compile"] is True:
-        module.compile_decoder()
+        module.compile_layers()
     return TrainingStep(module, engines.make(module, plan), plan)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from autofit.techniques.technique import Head
+from autofit.training.decoder import decoder_layers
 from autofit.training.weights import unwrap
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
         self._loss = loss
+        self._is_compiled = False
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
         self._decoder = [decoder]  # in a list, so that it is registered only once, within `model`
@@ -34,10 +37,12 @@ class LossModule(nn.Module):
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, plain: LossKernel | None = None) -> torch.Tensor:
         """Summed cross-entropy in nats, fp32 scalar. tokens, labels [sequences, seq_len]; labels are already shifted.
 
-        If `plain` is given, that kernel replaces this module's own and the decoder runs uncompiled, for comparison.
+        If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, for comparison.
         """
-        decoder = self.decoder if plain is None else self.decoder.forward
-        decoded = decoder(input_ids=tokens, use_cache=False)  # held until the loss is computed, as in transformers
+        eagerly = plain is not None and self._is_compiled
+        with torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
+            # Held until the loss is computed, as in transformers.
+            decoded = self.decoder(input_ids=tokens, use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
         return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
@@ -58,6 +63,9 @@ class LossModule(nn.Module):
             scale=scale / divisor,
         )
 
-    def compile_decoder(self) -> None:
-        """Compile the decoder in place; the loss kernel stays eager."""
-        self.decoder.compile()
+    def compile_layers(self, **options: Any) -> None:
+        """Compile each decoder layer in place, with torch.compile's `options`; all else stays eager. Layers of one kind
+        run the same code, which is compiled once."""
+        self._is_compiled = True
+        for layer in decoder_layers(self.model):
+            layer.compile(**options)

@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def rate(self) -> float:
-        """Expected gain per second of trial: a compiled config must gain more, because its trial takes minutes."""
+        """Expected gain per second of trial: a compiled config must gain more, because its trial takes longer."""
         return self.expected_gain / self.expected_seconds
 
 

@@ -15,7 +15,6 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.lengths import padded
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
-from autofit.estimate.assumptions import COMPILED_LAYER_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import guess
@@ -59,17 +58,6 @@ def test_sequences_with_lengths_take_the_time_of_a_mean_micro_batch_and_the_memo
     mean = sum(share * (each[length] or 0.0) for length, share in drawn.items()) / sum(drawn.values())
     assert found.step_seconds == pytest.approx(mean, rel=0.03)
     assert found.tokens_per_second == pytest.approx(data.workload.tokens_per_step / found.step_seconds)
-
-
-def test_on_a_processor_the_compiler_counts_by_the_layer() -> None:
-    of = job("smollm2-135m", seq_len=64, global_batch=2, hardware=CPU)
-    eager, compiled = (predicted(f"method=lora,compile={value}", of) for value in ("false", "true"))
-    kept = 30 * COMPILED_LAYER_BYTES
-    assert compiled.device_bytes == eager.device_bytes + kept == sum(compiled.breakdown.values())
-    assert compiled.breakdown == {**eager.breakdown, "context": kept}
-    assert max(compiled.phase_peaks.values()) == compiled.device_bytes
-    assert compiled.host_bytes == eager.host_bytes + kept
-    assert any("10 MiB per layer" in sentence for sentence in compiled.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -468,19 +468,25 @@ def with_setup(config: Config, seconds: float) -> Trial:
 
 
 def test_what_takes_long_to_set_up_must_gain_more() -> None:
-    adviser, _ = make_adviser(compiled_or_not())
-    first = adviser.ask()
-    assert first["compile"] is False
-    adviser.tell(with_setup(first, 5.0))
-    compiled = next(c for c in adviser.acquisition.candidates() if c.config == first.replace(compile=True))
-    plain = [c for c in adviser.acquisition.candidates() if c.config["compile"] is False]
-    same = next(c for c in plain if c.config["method"] == first["method"])
-    assert compiled.expected_seconds > 3 * same.expected_seconds
-    assert adviser.ask()["compile"] is False
-    # Where compiling turns out to be quick, it is weighed as the rest is.
-    adviser.tell(with_setup(compiled.config, 5.0))
-    after = [c for c in adviser.acquisition.candidates() if c.config["compile"] is True]
-    assert max(c.expected_seconds for c in after) < compiled.expected_seconds
+    def after(seconds: float) -> tuple[float, float, bool]:
+        """Expected seconds of a compiled trial before and after one took `seconds` to set up, and if another is next."""
+        adviser, _ = make_adviser(compiled_or_not())
+        first = adviser.ask()
+        assert first["compile"] is False
+        adviser.tell(with_setup(first, 5.0))
+        found = {candidate.config: candidate for candidate in adviser.acquisition.candidates()}
+        compiled = found[first.replace(compile=True)]
+        same = next(c for c in found.values() if not c.config["compile"] and c.config["method"] == first["method"])
+        assert compiled.expected_seconds > 1.5 * same.expected_seconds
+        adviser.tell(with_setup(compiled.config, seconds))
+        then = [c.expected_seconds for c in adviser.acquisition.candidates() if c.config["compile"] is True]
+        return compiled.expected_seconds, max(then), adviser.ask()["compile"] is True
+
+    expected, then, _ = after(5.0)
+    assert then < expected
+    expected, then, is_next = after(500.0)
+    assert then > expected
+    assert not is_next
 
 
 def test_what_cannot_end_in_time_is_not_suggested() -> None:

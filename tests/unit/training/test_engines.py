@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -166,10 +167,8 @@ def train_compiled(case: Case) -> tuple[Trained, int]:
     torch.compiler.reset()
     counters.clear()
 
-    def compile_decoder(module: LossModule) -> None:
-        module._decoder[0].compile(backend="aot_eager")
-
-    with patch.object(LossModule, "compile_decoder", compile_decoder):
+    by_layer = partialmethod(LossModule.compile_layers, backend="aot_eager")
+    with patch.object(LossModule, "compile_layers", by_layer):
         return train({**case, "compile": True}), counters["stats"]["unique_graphs"]
 
 

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partialmethod
 
 import pytest
 import torch
@@ -272,7 +272,7 @@ def test_every_value_trains_compiled_as_it_is_written(config: Config, monkeypatc
     """On a processor all but one are compiled without Inductor, whose C++ compiler takes most of the time: what a
     technique meets is how torch traces and differentiates the decoder."""
     if DEVICE.type == "cpu" and config != BY_INDUCTOR:
-        monkeypatch.setattr(LossModule, "compile_decoder", lambda module: module.decoder.compile(backend="aot_eager"))
+        monkeypatch.setattr(LossModule, "compile_layers", partialmethod(LossModule.compile_layers, backend="aot_eager"))
     check(config, LLAMA)
 
 
