@@ -5,8 +5,7 @@
 For transformers and trl: full training, LoRA and QLoRA, without checkpointing and with it. Of each: one trial with the
 trainer's habits, the file that `autofit recommend --format` writes of it, then the trainer with that file on random
 tokens. Weights are random, too, in a folder beside OUT. OUT has what is known already; no case begins after --seconds.
-One process runs at a time; each is forked from one that has its libraries loaded. It needs transformers and trl, and no
-network.
+One process runs at a time. It needs transformers and trl, and no network.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ CASES = [
 ]
 WARM_UP = 2
 """Steps that are not timed, as in a trial."""
-PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES = multiprocessing.get_context("spawn")
+MOST_SECONDS = 900.0
+"""That a process may take."""
 
 
 def main() -> int:
@@ -62,9 +63,7 @@ def main() -> int:
     cases = [case for case in CASES if case not in done]
     if not cases:
         return 0
-    # As trials have it. Asking the driver, before a fork, how many cards there are would cost the children theirs.
-    os.environ |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    PROCESSES.set_forkserver_preload(["__main__"])
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # as trials have it
 
     from autofit.trial.machine.detection import detect
     from autofit.trial.process.group_runner import GroupRunner
@@ -76,7 +75,7 @@ def main() -> int:
     ):
         runner.start()
         source = Path(folder) / asked.model
-        apart(save, asked.model, str(source))
+        apart(device[0].kind, save, asked.model, str(source))
         for case in cases:
             if time.monotonic() > ends:
                 return os.EX_TEMPFAIL
@@ -88,31 +87,22 @@ def main() -> int:
     return 0
 
 
-def preload() -> None:
-    """What a trainer imports: it counts neither for it nor against it. Nothing here may touch the device."""
-    from autofit.training.postponed import import_postponed
+def apart(kind: str, function: Any, *given: Any) -> Any:
+    """What `function` returns in a process of its own, alone on the device: its memory is free again once it has ended.
+    Raises `RuntimeError` with its last words if it fails."""
+    from autofit.trial.machine import device_lock
 
-    with import_postponed("bitsandbytes"):  # its import asks for the card
-        import datasets  # noqa: F401
-        import peft  # noqa: F401
-        import trl
-        from transformers import Trainer  # noqa: F401
-
-        trl.SFTTrainer  # noqa: B018  # trl loads what is asked for
-
-
-def apart(function: Any, *given: Any) -> Any:
-    """What `function` returns in a process of its own, whose memory is free again once it has ended. Raises
-    `RuntimeError` with its last words if it fails."""
     here, there = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=answer, args=(there, function, *given))
-    process.start()
-    there.close()
-    try:
-        found, words = here.recv()
-    except EOFError:
-        found, words = None, ["it ended without a word"]
-    process.join()
+    process = PROCESSES.Process(target=answer, args=(there, function, *given), daemon=True)
+    with device_lock.held(device_lock.names(kind)):
+        process.start()
+        there.close()
+        try:
+            found, words = here.recv() if here.poll(MOST_SECONDS) else (None, [f"not done after {MOST_SECONDS:.0f} s"])
+        except EOFError:
+            found, words = None, ["it ended without a word"]
+        process.kill()
+        process.join()
     if words:
         raise RuntimeError("\n".join(words))
     return found
@@ -144,6 +134,7 @@ def save(model: str, folder: str) -> None:
 def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, device: Any, runner: Any) -> dict[str, Any]:
     """The trial's figures and the trainer's; or what either of them said last."""
     from autofit import techniques
+    from autofit.core.errors import AutofitError
     from autofit.export import export
     from autofit.operations.recommendation import of_trial
     from autofit.planning.requests import WorkloadOptions
@@ -164,19 +155,25 @@ def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, devi
     if trial.measurement is None:
         return row | {"said": [str(trial.outcome)]}
     file = source.parent / f"{'-'.join(case.values())}.{'py' if trainer == 'transformers' else 'yaml'}"
-    with Store.open(f"sqlite:///{source.parent / 'trials.db'}") as store:
-        file.write_text(export(of_trial(store.add(trial), store), format=trainer, source=str(source)).text)
+    steps = asked.seq_len, asked.global_batch, asked.steps
     try:
-        return row | {"trainer": apart(trained, trainer, str(file), asked.seq_len, asked.global_batch, asked.steps)}
-    except RuntimeError as error:
+        with Store.open(f"sqlite:///{source.parent / 'trials.db'}") as store:
+            file.write_text(export(of_trial(store.add(trial), store), format=trainer, source=str(source)).text)
+        return row | {"trainer": apart(device[0].kind, trained, trainer, str(file), *steps)}
+    except (AutofitError, RuntimeError) as error:
         return row | {"said": str(error).splitlines()}
 
 
 def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int) -> dict[str, Any]:
-    """What the trainer took."""
+    """What the trainer took. What it imports counts neither for it nor against it."""
+    import bitsandbytes  # noqa: F401
+    import datasets  # noqa: F401
+    import peft.tuners.lora  # noqa: F401
     import torch
+    import trl
     from transformers import TrainerCallback
 
+    trl.SFTTrainer  # noqa: B018  # trl loads what is asked for
     made_by = {"transformers": from_script, "trl": from_yaml}[trainer]
     words = torch.randint(64, (steps * global_batch, seq_len), generator=torch.Generator().manual_seed(0))
     on_card = torch.cuda.is_available()
@@ -262,5 +259,3 @@ LINE = ("tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
 
 if __name__ == "__main__":
     sys.exit(main())
-if __name__ == "__mp_main__":  # in the process that the others are forked from
-    preload()

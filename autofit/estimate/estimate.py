@@ -193,7 +193,7 @@ class Estimate(Document):
 
     def _expected(self, shown: MemoryDeviation) -> MemoryDeviation:
         """How far its memory may be off, where `shown` holds for its method on the hardware. Without trials, what is
-        compiled or offloaded was compared with no real card; of little memory, the context is too large a part."""
+        compiled or offloaded was not compared with a real card; of little memory, the context is too large a part."""
         if self.memory_error:
             return MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
         if shown.compared_on:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import Recommended, Settings
+from autofit.techniques.axes.compilation import VARIANTS
 
 CHUNK_THE_LOSS = '''
 def chunk_the_loss(model):
@@ -182,6 +183,7 @@ def _functions(made: Settings, task: Recommended) -> str:
         ]
     if "compile" in made.sections:
         lines += [
+            f"torch._dynamo.config.recompile_limit = {VARIANTS}  # kinds of layers, not runs",
             "for layer in model.modules():",
             "    if isinstance(layer, GradientCheckpointingLayer):",
             "        layer.compile()  # each decoder layer and nothing else, as it was measured",

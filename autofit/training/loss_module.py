@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from autofit.techniques.axes.compilation import VARIANTS
 from autofit.techniques.technique import Head
 from autofit.training.decoder import decoder_layers
 from autofit.training.weights import unwrap
@@ -66,6 +67,9 @@ class LossModule(nn.Module):
     def compile_layers(self, **options: Any) -> None:
         """Compile each decoder layer in place, with torch.compile's `options`; all else stays eager. Layers of one kind
         run the same code, which is compiled once."""
+        import torch._dynamo  # in a trial that compiles: it takes a second
+
+        torch._dynamo.config.recompile_limit = VARIANTS
         self._is_compiled = True
         for layer in decoder_layers(self.model):
             layer.compile(**options)

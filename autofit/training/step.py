@@ -55,8 +55,8 @@ class TrainingStep:
 
         With several ranks, each has its own sequences and returns its share: the mean is the sum over ranks. The number
         of sequences must be a multiple of the micro-batch. Nothing here waits for the device, but transformers does:
-        without compilation, each forward pass first asks whether sequences are packed (find_packed_sequence_indices in
-        masking_utils.py), as it does in a user's training.
+        each forward pass first asks whether sequences are packed (find_packed_sequence_indices in masking_utils.py), as
+        it does in a user's training.
         """
         micro_batches = list(self.split(tokens))
         targets = tokens.shape[0] * (tokens.shape[1] - 1) * self.engine.ranks

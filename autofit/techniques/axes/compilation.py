@@ -13,6 +13,9 @@ from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Technique
 
+VARIANTS = 64
+"""As many as layers may be compiled in: kinds of layers, times checkpointed or not, times lengths. Beyond torch's own
+limit of 8 the others would run uncompiled, and only a warning would say so."""
 KEEPS_POLICY = (2, 13)
 """First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
 
@@ -35,6 +38,7 @@ class Compilation(Technique):
         recipe=False,
         does="Whether torch.compile compiles each decoder layer, which takes half a minute once.",
         meanings={False: "not compiled", True: "compiled; needs a compiler and Python's headers"},
+        where="models whose layers transformers can checkpoint",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

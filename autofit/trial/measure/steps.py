@@ -52,7 +52,7 @@ class Steps:
 
     An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
     the refilling. So a step is read only once the next one has been issued, and beside the queue; the host has none.
-    (Without compilation, transformers itself waits for the device in each forward pass: see `TrainingStep.run`.)
+    (transformers itself waits for the device in each forward pass: see `TrainingStep.run`.)
 
     The ranks agree on what a step has shown when it is read, outside of what is timed: they then all base the same
     decisions on it, and none begins the next step long before the others.

@@ -47,7 +47,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.fp16 is (config["precision"] == "fp16-mixed")
     assert args.optim.value == OPTIM[config.text("optimizer")]
     assert args.weight_decay == (0.01 if "adamw" in config.text("optimizer") else 0.0)
-    # Measured are trials that compile the decoder alone, and that wait for nothing within a step.
+    # Measured are trials that compile decoder layers alone, and that wait for nothing within a step.
     assert args.torch_compile is False
     assert args.logging_nan_inf_filter is False
     assert (args.max_grad_norm, args.learning_rate) == (1.0, None)

@@ -468,8 +468,8 @@ def with_setup(config: Config, seconds: float) -> Trial:
 
 
 def test_what_takes_long_to_set_up_must_gain_more() -> None:
-    def after(seconds: float) -> tuple[float, float, bool]:
-        """Expected seconds of a compiled trial before and after one took `seconds` to set up, and if another is next."""
+    def after(seconds: float) -> tuple[float, bool]:
+        """Expected seconds of a compiled trial after another took `seconds` to set up, and whether one is next."""
         adviser, _ = make_adviser(compiled_or_not())
         first = adviser.ask()
         assert first["compile"] is False
@@ -480,12 +480,11 @@ def test_what_takes_long_to_set_up_must_gain_more() -> None:
         assert compiled.expected_seconds > 1.5 * same.expected_seconds
         adviser.tell(with_setup(compiled.config, seconds))
         then = [c.expected_seconds for c in adviser.acquisition.candidates() if c.config["compile"] is True]
-        return compiled.expected_seconds, max(then), adviser.ask()["compile"] is True
+        return max(then), adviser.ask()["compile"] is True
 
-    expected, then, _ = after(5.0)
-    assert then < expected
-    expected, then, is_next = after(500.0)
-    assert then > expected
+    quick, _ = after(5.0)
+    slow, is_next = after(500.0)
+    assert slow > 3 * quick
     assert not is_next
 
 

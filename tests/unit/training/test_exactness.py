@@ -270,7 +270,7 @@ BY_INDUCTOR = next(config for config in COMPILED if config["method"] == "lora")
 @pytest.mark.parametrize("config", COMPILED, ids=str)
 def test_every_value_trains_compiled_as_it_is_written(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor all but one are compiled without Inductor, whose C++ compiler takes most of the time: what a
-    technique meets is how torch traces and differentiates the decoder."""
+    technique meets is how torch traces and differentiates a layer."""
     if DEVICE.type == "cpu" and config != BY_INDUCTOR:
         monkeypatch.setattr(LossModule, "compile_layers", partialmethod(LossModule.compile_layers, backend="aot_eager"))
     check(config, LLAMA)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partialmethod
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from autofit.catalog.models import Model
 from autofit.core.outcome import PHASES
 from autofit.techniques import unsupported
 from autofit.techniques.technique import IGNORE_INDEX
+from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 from tests.tiny import (
     COHERE,
@@ -29,6 +33,7 @@ from tests.tiny import (
     job,
     relative_error,
     rows,
+    shrunk,
     stir_adapters,
 )
 
@@ -163,6 +168,51 @@ def test_the_reference_leaves_dropout_out_and_puts_training_back() -> None:
     assert with_dropout.reference_loss(rows()) == pytest.approx(expected, rel=1e-6)
     assert with_dropout.module.training
     assert float(with_dropout.run(rows())) != pytest.approx(expected, rel=1e-6)
+
+
+def twice_as_much(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """A compiler that gets it wrong."""
+    return lambda *given: tuple(2.0 * result for result in module(*given))
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_plain_training_gives_is_not_compiled(
+    method: str, compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"method": method, "precision": "fp32", "micro_batch": 1}
+    plain = built(config(**values))
+    wrong = partialmethod(LossModule.compile_layers, backend=twice_as_much)
+    monkeypatch.setattr(LossModule, "compile_layers", wrong)
+    compiled = built(config(**values, compile=True))
+    assert compiled.reference_loss(rows()) == plain.reference_loss(rows())
+    assert compiled.plain_gradient_norm(rows(1)) == plain.plain_gradient_norm(rows(1))
+    assert float(compiled.run(rows())) != pytest.approx(float(plain.run(rows())), rel=1e-3)
+
+
+def test_each_kind_of_layer_is_compiled_once(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: the first gets inputs without a gradient, and every second is checkpointed."""
+    from torch._dynamo.utils import counters
+
+    found, gemma = [], shrunk("gemma-2-2b")
+    monkeypatch.setattr(LossModule, "compile_layers", partialmethod(LossModule.compile_layers, backend="eager"))
+    for layers in (4, 12):
+        torch.compiler.reset()
+        counters.clear()
+        values = {"method": "lora", "precision": "fp32", "micro_batch": 4, "attention": "eager"}
+        kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+        model = replace(gemma, config={**gemma.config, "num_hidden_layers": layers, "layer_types": kinds})
+        step = built(config(**values, checkpointing="every-2", compile=True), model)
+        for length in (16, 9):
+            step.run(rows(seq_len=length))
+        found.append(counters["stats"]["unique_graphs"])
+    assert found[0] == found[1] > 1
 
 
 def test_a_reference_that_runs_out_of_memory_puts_training_back(monkeypatch: pytest.MonkeyPatch) -> None:
