@@ -1,14 +1,16 @@
 """The estimator held to emulated cards: what is allocated, what is reserved, and what fits.
 
     python benchmarks/estimate_emulated.py FOLDER [--cards h100-80g,...] [--configs 3000] [--ranks 1] [--seed 0]
-                                           [--processes 2] [--home .venv/emulated-card] [--again | --pairs]
+                                           [--evaluate] [--processes 2] [--home .venv/emulated-card]
+                                           [--again | --pairs]
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
 models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a
 file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
-keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again`
-runs nothing: it predicts anew what the folder holds, whose files may be compressed (gzip).
+keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. With
+`--evaluate`, each also evaluates 1 to 16 sequences at a time between steps. `--again` runs nothing: it predicts anew
+what the folder holds, whose files may be compressed (gzip).
 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
 the card refuses. The words must be those for the catalog's card, which are compared.
@@ -83,6 +85,7 @@ NUMBERS: dict[str, tuple[Value, ...]] = {"rank": (8, 64), "micro_batch": (1, 2, 
 """Values for the axes that list none."""
 SHARDINGS: tuple[Value, ...] = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
 BATCHES = (4, 8)
+EVAL_BATCHES = (1, 2, 4, 8, 16)
 DECODERS, ALIKE = 2, 5
 """How many values of the axes that make a decoder are drawn for one workload, and of the others for each of these: a
 decoder is traced once."""
@@ -144,7 +147,7 @@ class Row:
 class Drawing:
     """Configs drawn for one workload on this machine's card, each predicted and trained."""
 
-    def __init__(self, site: tuple[Hardware, Stack], seed: str, ranks: int) -> None:
+    def __init__(self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, evaluates: bool) -> None:
         self._random = random.Random(seed)
         longest: int | None = 0
         while longest is not None and longest < SEQ_LENS[0]:
@@ -153,6 +156,8 @@ class Drawing:
         seq_len = self._random.choice([s for s in SEQ_LENS if longest is None or s <= longest])
         batch = self._random.choice(BATCHES)
         self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * ranks}
+        if evaluates:
+            self._about["eval_batch"] = self._random.choice(EVAL_BATCHES)
         self._ranks = ranks
         self._job = WorkloadOptions(**self._about, devices=ranks).job(site)
 
@@ -286,7 +291,7 @@ def record_pairs(file: Path, seed: int, ranks: int) -> None:
                 print(f"{site[0].name}: {number} of {len(configs)}", file=sys.stderr, flush=True)
 
 
-def record(file: Path, configs: int, seed: int, ranks: int) -> None:
+def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
     done = read(file)[1:] if file.exists() else []
@@ -299,7 +304,7 @@ def record(file: Path, configs: int, seed: int, ranks: int) -> None:
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
-            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks)
+            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, evaluates=evaluates)
             for row in itertools.islice(drawing.rows(runners), configs - have):
                 _add(file, {"group": groups, **row})
                 have += 1
@@ -406,6 +411,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--home", default=".venv/emulated-card")
+    parser.add_argument("--evaluate", action="store_true", help="also evaluate between steps")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--again", action="store_true")
     what.add_argument("--pairs", action="store_true")
@@ -415,7 +421,7 @@ def main() -> int:
         record_pairs(asked.folder, asked.seed, asked.ranks)
         return 0
     if asked.here:
-        record(asked.folder, asked.configs, asked.seed, asked.ranks)
+        record(asked.folder, asked.configs, asked.seed, asked.ranks, evaluates=asked.evaluate)
         return 0
     if not asked.again:
         asked.folder.mkdir(parents=True, exist_ok=True)
@@ -425,8 +431,9 @@ def main() -> int:
             machine = [str(EMULATED), "--home", asked.home, ",".join([card] * asked.ranks), sys.executable]
             program = [__file__, str(asked.folder / f"{card}.jsonl"), "--here"]
             numbers = {"--configs": asked.configs // len(cards), "--seed": asked.seed, "--ranks": asked.ranks}
-            options = [str(word) for pair in numbers.items() for word in pair] + ["--pairs"] * asked.pairs
-            subprocess.run([sys.executable, *machine, *program, *options], check=True)
+            options = [str(word) for pair in numbers.items() for word in pair]
+            flags = ["--pairs"] * asked.pairs + ["--evaluate"] * asked.evaluate
+            subprocess.run([sys.executable, *machine, *program, *options, *flags], check=True)
 
         with ThreadPoolExecutor(asked.processes) as threads:
             list(threads.map(on, cards))

@@ -55,6 +55,14 @@ Lengths = Annotated[
         "Default: every sequence is full.",
     ),
 ]
+EvalBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-batch",
+        help="Sequences that your trainer evaluates at a time, per device: what that takes counts too. "
+        "Default: training alone counts.",
+    ),
+]
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
 ]

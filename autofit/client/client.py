@@ -52,6 +52,7 @@ class Client:
         seed: int = 0,
         trainer: str | None = None,
         lengths: str | Path | Sequence[int] | None = None,
+        eval_batch: int | None = None,
         wait: bool = True,
         report: Callable[[dict[str, Any]], object] = lambda event: None,
         key: str | None = None,
@@ -84,6 +85,7 @@ class Client:
         seed: int = 0,
         trainer: str | None = None,
         lengths: str | Path | Sequence[int] | None = None,
+        eval_batch: int | None = None,
         advice: bool = True,
     ) -> dict[str, Any]:
         """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
@@ -105,6 +107,7 @@ class Client:
         seed: int = 0,
         trainer: str | None = None,
         lengths: str | Path | Sequence[int] | None = None,
+        eval_batch: int | None = None,
         provenance: str = "measured",
     ) -> dict[str, Any]:
         """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
@@ -127,6 +130,7 @@ class Client:
         seed: int = 0,
         trainer: str | None = None,
         lengths: str | Path | Sequence[int] | None = None,
+        eval_batch: int | None = None,
     ) -> dict[str, Any]:
         """The measured configs that no other of their method beats in both memory and speed."""
         return dict(self._connection.ask("GET", "/v1/frontier", query=_in_query(_asked(locals()))))

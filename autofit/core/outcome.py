@@ -17,6 +17,9 @@ DEADLINE_SECONDS = 600.0
 """A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a training step, in order."""
+EVALUATION = "evaluation"
+"""The phase between training steps in which sequences are only evaluated; of workloads with an `eval_batch` alone."""
+ALL_PHASES = (*PHASES, EVALUATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

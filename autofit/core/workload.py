@@ -12,6 +12,8 @@ from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import MOST_TOKENS, Padded, mean, padded
 
+_WITHOUT_SAYING = ("trainer", "eval_batch", "lengths")
+"""Fields of a workload that are said only where they are set."""
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
 LARGEST_COUNT = MOST_TOKENS
@@ -52,15 +54,18 @@ class Workload(Document):
     """Seed of weights and tokens."""
     trainer: str | None = None
     """The trainer whose habits the step has (`techniques.habits`); None for plain training, as a config says."""
+    eval_batch: int | None = None
+    """Sequences that are evaluated at a time between training steps, on each device; None where training alone
+    counts."""
     lengths: tuple[int, ...] | None = None
     """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
     sequence is full."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain training on full sequences goes without saying, as in the workloads that were stored before there was
-        anything else."""
+        """Plain training alone, on full sequences, goes without saying, as in the workloads that were stored before
+        there was anything else."""
         said = super(Workload, self).to_json()
-        return {name: value for name, value in said.items() if name not in ("trainer", "lengths") or value is not None}
+        return {name: value for name, value in said.items() if name not in _WITHOUT_SAYING or value is not None}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
@@ -68,6 +73,8 @@ class Workload(Document):
             value = getattr(self, name)
             if value < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {value}: it must be at least 1")
+        if self.eval_batch is not None and self.eval_batch < 1:
+            raise UsageError(f"eval-batch is {self.eval_batch}: it must be at least 1")
         if not 0.0 <= self.lora_dropout < 1.0:
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
         if self.seq_len < 2:

@@ -6,6 +6,7 @@ import time
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
+from autofit.core.outcome import EVALUATION
 from autofit.estimate.assumptions import context_bytes, of_any_step
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.lower_bound import floor_parts
@@ -56,8 +57,13 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     }
     if processor:  # its memory is that of its host
         parts["optimizer"] += on_host
-    allocated = sum(parts.values()) - parts["context"]
     states = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    peaks = dict.fromkeys(("forward", "backward"), sum(parts.values()) - parts["context"]) | {"optimizer": states}
+    if job.workload.eval_batch is not None:
+        evaluated = _evaluated_parts(parts, config, job, job.workload.eval_batch)
+        peaks[EVALUATION] = sum(evaluated.values()) - evaluated["context"]
+        parts = max(parts, evaluated, key=lambda each: sum(each.values()))
+    allocated = sum(parts.values()) - parts["context"]
     return Estimate(
         config=config,
         hardware=job.hardware.name,
@@ -67,7 +73,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         device_bytes=sum(parts.values()),
         host_bytes=allocated if processor else on_host + pinned,
         breakdown=parts,
-        phase_peaks={"forward": allocated, "backward": allocated, "optimizer": states},
+        phase_peaks=peaks,
         memory_error=MEMORY_ERROR,
         assumptions=(
             f"by formula, not traced ({reason}): to fit, it needs a limit {MEMORY_ERROR:.0%} above this; time is not "
@@ -76,6 +82,14 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         ),
         seconds_to_estimate=time.monotonic() - started,
     )
+
+
+def _evaluated_parts(parts: dict[str, int], config: Config, job: Job, sequences: int) -> dict[str, int]:
+    """`parts` while so many sequences are evaluated: without gradients, one layer's activations, all logits."""
+    tokens = sequences * job.workload.seq_len
+    layer = _layer_bytes(config.replace(micro_batch=sequences), job)
+    logits = LOGIT_BYTES * tokens * shape(job.model).vocabulary_size
+    return {**parts, "gradients": 0, "activations": layer, "logits_and_loss": logits}
 
 
 def _layer_bytes(config: Config, job: Job) -> int:

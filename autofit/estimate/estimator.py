@@ -159,7 +159,7 @@ class Estimator:
         if workload.lengths is not None and not self._shorter:
             for length, _ in padded(workload.lengths, 1).nodes:
                 if length < workload.seq_len:
-                    job = replace(self.job, workload=replace(workload, seq_len=length, lengths=None))
+                    job = replace(self.job, workload=replace(workload, seq_len=length, lengths=None, eval_batch=None))
                     self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
         return self._shorter
 
@@ -247,6 +247,7 @@ class Estimator:
         line = timeline(
             self._steps(decoder, loss),
             events,
+            self._traces.evaluation(config, spread),
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,

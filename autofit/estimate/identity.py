@@ -25,6 +25,7 @@ class EstimateKeys:
         """`replayed` as for `Estimator.estimate`."""
         workload, hardware = job.workload, job.hardware
         trainer = () if workload.trainer is None else (workload.trainer,)
+        evaluated = () if workload.eval_batch is None else ({"eval_batch": workload.eval_batch},)
         lengths = () if workload.lengths is None else (list(workload.lengths),)
         self._begun = hashlib.sha256(
             _canonical(
@@ -38,6 +39,7 @@ class EstimateKeys:
                         workload.lora_dropout,
                         *trainer,
                         *lengths,
+                        *evaluated,
                     ],
                     "hardware": [
                         hardware.name,

@@ -35,6 +35,12 @@ class Task:
         """Whether every sequence was full, as packing makes them; otherwise they were padded."""
         return self.workload.lengths is None
 
+    @property
+    def eval_batch(self) -> Value | None:
+        """Sequences to evaluate at a time: the workload's or, where training alone counted, as many as a micro-batch
+        has, which take less than training on them. None for a config that has no such axis."""
+        return self.workload.eval_batch or self.config.get("micro_batch")
+
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
         # A folder may have the same name as a model of the catalog.
@@ -214,7 +220,8 @@ def _workload(workload: Workload) -> str:
     devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
     own = "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"
     sequences = f"{workload.global_batch} sequences of {own or workload.seq_len} tokens"
-    return f"{sequences} per optimizer step, on {devices}"
+    evaluated = "" if workload.eval_batch is None else f"; {workload.eval_batch} evaluated at a time"
+    return f"{sequences} per optimizer step, on {devices}{evaluated}"
 
 
 def _measurement(recommendation: Recommendation) -> str:

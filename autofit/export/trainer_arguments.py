@@ -68,13 +68,16 @@ def padding(task: Task, name: str) -> list[str]:
 
 
 def run(task: Task) -> dict[str, object]:
-    """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
+    """Arguments that no axis decides: clipping as in trials, the output folder, evaluation in as little memory as was
+    measured or, by default, as training takes, and the CPU if that was measured."""
     where: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
         "max_grad_norm": MAX_GRADIENT_NORM,
         # The filter synchronises with the device after each micro-batch; trials do not.
         "logging_nan_inf_filter": False,
+        **({} if task.eval_batch is None else {"per_device_eval_batch_size": task.eval_batch}),
+        "eval_accumulation_steps": 1,  # logits that a compute_metrics keeps go to the host after each batch
         **where,
     }
 

@@ -48,6 +48,7 @@ def search(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    eval_batch: int | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
@@ -57,7 +58,9 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+        workload=WorkloadOptions.of(
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+        ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -89,6 +92,7 @@ def estimate(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    eval_batch: int | None = None,
     exact: bool = False,
     advice: bool = True,
     store: str | None = None,
@@ -103,7 +107,7 @@ def estimate(
         config = techniques.parse(config)
     chosen = config if isinstance(config, Config) else config_on(hardware, config, trainer)
     estimation = Estimation.of(
-        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
         chosen,
         hardware=hardware,
         memory_limit_bytes=as_bytes(memory_limit),
@@ -158,6 +162,7 @@ def recommend(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    eval_batch: int | None = None,
     store: str | None = None,
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
@@ -167,7 +172,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -190,6 +195,7 @@ def frontier(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    eval_batch: int | None = None,
     store: str | None = None,
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
@@ -198,7 +204,7 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),

@@ -12,6 +12,7 @@ from autofit.catalog.models import Model, load, shape
 from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
+from autofit.core.outcome import EVALUATION
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, check_count
 from autofit.estimate.estimate import Change, Estimate, Lightest
@@ -47,10 +48,12 @@ class _Case:
         where: Where,
         *,
         edited: Mapping[KeyPath, Any] | None = None,
+        effect: Effect = Effect.EXACT,
     ) -> None:
-        """With `edited`, the file once it is so edited; changes are then those and what helps beside them."""
+        """With `edited`, the file once it is so edited, which has this `effect`; changes are then those edits and what
+        helps beside them."""
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
-        self._edited = dict(edited or {})
+        self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
         self.run = self._read(self._values)
         self.options = self._options()
@@ -89,10 +92,14 @@ class _Case:
             ]
         else:
             remedies = [r for change in found.advice if (r := self._remedy(change)).change.estimate.likely_fits]
-        if self.run.narrower is not None and not whole.likely_fits:
-            key, value = self.run.narrower
-            other = _Case(self._file, self._trainer, self._user, self._where, edited={(key,): value})
-            remedies = _more_faithful(other.diagnosed(report).remedies, remedies)
+        if not whole.likely_fits:
+            if self.run.narrower is not None:
+                key, value = self.run.narrower
+                remedies = _more_faithful(self._if(key, value, Effect.NUMERICS).diagnosed(report).remedies, remedies)
+            evaluates = self.run.evaluates
+            if evaluates is not None and whole.peak_phase == EVALUATION and evaluates.sequences > 1:
+                fewer = 1 << ((evaluates.sequences - 1).bit_length() - 1)
+                remedies = self._if(evaluates.key, fewer, Effect.EXACT).diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -101,6 +108,11 @@ class _Case:
             notes=(*self._notes(found), *(() if whole.likely_fits or remedies else self._also())),
             failure=self._user.failure,
         )
+
+    def _if(self, key: str, value: Any, effect: Effect) -> _Case:
+        """The file with another value of a key, beside what it is edited to already."""
+        edited, effect = {**self._edited, (key,): value}, max(self._effect, effect)
+        return _Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
 
     def _estimated(self, report: Callable[[int], None]) -> Estimate:
         """The config's estimate within what its weights' format leaves, with changes that help."""
@@ -146,6 +158,7 @@ class _Case:
             global_batch=run.global_batch,
             lora_dropout=run.lora_dropout,
             devices=run.devices,
+            eval_batch=None if run.evaluates is None else run.evaluates.sequences,
         )
 
     def _whole(self, found: Estimate, run: Run) -> Estimate:
@@ -220,7 +233,7 @@ class _Case:
         text = self._file.changed(edits)
         if self._edited:
             first = {path[-1]: value for path, value in self._edited.items()}
-            change = replace(change, values={**first, **change.values}, effect=max(change.effect, Effect.NUMERICS))
+            change = replace(change, values={**first, **change.values}, effect=max(change.effect, self._effect))
         return Remedy(
             change=replace(change, estimate=self._whole(change.estimate, after)),
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},

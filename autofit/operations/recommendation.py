@@ -256,6 +256,7 @@ def _options_of(asked: Asked) -> list[str]:
         ("devices", asked.devices, 1),
         ("seed", asked.seed, 0),
         ("for", asked.trainer, None),
+        ("eval-batch", asked.eval_batch, None),
         ("lengths", None if asked.lengths is None else "YOUR_FILE", None),
     )
     return [

@@ -34,6 +34,7 @@ class WorkloadOptions:
     seed: int = 0
     trainer: str | None = None
     lengths: Lengths | None = None
+    eval_batch: int | None = None
 
     @classmethod
     def of(
@@ -46,6 +47,7 @@ class WorkloadOptions:
         seed: int,
         trainer: str | None = None,
         lengths: str | Path | Iterable[int] | None = None,
+        eval_batch: int | None = None,
     ) -> WorkloadOptions:
         """The options in the order in which the commands take them; `lengths` as a file or as the tokens of each
         sequence. Raises `UsageError` for what are no lengths."""
@@ -58,6 +60,7 @@ class WorkloadOptions:
             seed=seed,
             trainer=trainer,
             lengths=Lengths.given(lengths),
+            eval_batch=eval_batch,
         )
 
     def resolve(self) -> tuple[Model, Workload]:
@@ -77,6 +80,7 @@ class WorkloadOptions:
             devices=self.devices,
             seed=self.seed,
             trainer=None if self.trainer is None else named(self.trainer).name,
+            eval_batch=self.eval_batch,
             lengths=lengths,
         )
 
@@ -92,6 +96,8 @@ class WorkloadOptions:
         trials that failed because of them."""
         for name in ("seq_len", "global_batch", "devices"):
             check_count(name.replace("_", "-"), getattr(self, name))
+        if self.eval_batch is not None:
+            check_count("eval-batch", self.eval_batch)
         if abs(self.seed) > LARGEST_INTEGER:
             raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_INTEGER} to {LARGEST_INTEGER}")
 

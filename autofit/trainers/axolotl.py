@@ -9,7 +9,7 @@ from autofit.core.errors import UsageError
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
-from autofit.trainers.run import EIGHT_BITS, Run, Where, trained_whole
+from autofit.trainers.run import EIGHT_BITS, Evaluates, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OLD_FLAGS: Mapping[str, str] = {
@@ -40,6 +40,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=_accumulation(keys, size),
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
+        evaluates=_evaluation(keys, size),
         beyond=_beyond(keys, method),
         config=complete(
             {
@@ -64,6 +65,17 @@ def _accumulation(keys: Keys, size: int) -> int:
     if keys.value("gradient_accumulation_steps") is None and keys.value("batch_size") is not None:
         return max(1, keys.count("batch_size", size) // size)
     return keys.count("gradient_accumulation_steps", 1)
+
+
+def _evaluation(keys: Keys, size: int) -> Evaluates | None:
+    """As many at a time as a micro-batch has unless it is set (`eval_batch_size` of schemas/training.py). Nothing is
+    evaluated without a validation set (`build_eval_strategy` of core/builders/base.py)."""
+    has_set = keys.value("val_set_size") not in (None, 0, 0.0) or bool(keys.value("test_datasets"))
+    strategies = [keys.value(name) for name in ("eval_strategy", "evaluation_strategy")]
+    if not has_set or any(value in (False, "no") for value in strategies):
+        return None
+    asked = keys.value("eval_batch_size") is not None
+    return Evaluates(key="eval_batch_size", sequences=keys.count("eval_batch_size", size) if asked else size)
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:

@@ -46,6 +46,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
+        evaluates=args.evaluation(keys, by_flag=True),
         beyond=_beyond(keys, method),
         config=complete(
             {

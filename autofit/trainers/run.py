@@ -41,6 +41,15 @@ class UnknownKey(Document):
     """Keys that may be meant, the nearest first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluates:
+    """That a run evaluates between training steps."""
+
+    key: str
+    """The file's key for how many sequences at a time, on each device."""
+    sequences: int
+
+
 BEYOND = ("all", "linear", "outside", "vocabulary")
 """Parameters: all; those of linear layers inside of decoder layers; the others; those of one matrix of the vocabulary's
 size."""
@@ -73,6 +82,8 @@ class Run:
     config: Config
     """Every axis."""
     lora_dropout: float = 0.0
+    evaluates: Evaluates | None = None
+    """None where nothing is evaluated between training steps."""
     beyond: tuple[tuple[str, float], ...] = ()
     """What weights take beyond the config's own formats: bytes a parameter, of those that a name of `BEYOND` means."""
     narrower: tuple[str, str] | None = None

@@ -14,7 +14,7 @@ from autofit.export.transformers_format import LIGER_LOSS_ONLY
 from autofit.techniques import complete
 from autofit.techniques.trainer_names import names_of
 from autofit.trainers.keys import Keys
-from autofit.trainers.run import Run, Where
+from autofit.trainers.run import Evaluates, Run, Where
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OPTIMIZERS: Mapping[str, str] = {
@@ -150,6 +150,18 @@ def batch(keys: Keys) -> tuple[int, int]:
     return keys.count("per_device_train_batch_size", 8), keys.count("gradient_accumulation_steps", 1)
 
 
+def evaluation(keys: Keys, *, by_flag: bool = False) -> Evaluates | None:
+    """8 sequences at a time unless it is set. Nothing is evaluated unless `eval_strategy`, in older versions
+    `evaluation_strategy`, or `eval_on_start` asks for it, or `do_eval` where that is looked at (`by_flag`)."""
+    strategies = [keys.value(name) for name in ("eval_strategy", "evaluation_strategy")]
+    asked = any(value not in (None, False, "no") for value in strategies)  # YAML takes a bare no for false
+    if not (asked or keys.flag("eval_on_start") or (by_flag and keys.flag("do_eval"))):
+        return None
+    keys.assume("evaluation keeps losses alone: if your script has a compute_metrics, all logits are kept too")
+    name = "per_device_eval_batch_size"
+    return Evaluates(key=name, sequences=keys.count(name, 8))
+
+
 def read(keys: Keys, where: Where) -> Run:
     """A file of nothing but TrainingArguments: model, adapters and the weights' format are in the user's script."""
     sharded = read_sharding(keys, where)
@@ -161,6 +173,7 @@ def read(keys: Keys, where: Where) -> Run:
         seq_len=None,
         accumulation=accumulation,
         devices=sharded.devices,
+        evaluates=evaluation(keys),
         config=complete(
             {
                 "method": "full",

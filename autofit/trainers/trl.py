@@ -33,6 +33,7 @@ def read(keys: Keys, where: Where) -> Run:
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
+        evaluates=args.evaluation(keys),
         beyond=_beyond(keys, method, loaded),
         narrower=(written, "bfloat16" if where.bf16 else "float16")
         if loaded == "float32" and method != "full"

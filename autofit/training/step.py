@@ -97,9 +97,23 @@ class TrainingStep:
     def split(self, tokens: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The micro-batches of `tokens` [sequences, seq_len], each with its shifted labels."""
         for part in torch.split(tokens, self.micro_batch):
-            labels = torch.full_like(part, IGNORE_INDEX)
-            labels[:, :-1] = part[:, 1:]
-            yield part, labels
+            yield part, _shifted(part)
+
+    @torch.no_grad()
+    def evaluate(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean loss in nats per token of `tokens` [sequences, seq_len], all of them at once, as trainers evaluate
+        between training steps: by the step's own loss kernel, without gradients, checkpoints and dropout.
+
+        Runs through the engine, which gathers sharded parameters: all ranks must call this.
+        """
+        training = self.module.training
+        self.module.eval()
+        try:
+            with self.precision():
+                loss: torch.Tensor = self.engine.root(tokens, _shifted(tokens))
+        finally:
+            self.module.train(training)
+        return loss / (tokens.shape[0] * (tokens.shape[1] - 1))
 
     @torch.no_grad()
     def reference_loss(self, tokens: torch.Tensor) -> float:
@@ -146,3 +160,10 @@ class TrainingStep:
             return nullcontext()
         context: AbstractContextManager[None] = torch.autocast(self.device.type, self._autocast)
         return context
+
+
+def _shifted(tokens: torch.Tensor) -> torch.Tensor:
+    """The labels of `tokens`: at each position the next token, at the last none."""
+    labels = torch.full_like(tokens, IGNORE_INDEX)
+    labels[:, :-1] = tokens[:, 1:]
+    return labels

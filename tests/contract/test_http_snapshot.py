@@ -15,7 +15,7 @@ PROSE = {"description", "summary", "title", "operationId", "example", "examples"
 
 WORKLOAD = {"model", "seq_len", "global_batch", "lora_dropout", "devices", "seed"}
 GOAL = {"method", "min_rank", "allow"}
-OF_DATA = {"for", "lengths"}
+OF_DATA = {"for", "lengths", "eval_batch"}
 DESIGN = {
     "/healthz": set(),
     "/readyz": set(),
@@ -23,8 +23,7 @@ DESIGN = {
     "/v1/recommendation": {
         *WORKLOAD,
         *GOAL,
-        "for",
-        "lengths",
+        *OF_DATA,
         "hardware",
         "memory_limit",
         "format",

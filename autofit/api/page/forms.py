@@ -47,6 +47,8 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
     kept = {name: value for name, value in named.items() if name in always or value != USUAL[name]}
     if workload.trainer is not None:
         kept["for"] = workload.trainer
+    if workload.eval_batch is not None:
+        kept["eval_batch"] = workload.eval_batch
     if workload.lengths is not None:
         kept["lengths"] = ",".join(map(str, getattr(workload.lengths, "tokens", workload.lengths)))
     return {"model": workload.model, **kept, **more}
@@ -55,5 +57,6 @@ def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
 def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:
     """What a form shows as filled in; fields that were not are the usual."""
     usual = {**{name: str(value) for name, value in USUAL.items()}, "method": "any", "allow": "numerics"}
-    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": "", "lengths": ""}
+    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": ""}
+    usual |= {"eval_batch": "", "lengths": ""}
     return {**usual, **{name: str(value) for name, value in values}}

@@ -29,6 +29,7 @@ class Compared(GoalQuery):
     devices: int | None = None
     trainer: str | None = Field(default=None, alias="for")
     lengths: str | None = None
+    eval_batch: int | None = None
 
 
 @ROUTES.get("/hardware")
@@ -64,7 +65,9 @@ def hardware(
 def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
     """The workload that is asked about; without figures, the one of the model that was measured last."""
     given = query.model_dump(
-        include={"seq_len", "global_batch", "devices", "trainer", "lengths"}, exclude_none=True, by_alias=True
+        include={"seq_len", "global_batch", "devices", "trainer", "lengths", "eval_batch"},
+        exclude_none=True,
+        by_alias=True,
     )
     latest = store.workloads(model=query.model or None)
     if latest and not given:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
-from autofit.api.routes.query import LENGTHS, TRAINER, AskedLengths, lengths_of, only_hardware
+from autofit.api.routes.query import EVAL_BATCH, LENGTHS, TRAINER, AskedLengths, lengths_of, only_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.operations.service.estimating import estimated
@@ -32,6 +32,7 @@ class AskedEstimate(BaseModel):
     seed: int = Field(default=0, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
     lengths: AskedLengths = Field(default=None, description=LENGTHS)
+    eval_batch: int | None = Field(default=None, ge=1, le=2**20, description=EVAL_BATCH)
     memory_limit: str | None = Field(default=None, description="Such as 24GiB; the card's memory if not given")
     advice: bool = Field(default=True, description="Also look for a change that makes it fit, or makes it faster")
 

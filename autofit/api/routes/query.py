@@ -22,6 +22,7 @@ from autofit.techniques.habits import TRAINERS, named
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"
 LENGTHS = "Tokens of each of your sequences, or of a sample of them; every sequence is full if not given"
+EVAL_BATCH = "Sequences that the trainer evaluates at a time, per device; training alone counts if not given"
 SUMMED_UP = "How long sequences are, as `workload.lengths` of an answer, with commas; the longest has seq_len tokens"
 OneLength = Annotated[int, Field(ge=2, le=MOST_TOKENS)]
 
@@ -55,6 +56,7 @@ class WorkloadQuery(BaseModel):
     seed: int = 0
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
     lengths: str | None = Field(default=None, pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)
+    eval_batch: int | None = Field(default=None, ge=1, description=EVAL_BATCH)
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
@@ -69,6 +71,7 @@ class WorkloadQuery(BaseModel):
             self.devices,
             self.seed,
             self.trainer,
+            eval_batch=self.eval_batch,
         )
         if self.lengths is not None:
             tokens = tuple(sorted(map(int, self.lengths.split(","))))

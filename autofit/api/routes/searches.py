@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
-from autofit.api.routes.query import LENGTHS, TRAINER, AskedLengths, lengths_of
+from autofit.api.routes.query import EVAL_BATCH, LENGTHS, TRAINER, AskedLengths, lengths_of
 from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
@@ -38,6 +38,7 @@ class AskedSearch(BaseModel):
     seed: int = 0
     trainer: str | None = Field(default=None, alias="for", description=TRAINER)
     lengths: AskedLengths = Field(default=None, description=LENGTHS)
+    eval_batch: int | None = Field(default=None, ge=1, le=2**20, description=EVAL_BATCH)
     method: str = Field(default="any", description="any, full, lora or qlora")
     min_rank: int = Field(default=8, ge=1)
     allow: str = Field(default="numerics", description="exact, numerics or training")

@@ -27,6 +27,7 @@ def frontier(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
     ] = None,
@@ -52,7 +53,9 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
-            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            operations.WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+            ),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=limit,
@@ -86,6 +89,7 @@ def recommend(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -124,7 +128,9 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            operations.WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+            ),
             hardware=hardware,
             memory_limit_bytes=size(memory_limit),
             goal=Goal.of(method, min_rank, allow),

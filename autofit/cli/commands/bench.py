@@ -71,6 +71,7 @@ def record(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure every config of a space into a file.
@@ -91,7 +92,7 @@ def record(
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     request = operations.SearchRequest(
         workload=operations.WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
         ),
         space=space,
         device=device,

@@ -31,6 +31,7 @@ def estimate(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
@@ -79,7 +80,9 @@ def estimate(
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
-    asked = operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths)
+    asked = operations.WorkloadOptions.of(
+        model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+    )
     if len(configs) > 1:
         _on_each(asked, configs, per_hour, memory_limit_bytes=limit, as_json=as_json)
     ((hardware, chosen),) = configs.items()

@@ -62,6 +62,7 @@ def search(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits.
@@ -87,7 +88,7 @@ def search(
 
     request = operations.SearchRequest(
         workload=operations.WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
         ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
@@ -183,6 +184,7 @@ def trial(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    eval_batch: options.EvalBatch = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
     snapshot: Annotated[
@@ -212,7 +214,7 @@ def trial(
         try:
             done = operations.trial(
                 operations.WorkloadOptions.of(
-                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths
+                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
                 ),
                 chosen,
                 device=device,

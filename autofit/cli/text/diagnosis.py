@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
 """What is said of each effect of what no estimate covers."""
-PHASES = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the update"}
+PHASES = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the update",
+    "evaluation": "in evaluation",
+}
 
 
 def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:

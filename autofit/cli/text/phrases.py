@@ -45,7 +45,8 @@ def step_text(workload: Workload) -> str:
     habits = "" if workload.trainer is None else f", as {workload.trainer} trains"
     lengths = workload.lengths
     tokens = "" if lengths is None else f"{mean(lengths):.0f} tokens in the mean, {workload.seq_len} at most,"
-    return f"{tokens or f'{workload.seq_len} tokens'} x {workload.global_batch} sequences a step{habits}"
+    evaluated = "" if workload.eval_batch is None else f", {workload.eval_batch} evaluated at a time"
+    return f"{tokens or f'{workload.seq_len} tokens'} x {workload.global_batch} sequences a step{habits}{evaluated}"
 
 
 def padding_text(workload: Workload, config: Config) -> str | None:

@@ -19,6 +19,7 @@ from autofit.cli.text.phrases import (
 )
 from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
+from autofit.core.outcome import EVALUATION
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS, Workload
 from autofit.estimate.assumptions import of_borrowed
@@ -39,6 +40,7 @@ def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         *host_rows(found),
         *([("close", CLOSE)] if found.gives_back_cache else []),
+        *([("evaluation", _in_evaluation(found))] if found.peak_phase == EVALUATION else []),
         *(_details(found) if verbose else ()),
         *advice_rows(found),
     ]
@@ -46,6 +48,12 @@ def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
 
 
 CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"
+
+
+def _in_evaluation(found: Estimate) -> str:
+    training = max(size for phase, size in found.phase_peaks.items() if phase != EVALUATION)
+    less = format_bytes(found.phase_peaks[EVALUATION] - training)
+    return f"sets the peak: training alone allocates {less} less. Fewer sequences at a time (--eval-batch) take less"
 
 
 def _details(found: Estimate) -> list[tuple[str, str]]:

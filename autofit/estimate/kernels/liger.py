@@ -52,9 +52,10 @@ class _Function(torch.autograd.Function):
         tokens, hidden_size = hidden.shape
         vocabulary = weight.shape[0]
         rows = chunk_rows(tokens, hidden_size, vocabulary)
-        grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight) if weight.requires_grad else None
-        grad_bias = torch.zeros_like(bias) if bias is not None else None
+        trains = hidden.requires_grad
+        grad_hidden = torch.zeros_like(hidden)  # also in an evaluation, where it stays empty
+        grad_weight = torch.zeros_like(weight) if trains and weight.requires_grad else None
+        grad_bias = torch.zeros_like(bias) if trains and bias is not None else None
         losses = torch.zeros(tokens, dtype=torch.float32)
         counted = labels != 0
         counted.sum()
@@ -65,7 +66,8 @@ class _Function(torch.autograd.Function):
             if bias is not None:
                 logits.add_(bias)
             logits.add_(logits)  # becomes its gradient: read twice and written once
-            grad_hidden[start : start + rows].addmm_(logits, weight, beta=0)
+            if trains:
+                grad_hidden[start : start + rows].addmm_(logits, weight, beta=0)
             if grad_weight is not None and in_place:
                 grad_weight.addmm_(logits.t(), inputs)
             elif grad_weight is not None:

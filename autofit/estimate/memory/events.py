@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.outcome import PHASES
+from autofit.core.outcome import ALL_PHASES
 from autofit.estimate.memory.memory_trace import LOSS, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
@@ -26,7 +26,7 @@ class Events:
     signs: Integers
     """1 where it is allocated, -1 where it is freed."""
     phases: Integers
-    """Index in PHASES."""
+    """Index in ALL_PHASES."""
 
     @classmethod
     def of(cls, found: Sequence[tuple[Place, int, bool]]) -> Events:
@@ -34,7 +34,7 @@ class Events:
         return cls(
             np.array([storage for _, storage, _ in found], dtype=np.int64),
             np.array([1 if allocates else -1 for _, _, allocates in found], dtype=np.int64),
-            np.array([PHASES.index(place.phase) for place, _, _ in found], dtype=np.int64),
+            np.array([ALL_PHASES.index(place.phase) for place, _, _ in found], dtype=np.int64),
         )
 
     @classmethod
@@ -71,6 +71,29 @@ class Updates:
     categories: NDArray[np.int8]
     first: Events
     second: Events
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Memory of sequences that are evaluated together between training steps: what comes and goes meanwhile."""
+
+    sizes: NDArray[np.int64]
+    categories: NDArray[np.int8]
+    events: Events
+
+    @classmethod
+    def of(cls, trace: MemoryTrace) -> Evaluation:
+        """From the trace of one; what it leaves behind, which is nothing of size, is left out."""
+        own = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
+        found = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in own]
+        return cls(
+            np.array([s.bytes for s in trace.storages], dtype=np.int64),
+            np.array([_evaluated(s) for s in trace.storages], dtype=np.int8),
+            Events.of(found),
+        )
+
+
+NO_EVALUATION = Evaluation.of(MemoryTrace())
 
 
 def updates(trace: MemoryTrace) -> Updates:
@@ -184,3 +207,9 @@ def update_category(storage: Storage) -> Category:
         return storage.holds
     lasts = storage.freed is None or storage.allocated is None or storage.freed.stage != storage.allocated.stage
     return Category.OPTIMIZER if lasts else Category.TEMPORARIES
+
+
+def _evaluated(storage: Storage) -> Category:
+    """What a storage of an evaluation holds."""
+    at_loss = storage.allocated is not None and storage.allocated.layer == LOSS
+    return Category.LOGITS_AND_LOSS if at_loss else Category.ACTIVATIONS

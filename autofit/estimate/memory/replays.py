@@ -32,17 +32,18 @@ def replay(
     capped: bool = False,
     others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
-    """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, the timeline's second one again
-    and again, with `limit` bytes from the driver, or `capped` by torch itself. Before each of those, the `others`'
-    second steps run: the same step on shorter sequences. Raises `OutOfDeviceMemory`.
+    """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, with `limit` bytes from the
+    driver, or `capped` by torch itself: the timeline, which may end with an evaluation, then its second step again and
+    again. Before each of those, the `others`' second steps run: the same step on shorter sequences. Raises
+    `OutOfDeviceMemory`.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped, release=release)
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)
     events = list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
 
-    def run(first: int) -> None:
-        for index in range(first, len(events)):
+    def run(first: int, end: int) -> None:
+        for index in range(first, end):
             storage, size, stream = events[index]
             if size > 0:
                 blocks[storage] = allocator.allocate(size, stream)
@@ -59,7 +60,7 @@ def replay(
             elif size < 0:
                 allocator.release(own.pop(storage))
 
-    run(0)
+    run(0, len(events))
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.
     others = [] if renewed else others
@@ -70,7 +71,7 @@ def replay(
         before = allocator.peak_reserved
         for other in others:
             run_other(other)
-        run(line.second)
+        run(line.second, line.evaluation)
         unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
         if unchanged == SETTLED:
             break
@@ -79,7 +80,8 @@ def replay(
 
 def _of_second(line: Timeline) -> Iterator[tuple[int, int, int]]:
     """The second step's events: storage, bytes, stream."""
-    parts = (part[line.second :].tolist() for part in (line.storages, line.sizes, line.streams))
+    step = slice(line.second, line.evaluation)
+    parts = (part[step].tolist() for part in (line.storages, line.sizes, line.streams))
     return zip(*parts, strict=True)
 
 

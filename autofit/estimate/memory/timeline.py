@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.outcome import PHASES
-from autofit.estimate.memory.events import Events, Integers, MicroSteps, Updates
+from autofit.core.outcome import ALL_PHASES, PHASES
+from autofit.estimate.memory.events import NO_EVALUATION, Evaluation, Events, Integers, MicroSteps, Updates
 from autofit.estimate.memory.memory_trace import Category
 
 
@@ -22,7 +22,7 @@ class Timeline:
     """Which storage; each lifetime has its own number."""
     categories: NDArray[np.int8]
     phases: Integers
-    """Index in PHASES."""
+    """Index in ALL_PHASES."""
     streams: NDArray[np.int8]
     """Stream of the device on which each storage is allocated."""
     of_products: NDArray[np.bool_]
@@ -31,11 +31,14 @@ class Timeline:
     """How many of the first events are allocations of what is there before the first step."""
     second: int
     """The first event of the second step."""
+    evaluation: int
+    """The first event of the evaluation that follows the second step; the number of events if there is none."""
 
     def renewed(self) -> list[tuple[int, int]]:
         """The storages that the second step frees though it did not make them, each with the one that it leaves in
         its place: states that an update replaces."""
-        storages, sizes = self.storages[self.second :], self.sizes[self.second :]
+        step = slice(self.second, self.evaluation)
+        storages, sizes = self.storages[step], self.sizes[step]
         born, died = storages[sizes > 0], storages[sizes < 0]
         return list(zip(died[~np.isin(died, born)].tolist(), born[~np.isin(born, died)].tolist(), strict=True))
 
@@ -53,12 +56,14 @@ class Timeline:
         return self.by_phase(self.totals)
 
     def by_phase(self, totals: Integers) -> dict[str, int]:
-        """The most of `totals`, a figure for each event, in each phase."""
-        return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
+        """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
+        evaluation."""
+        there = PHASES if self.evaluation == len(totals) else ALL_PHASES
+        return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(there)}
 
     def before_update(self) -> int:
         """The last event before the second update, which finds weights, gradients and optimizer states."""
-        return int(np.flatnonzero(self.phases != PHASES.index("optimizer"))[-1])
+        return int(np.flatnonzero(self.phases == PHASES.index("backward"))[-1])
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""
@@ -68,20 +73,31 @@ class Timeline:
 
 
 def timeline(
-    steps: MicroSteps, updates: Updates, *, micro_batch: int, rank: int, accumulates: bool, rounding: int
+    steps: MicroSteps,
+    updates: Updates,
+    evaluation: Evaluation | None = None,
+    *,
+    micro_batch: int,
+    rank: int,
+    accumulates: bool,
+    rounding: int,
 ) -> Timeline:
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
+    After the second, the `evaluation`.
 
     The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
     multiple of `rounding` bytes, as the device's allocator does.
     """
-    sizes = np.concatenate([_rounded(steps.sizes.at(micro_batch, rank), rounding), _rounded(updates.sizes, rounding)])
+    evaluation = evaluation or NO_EVALUATION
+    of_each = (steps.sizes.at(micro_batch, rank), updates.sizes, evaluation.sizes)
+    sizes = np.concatenate([_rounded(each, rounding) for each in of_each])
     offset = len(steps.sizes.constants)
-    categories = np.concatenate([steps.categories, updates.categories])
+    others = len(sizes) - offset
+    categories = np.concatenate([steps.categories, updates.categories, evaluation.categories])
     micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
     alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
-    streams = np.concatenate([steps.streams, np.zeros(len(updates.sizes), dtype=np.int8)])
-    of_products = np.concatenate([steps.of_products, np.zeros(len(updates.sizes), dtype=np.bool_)])
+    streams = np.concatenate([steps.streams, np.zeros(others, dtype=np.int8)])
+    of_products = np.concatenate([steps.of_products, np.zeros(others, dtype=np.bool_)])
     # In the second step storages are new ones, except for those that persist, the weights and states.
     lives = len(sizes)
     parts = [_there(steps.residents)]
@@ -91,6 +107,7 @@ def timeline(
             _states_shared(update, offset, updates, step * lives),
             _freed(alive + step * lives),
         ]
+    parts.append(_shifted(evaluation.events, lives + offset + len(updates.sizes)))
     events = Events.joined(parts)
     which = events.storages % lives
     return Timeline(
@@ -102,6 +119,7 @@ def timeline(
         of_products=of_products[which],
         residents=len(steps.residents),
         second=sum(len(part.storages) for part in parts[:4]),
+        evaluation=sum(len(part.storages) for part in parts[:-1]),
     )
 
 

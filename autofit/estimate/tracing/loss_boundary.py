@@ -117,16 +117,11 @@ def trace_loss(
 ) -> MemoryTrace:
     """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count.
 
-    The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
-    that allocates as it does on a device of this compute capability (None for a processor).
+    The gradients are kept alive: when they are freed is up to the decoder.
     """
     from autofit.techniques.technique import Head
 
-    if kernel is fused_cross_entropy:
-        adds_products = generation(capability).ampere
-        kernel = partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
-    elif kernel is tiled_cross_entropy:
-        kernel = partial(tiled_cross_entropy, for_card=capability is not None)
+    kernel = traceable(kernel, capability)
     recorder = Recorder(scratch)
     with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)
@@ -154,6 +149,17 @@ def trace_loss(
         recorder.close()
         del held
     return recorder.trace
+
+
+def traceable(kernel: LossKernel, capability: str | None) -> LossKernel:
+    """`kernel` as it allocates on a device of this compute capability (None for a processor): a stand-in for Liger's,
+    which is for a device alone."""
+    if kernel is fused_cross_entropy:
+        adds_products = generation(capability).ampere
+        return partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
+    if kernel is tiled_cross_entropy:
+        return partial(tiled_cross_entropy, for_card=capability is not None)
+    return kernel
 
 
 def _loss(recorder: Recorder, kernel: LossKernel, leaf: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:

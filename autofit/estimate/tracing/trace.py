@@ -14,16 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.catalog.models import Model, architecture, shape
 from autofit.core.lattice import Config
+from autofit.core.outcome import EVALUATION
 from autofit.estimate.kernels import cuda_kernels
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
-from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary
+from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
+from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
 from autofit.training.engines.local import LocalEngine
@@ -98,39 +100,70 @@ def trace_decoder(
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
-    from transformers import masking_utils
-
     config = at_primes(config, job)
-    plan = make_plan(config, job, HOST)
-    plan.attention = _traceable(plan.attention)
-    plan.loss_scaling = False  # which needs no memory
-    plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
-    gives_view = plan.loss is full_cross_entropy
-    boundary = plan.loss = LossBoundary(plan.autocast, gives_view=gives_view)
-    kinds = layer_kinds(config, job)
-    model = make_skeleton(plan, layers)
+    plan = _fake_plan(config, job)
+    boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
+    recorder = boundary.recorder = Recorder(scratch)
+    model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
     with without_data():
-        fake_weights.materialise(model)
-        for part in plan.parts:
-            part.on_model(plan, model)
-        stack = decoder_layers(model)
+        step = _fake_step(plan, model, recorder)
+        stack = decoder_layers(step.module.model)
+        kinds = layer_kinds(config, job)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
-        module = LossModule(model, plan.loss)
-        module.train()
-        step = TrainingStep(module, LocalEngine(module, plan), plan)
-        recorder = boundary.recorder = Recorder(scratch)
-        _register_residents(recorder, model, stack)
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
-        # Told that it is being traced, transformers builds masks to be on the safe side.
-        inspects = patch.object(masking_utils, "is_tracing", lambda tensor=None: False)
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
-        with recorder, _layer_marks(recorder, stack), inspects, _as_on_device(job, recorder), keeping:
+        with recorder, _layer_marks(recorder, stack), _as_on_device(job, recorder), keeping:
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
     assert boundary.shape is not None
     return recorder.trace, boundary.shape
+
+
+def trace_evaluation(
+    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int
+) -> MemoryTrace:
+    """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`."""
+    plan = _fake_plan(config, job)
+    kernel = traceable(plan.loss, job.hardware.capability)
+    recorder = Recorder(scratch)
+
+    def loss(*args: Any) -> torch.Tensor:
+        recorder.move(EVALUATION, LOSS)
+        return kernel(*args)
+
+    plan.loss = loss
+    model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
+    with without_data():
+        step = _fake_step(plan, model, recorder)
+        tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
+        stack = decoder_layers(step.module.model)
+        with recorder, _layer_marks(recorder, stack), _as_on_device(job, recorder):
+            recorder.move(EVALUATION, BEFORE)
+            step.evaluate(tokens)
+        recorder.close()
+    return recorder.trace
+
+
+def _fake_plan(config: Config, job: Job) -> BuildPlan:
+    """The plan of a step that is only traced."""
+    plan = make_plan(config, job, HOST)
+    plan.attention = _traceable(plan.attention)
+    plan.loss_scaling = False  # which needs no memory
+    plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
+    return plan
+
+
+def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> TrainingStep:
+    """The step of `model` on fake tensors; its weights are the recorder's residents."""
+    fake_weights.materialise(model)
+    for part in plan.parts:
+        part.on_model(plan, model)
+    module = LossModule(model, plan.loss)
+    module.train()
+    _register_residents(recorder, model, decoder_layers(model))
+    return TrainingStep(module, LocalEngine(module, plan), plan)
 
 
 def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
@@ -182,12 +215,19 @@ class _KeepingLinear(torch.autograd.Function):
 
 @contextmanager
 def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
-    """On CUDA: have torch choose the device's kernels and formats, and offload activations to a separate host."""
+    """Have transformers build its masks as without a trace and, on CUDA, torch choose the device's kernels and formats,
+    and offload activations to a separate host."""
+    from transformers import masking_utils
+
+    # Told that it is being traced, transformers builds masks to be on the safe side.
+    inspects = patch.object(masking_utils, "is_tracing", lambda tensor=None: False)
     if job.hardware.kind != "cuda":
-        yield
+        with inspects:
+            yield
         return
     attention = partial(_attention, torch.nn.functional.scaled_dot_product_attention, job.hardware.capability)
     with (
+        inspects,
         patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
         patch.object(torch.autograd.graph, "save_on_cpu", partial(_save_on_host, recorder)),
         cuda_dispatch(),
@@ -305,7 +345,7 @@ def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
 
     def enter(index: int) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if recorder.place.stage.startswith("forward"):
+            if not recorder.place.stage.startswith("backward"):
                 if index == 0 and inputs[0].requires_grad:
                     inputs[0].register_hook(backward_reaches(BEFORE))
                 recorder.move(recorder.place.stage, index)
@@ -315,7 +355,7 @@ def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
     def leave(index: int) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
-            if recorder.place.stage.startswith("forward"):
+            if not recorder.place.stage.startswith("backward"):
                 if hidden.requires_grad:
                     hidden.register_hook(backward_reaches(index))
                 if index == len(layers) - 1:

@@ -11,7 +11,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import host_scratch
-from autofit.estimate.memory.events import DecoderEvents, Updates, updates
+from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates, updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
@@ -21,7 +21,7 @@ from autofit.estimate.tracing.loss_boundary import HeadShape, trace_loss
 from autofit.estimate.tracing.pattern import representatives
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.repeat_layers import NotUniform, repeat_layers
-from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_decoder
+from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_decoder, trace_evaluation
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
@@ -102,6 +102,17 @@ class Traces:
         formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
         key = *(config.get(axis) for axis in axes), flat, formats
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
+
+    def evaluation(self, config: Config, spread: Library | None) -> Evaluation | None:
+        """What evaluating the workload's `eval_batch` takes; None where nothing is evaluated. What a sharding library
+        gathers for it is left out."""
+        sequences = self.job.workload.eval_batch
+        if sequences is None:
+            return None
+        config, job = alone(config, spread), self._job(spread)
+        axes = ("method", "precision", "attention", "loss", "rank", "targets")
+        key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences
+        return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
@@ -200,6 +211,16 @@ class Traces:
         trace = trace_loss(kernel, head, tokens, self._scratch, capability=self.job.hardware.capability)
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))
+
+    def _trace_evaluation(self, config: Config, job: Job, sequences: int) -> Evaluation:
+        kinds = layer_kinds(config.replace(checkpointing="none"), job)
+        if not self._exact:
+            layers, representative = representatives(kinds)
+            small = trace_evaluation(config, job, layers, self._scratch, sequences=sequences)
+            with suppress(NotUniform):
+                return Evaluation.of(repeat_layers(small, representative))
+        every = tuple(range(len(kinds)))
+        return Evaluation.of(trace_evaluation(config, job, every, self._scratch, sequences=sequences))
 
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> Update:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.outcome import PHASES
+from autofit.core.outcome import ALL_PHASES
 from autofit.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ COLOURS = {
     "fragmentation": "#F0E442",
 }
 """By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
-SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
+SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB", "evaluation": "#EEEEEE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The memory of the optimizer step that contains the peak."""
+    """The memory of the optimizer step, or of the evaluation, that contains the peak."""
 
     events: NDArray[np.int64]
     """Indices of the events that are drawn, counted from the first event of the step."""
@@ -83,17 +83,17 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
     return Course(
         events=drawn,
         levels={name: level[first:end][drawn] for name, level in levels.items()},
-        phases=tuple((PHASES[line.phases[first + a]], a, b) for a, b in itertools.pairwise(edges)),
+        phases=tuple((ALL_PHASES[line.phases[first + a]], a, b) for a, b in itertools.pairwise(edges)),
         peak=peak - first,
     )
 
 
 def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
-    """The first event of the step with the event `peak`, and one past its last. Loading the weights, before the first
-    step, is not part of it."""
+    """The first event of the step, or of the evaluation, with the event `peak`, and one past its last. Loading the
+    weights, before the first step, is not part of it."""
     from autofit.estimate.memory.memory_trace import Category
 
-    updating = line.phases == PHASES.index("optimizer")
+    updating = line.phases == ALL_PHASES.index("optimizer")
     start = max(int(np.argmax(line.categories != Category.WEIGHTS)) - 1, 0)
     edges = [start, *(np.flatnonzero(updating[:-1] & ~updating[1:]) + 1).tolist(), len(line.sizes)]
     return next((a, b) for a, b in itertools.pairwise(edges) if peak < b)

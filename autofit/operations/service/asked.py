@@ -31,10 +31,8 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
     """The request as a flat JSON object, without what belongs to the process that drives it."""
     goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
     workload = asdict(request.workload)
-    trainer, lengths = workload.pop("trainer"), workload.pop("lengths")
-    # Told only where there are any, as in a workload's own document.
-    workload |= {} if trainer is None else {"trainer": trainer}
-    workload |= {} if lengths is None else {"lengths": lengths}
+    # Options without a value go without saying, as in a workload's own document.
+    workload = {name: value for name, value in workload.items() if value is not None}
     return {**workload, **goal, **{name: getattr(request, name) for name in _PLAIN}}
 
 

@@ -92,6 +92,9 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
+    if job.workload.eval_batch is not None:
+        # Before the steps that are timed: they train in what it leaves of the allocator's memory, as a user's do.
+        steps.evaluate(job.workload.eval_batch)
     setup_seconds = time.monotonic() - asked_at
     left_seconds = _seconds_left(pace, ranks, setup_seconds)
     stopped_early = _time(steps, meter, request, ranks, step_seconds, left_seconds, progress)

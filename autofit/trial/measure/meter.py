@@ -65,7 +65,7 @@ class Meter(ABC):
         self._book()
         self._restart_peak()
         yield
-        self.peaks[name] = max(self.peaks[name], self._book())
+        self.peaks[name] = max(self.peaks.get(name, 0), self._book())
 
     @abstractmethod
     def _book(self) -> int:

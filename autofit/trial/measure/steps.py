@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autofit.core.outcome import EVALUATION
 from autofit.training.distributed.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.measure.meter import Meter
@@ -137,6 +138,13 @@ class Steps:
             self._issue(self._announced)  # fills the queue; it found it empty, so it is not timed
         self.in_use.clear()
         return slowest
+
+    def evaluate(self, sequences: int) -> float:
+        """Evaluate so many sequences at a time, as between training steps: the mean loss in nats per token."""
+        with self._booked(EVALUATION):
+            loss = self._step.evaluate(self._tokens[:1].expand(sequences, -1).contiguous())
+            (losses,) = self._ranks.gathered([float(loss)])
+        return sum(losses) / self._ranks.size
 
     def timed(self) -> float:
         """Run one more step; returns the composed seconds of the newest one that the device has finished."""

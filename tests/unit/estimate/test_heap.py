@@ -34,6 +34,7 @@ def line(*events: tuple[int, int, int]) -> Timeline:
         of_products=np.zeros(len(events), dtype=np.bool_),
         residents=1,
         second=len(events),
+        evaluation=len(events),
     )
 
 

@@ -53,10 +53,14 @@ def test_every_key_and_name_is_one_that_the_trainer_reads(name: str, some: list[
 @pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
 def test_the_batch_and_the_libraries_are_those_measured(name: str, some: list[Recommendation]) -> None:
     size = {"axolotl": "micro_batch_size", "llamafactory": "per_device_train_batch_size"}[name]
+    evaluated = {"axolotl": "eval_batch_size", "llamafactory": "per_device_eval_batch_size"}[name]
     for recommendation in some:
         config, workload, found = recommendation.point.config, recommendation.workload, document(recommendation, name)
         assert found[size] == config["micro_batch"]
         assert found[size] * found["gradient_accumulation_steps"] * workload.devices == workload.global_batch
+        assert found[evaluated] == config["micro_batch"], "which takes less than training on as many"
+        asked = replace(recommendation, workload=replace(workload, eval_batch=16))
+        assert document(asked, name)[evaluated] == 16
         assert (found["max_grad_norm"], found["learning_rate"]) == (1.0, "CHOOSE")
         assert found["torch_compile"] is config["compile"]
         fsdp = config.text("sharding").startswith("fsdp")

@@ -114,6 +114,33 @@ def test_an_error_that_rounds_its_card_up_sets_the_cards_own_limit(config: Path)
     assert found.estimate.memory_limit_bytes + found.failure.elsewhere_bytes == card("rtx-4090").memory_bytes
 
 
+FACTORY = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+stage: sft
+do_train: true
+finetuning_type: lora
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+eval_strategy: steps
+bf16: true
+"""
+
+
+def test_what_runs_out_of_memory_in_its_evaluation_is_told_to_evaluate_fewer(tmp_path: Path) -> None:
+    """Training one sequence at a time fits, evaluating 8, the default, does not."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(FACTORY)
+    found = diagnosed(path, model="smollm2-135m", memory_limit="6GiB")
+    assert not found.fits and found.estimate.peak_phase == "evaluation"
+    assert max(size for phase, size in found.estimate.phase_peaks.items() if phase != "evaluation") < 5 * GIB
+    assert "per_device_eval_batch_size is 8 unless it is set" in found.run.assumed
+    remedy = found.remedies[0]
+    assert remedy.settings == {"per_device_eval_batch_size": 4} and remedy.change.effect.label == "exact"
+    assert remedy.change.estimate.likely_fits
+    assert remedy.diff is not None and "+per_device_eval_batch_size: 4" in remedy.diff
+
+
 TRL = """\
 model_name_or_path: HuggingFaceTB/SmolLM2-1.7B
 use_peft: true

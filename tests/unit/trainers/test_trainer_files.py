@@ -227,3 +227,25 @@ def test_a_file_must_be_readable_text(tmp_path: Path) -> None:
 
 def test_every_other_tool_is_said_in_a_sentence() -> None:
     assert all(what and not yaml.safe_load(what).endswith(".") for what in OTHERS.values() if ":" not in what)
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [
+        (TRL, None),
+        ({**TRL, "eval_strategy": "no", "per_device_eval_batch_size": 4}, None),
+        ({**TRL, "eval_strategy": False, "do_eval": True}, None),  # a bare no of YAML
+        ({**TRL, "eval_strategy": "steps"}, ("per_device_eval_batch_size", 8)),
+        ({**TRL, "evaluation_strategy": "epoch", "per_device_eval_batch_size": 4}, ("per_device_eval_batch_size", 4)),
+        ({**ARGUMENTS, "eval_on_start": True}, ("per_device_eval_batch_size", 8)),
+        ({**FACTORY, "do_eval": True}, ("per_device_eval_batch_size", 8)),
+        (AXOLOTL, None),
+        ({**AXOLOTL, "val_set_size": 0.0, "eval_batch_size": 4}, None),
+        ({**AXOLOTL, "val_set_size": 0.05}, ("eval_batch_size", 2)),
+        ({**AXOLOTL, "test_datasets": [{"path": "mine"}], "eval_batch_size": 4}, ("eval_batch_size", 4)),
+        ({**AXOLOTL, "val_set_size": 0.05, "eval_strategy": "no"}, None),
+    ],
+)
+def test_evaluation_is_read_as_each_trainer_decides_it(values: dict[str, Any], asked: tuple[str, int] | None) -> None:
+    evaluates = read(values).evaluates
+    assert (None if evaluates is None else (evaluates.key, evaluates.sequences)) == asked

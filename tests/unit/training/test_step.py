@@ -300,3 +300,13 @@ def test_normalisation_counts_the_targets_of_all_ranks() -> None:
     step, alone = (built(config(precision="fp32", micro_batch=4), LLAMA) for _ in range(2))
     step.engine.ranks = 2
     assert float(step.run(rows())) == pytest.approx(float(alone.run(rows())) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["full", "chunked"])
+def test_evaluation_is_of_all_sequences_at_once_and_disturbs_nothing(loss: str) -> None:
+    step = built(config(method="lora", precision="fp32", loss=loss, checkpointing="full"), lora_dropout=0.5)
+    tokens = rows(3)
+    assert float(step.evaluate(tokens)) == pytest.approx(step.reference_loss(tokens), rel=1e-5)
+    assert step.module.training
+    assert not step.evaluate(tokens).requires_grad
+    assert all(parameter.grad is None for parameter in step.module.parameters())

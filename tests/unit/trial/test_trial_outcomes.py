@@ -20,7 +20,7 @@ from unit.trial.entries import CRAWLING_SECONDS, LATE_SECONDS, RECORDING_SECONDS
 
 from autofit.catalog.models import Model
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
+from autofit.core.outcome import PHASES, Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.measure.leak import LEAK_STEPS
 from autofit.trial.measure.pace import ONCE_SECONDS
@@ -48,6 +48,21 @@ def misbehaving(name: str, config: Config | None = None, **request: Any) -> Tria
     return tiny_request(
         config, job=tiny_job(replace(tiny_model(), name=name)), **{"deadline_seconds": 120.0, **request}
     )
+
+
+def test_evaluation_counts_and_may_be_what_does_not_fit(warm: TrialRunner) -> None:
+    """Training takes a few MiB, all logits of 8 sequences half a GiB."""
+    job = tiny_job(tiny_model(vocabulary=32768), seq_len=256, eval_batch=8)
+    config = complete({"micro_batch": 1, "precision": "fp32", "loss": "chunked"})
+    whole = config.replace(loss="full")
+    light, heavy = (warm.attempt(tiny_request(each, job=job)).outcome for each in (config, whole))
+    assert isinstance(light, Fits) and isinstance(heavy, Fits), (light, heavy)
+    peaks = heavy.measurement.phase_peaks
+    assert peaks["evaluation"] > 400 * MIB > max(peaks[phase] for phase in PHASES)
+    assert heavy.measurement.device_bytes == peaks["evaluation"]
+    assert light.measurement.phase_peaks["evaluation"] < 200 * MIB
+    short = warm.attempt(tiny_request(whole, job=job, memory_limit_bytes=300 * MIB)).outcome
+    assert isinstance(short, OutOfMemory) and short.phase == "evaluation", short
 
 
 def test_speed_is_of_the_datas_tokens_and_memory_of_the_longest(warm: TrialRunner) -> None:

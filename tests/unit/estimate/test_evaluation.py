@@ -1,0 +1,83 @@
+"""Estimates of training that evaluates between its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_trace import MODELS
+from test_trace import job as job_of
+from tiny import CUDA_HARDWARE
+
+from autofit.core.device.hardware import Hardware
+from autofit.core.outcome import EVALUATION, PHASES
+from autofit.core.units import GIB
+from autofit.estimate.bound import bounded
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.identity import EstimateKeys
+from autofit.techniques import Job, complete, parse
+
+CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
+
+
+def job(eval_batch: int | None, *, model: str = "gqa", hardware: Hardware = CUDA_HARDWARE) -> Job:
+    of = job_of(MODELS[model])
+    return replace(of, workload=replace(of.workload, eval_batch=eval_batch), hardware=hardware)
+
+
+def predicted(text: str, of: Job, *, exact: bool = False) -> Estimate:
+    return Estimator(of, None, exact=exact).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize("hardware", [CUDA_HARDWARE, CPU], ids=["cuda", "cpu"])
+@pytest.mark.parametrize("text", ["method=full", "method=qlora,precision=bf16,checkpointing=full,loss=chunked"])
+def test_training_takes_what_it_takes_without_evaluation(text: str, hardware: Hardware) -> None:
+    alone, few, many = (predicted(text, job(n, hardware=hardware)) for n in (None, 1, 256))
+    assert set(alone.phase_peaks) == set(PHASES)
+    assert set(few.phase_peaks) == {*PHASES, EVALUATION}
+    assert {phase: few.phase_peaks[phase] for phase in PHASES} == alone.phase_peaks
+    # No gradient and nothing saved: what trains fits evaluates as many.
+    assert few.phase_peaks[EVALUATION] <= max(alone.phase_peaks.values())
+    assert few.peak_allocated_bytes == alone.peak_allocated_bytes
+    assert many.peak_phase == EVALUATION and many.device_bytes > few.device_bytes
+    assert sum(many.breakdown.values()) == many.device_bytes
+    assert not many.breakdown["gradients"] or hardware is CPU
+
+
+def test_all_logits_at_once_are_what_evaluation_takes() -> None:
+    """The logits in 16 bits, in fp32, and their log-probabilities: 10 bytes for each."""
+    of = job(64)
+    found = predicted("method=lora,precision=bf16,loss=full", of)
+    logits = 64 * of.workload.seq_len * MODELS["gqa"].config["vocab_size"]
+    assert found.breakdown["logits_and_loss"] == pytest.approx(10 * logits, rel=0.01)
+    fused = predicted("method=lora,precision=bf16,loss=fused", of)
+    assert found.phase_peaks[EVALUATION] - fused.phase_peaks[EVALUATION] > 5 * logits
+
+
+@pytest.mark.parametrize("text", ["method=full", "method=lora,precision=bf16-mixed", "method=full,precision=bf16"])
+def test_repeated_layers_evaluate_like_every_layer(text: str) -> None:
+    """Autocast keeps a copy of every layer's weights to the end of the forward pass."""
+    found, every = (predicted(text, job(64), exact=exact) for exact in (False, True))
+    assert found.phase_peaks == every.phase_peaks
+    assert found.peak_reserved_bytes == every.peak_reserved_bytes
+
+
+def test_a_formula_counts_evaluation_too() -> None:
+    config = complete(parse("method=full"))
+    alone, few, many = (bounded(config, job(n), memory_limit_bytes=80 * GIB, reason="") for n in (None, 1, 4096))
+    assert (few.device_bytes, EVALUATION in alone.phase_peaks) == (alone.device_bytes, False)
+    assert many.device_bytes > alone.device_bytes and many.peak_phase == EVALUATION
+    assert sum(many.breakdown.values()) == many.device_bytes
+
+
+def test_what_is_sharded_says_that_gathering_is_left_out() -> None:
+    of = job(8)
+    of = replace(of, workload=replace(of.workload, devices=2, global_batch=16))
+    said = predicted("method=full,sharding=zero3", of).assumptions
+    assert "sharding=zero3: what it gathers to evaluate is left out" in said
+
+
+def test_estimates_are_kept_apart_by_what_is_evaluated() -> None:
+    config = complete({})
+    assert len({EstimateKeys(job(n)).of(config) for n in (None, 1, 8)}) == 3
