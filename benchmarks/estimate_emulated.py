@@ -9,7 +9,7 @@ models, sequence lengths and cards, predicts each, trains it as `autofit trial` 
 file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. With
-`--evaluate`, each also evaluates 1 to 16 sequences at a time between steps. `--again` runs nothing: it predicts anew
+`--evaluate`, each also evaluates 1 to 64 sequences at a time between steps. `--again` runs nothing: it predicts anew
 what the folder holds, whose files may be compressed (gzip).
 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
@@ -85,7 +85,7 @@ NUMBERS: dict[str, tuple[Value, ...]] = {"rank": (8, 64), "micro_batch": (1, 2, 
 """Values for the axes that list none."""
 SHARDINGS: tuple[Value, ...] = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
 BATCHES = (4, 8)
-EVAL_BATCHES = (1, 2, 4, 8, 16)
+EVAL_BATCHES = (1, 8, 16, 32, 64)
 DECODERS, ALIKE = 2, 5
 """How many values of the axes that make a decoder are drawn for one workload, and of the others for each of these: a
 decoder is traced once."""
