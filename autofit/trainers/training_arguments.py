@@ -157,7 +157,9 @@ def evaluation(keys: Keys, *, by_flag: bool = False) -> Evaluates | None:
     asked = any(value not in (None, False, "no") for value in strategies)  # YAML takes a bare no for false
     if not (asked or keys.flag("eval_on_start") or (by_flag and keys.flag("do_eval"))):
         return None
-    keys.assume("evaluation keeps losses alone: if your script has a compute_metrics, all logits are kept too")
+    if not keys.flag("prediction_loss_only"):
+        until = "" if keys.value("eval_accumulation_steps") else ", and stay on the GPU without eval_accumulation_steps"
+        keys.assume(f"evaluation keeps losses alone: with a compute_metrics in your script, logits are kept too{until}")
     name = "per_device_eval_batch_size"
     return Evaluates(key=name, sequences=keys.count(name, 8))
 
