@@ -55,12 +55,16 @@ class Workload(Document):
     lengths: tuple[int, ...] | None = None
     """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
     sequence is full."""
+    program: str | None = None
+    """The command that trains, a user's own, with placeholders for a config's values (`trial.program.command`); None
+    for autofit's own step. What a program took says nothing of what another takes."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain training on full sequences goes without saying, as in the workloads that were stored before there was
         anything else."""
         said = super(Workload, self).to_json()
-        return {name: value for name, value in said.items() if name not in ("trainer", "lengths") or value is not None}
+        unusual = ("trainer", "lengths", "program")
+        return {name: value for name, value in said.items() if name not in unusual or value is not None}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
