@@ -48,6 +48,7 @@ def search(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    command: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
@@ -57,7 +58,9 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+        workload=WorkloadOptions.of(
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, command
+        ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -158,6 +161,7 @@ def recommend(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    command: str | None = None,
     store: str | None = None,
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
@@ -167,7 +171,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, command),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -190,6 +194,7 @@ def frontier(
     seed: int = 0,
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
+    command: str | None = None,
     store: str | None = None,
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
@@ -198,7 +203,7 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, command),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),

@@ -257,6 +257,7 @@ def _options_of(asked: Asked) -> list[str]:
         ("seed", asked.seed, 0),
         ("for", asked.trainer, None),
         ("lengths", None if asked.lengths is None else "YOUR_FILE", None),
+        ("command", None if asked.program is None else quote(asked.program), None),
     )
     return [
         f"seq-len {asked.seq_len}",

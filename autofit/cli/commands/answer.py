@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import size
+from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 
@@ -27,6 +27,7 @@ def frontier(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    command: options.Command = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
     ] = None,
@@ -52,7 +53,9 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
-            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            operations.WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, command
+            ),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=limit,
@@ -86,6 +89,7 @@ def recommend(
     seed: options.Seed = 0,
     trainer: options.For = None,
     lengths: options.Lengths = None,
+    command: options.Command = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -124,14 +128,16 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            operations.WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths),
+            operations.WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, command
+            ),
             hardware=hardware,
             memory_limit_bytes=size(memory_limit),
             goal=Goal.of(method, min_rank, allow),
             store=opened,
         )
     warn_of_contradictions(answer.contradictory)
-    text = recommendation_text(answer) + "\n"
+    text = recommendation_text(answer, command_of(answer, model)) + "\n"
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(model))
         if not anyway:

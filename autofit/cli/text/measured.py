@@ -59,8 +59,9 @@ def _measured_table(method: str, points: Iterable[Point], devices: int, memory_l
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 
-def recommendation_text(answer: Recommendation) -> str:
-    """The recommendation, its headroom, what it changes about training, and its alternatives."""
+def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
+    """The recommendation, its headroom, what it changes about training, and its alternatives; `run` is the command of a
+    user's program for it."""
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
@@ -75,6 +76,8 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
+    if run is not None:
+        lines.append(f"  Run: {run}")
     if answer.hardware.is_emulated:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:

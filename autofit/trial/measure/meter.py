@@ -105,8 +105,7 @@ class Meter(ABC):
 
 
 class CpuMeter(Meter):
-    """The host as the device: the process's own resident memory, beyond what it had when the trial began, or all of it.
-    """
+    """The host as the device: the process's own resident memory, beyond what it had when the trial began, or whole."""
 
     leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
 
@@ -190,7 +189,7 @@ class CudaMeter(Meter):
     # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
     leak_noise_bytes = 64 * 1024
 
-    def __init__(self, held_by_others: int | None = None) -> None:
+    def __init__(self, hardware: Hardware, held_by_others: int | None = None) -> None:
         """`held_by_others`: what others hold of the device; None for all that is held now."""
         super().__init__(torch.device("cuda", 0))
         before = nvml.visible(0)
@@ -314,7 +313,7 @@ def meter_within(hardware: Hardware, held_by_others: int | None) -> Meter:
     """
     if hardware.kind == "cpu":
         return CpuMeter(whole=True)
-    return CudaMeter(held_by_others) if hardware.kind == "cuda" else meter_for(hardware)
+    return CudaMeter(hardware, held_by_others) if hardware.kind == "cuda" else meter_for(hardware)
 
 
 def meter_for(hardware: Hardware) -> Meter:
@@ -322,5 +321,5 @@ def meter_for(hardware: Hardware) -> Meter:
     if hardware.kind == "cpu":
         return CpuMeter()
     if hardware.kind == "cuda":
-        return CudaMeter()
+        return CudaMeter(hardware)
     raise ValueError(f"no memory meter for device kind {hardware.kind!r}")

@@ -82,7 +82,8 @@ class Command:
             follows = axis.name == "micro_batch" and "accumulation" in told
             if len(values) > 1 and axis.name not in told and not follows:
                 raise UsageError(
-                    f"the space varies {axis.name}, which the command ignores: add {{{axis.name}}} to it, or keep one value"
+                    f"the space varies {axis.name}, which the command ignores: "
+                    f"add {{{axis.name}}} to it, or keep one value"
                 )
 
     def _check_placeholders(self) -> None:
@@ -111,4 +112,5 @@ def _fields(word: str) -> Iterator[tuple[str, bool]]:
             if name is not None:
                 yield name, not form and conversion is None
     except ValueError as error:
-        raise UsageError(f"--command: {str(error).lower()} in {word!r} (for a brace that means itself, write two)") from None
+        said = str(error).lower()
+        raise UsageError(f"--command: {said} in {word!r} (for a brace that means itself, write two)") from None
