@@ -119,9 +119,7 @@ def _check_alone(devices: int, trainer: str | None, lengths: object) -> None:
     if devices > 1:
         raise UsageError(f"--command trains on one device for now: leave --devices {devices} out")
     if trainer is not None:
-        raise UsageError(
-            f"--command trains as your program does, so --for {trainer} has no meaning: leave one of them out"
-        )
+        raise UsageError(f"--command trains as your program does, whatever --for {trainer} says: leave one of them out")
     if lengths is not None:
         raise UsageError("--command trains on your program's own data, whatever --lengths says: leave one of them out")
 
