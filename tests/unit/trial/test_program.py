@@ -28,6 +28,21 @@ for number in range(40):
     autofit.step(loss)
 print("not reached")
 """
+TRAINER = """
+import autofit, torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+    def forward(self, x):
+        return {"loss": (self.weight * x).mean()}
+
+arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=2, use_cpu=True, report_to=[])
+data = [{"x": torch.ones(2)}] * 64
+Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[autofit.TrainerCallback()]).train()
+"""
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -147,6 +162,14 @@ def test_several_processes_at_once_are_refused(warm: TrialRunner) -> None:
     found = run(warm, "import os, time\nos.fork()\nimport autofit\nautofit.step()\ntime.sleep(600)")
     assert isinstance(found, Unsupported) and "several processes" in found.reason, found
     assert left() == []
+
+
+def test_a_trainer_that_ignores_what_it_is_asked_for_is_not_believed(warm: TrialRunner) -> None:
+    found = run(warm, TRAINER)
+    assert isinstance(found, Unsupported), found
+    assert found.reason == (
+        "the program trains with micro-batch 2 and 1 micro-steps an update, the trial asked for micro-batch 2 and 2"
+    )
 
 
 def test_a_program_has_the_users_environment(warm: TrialRunner) -> None:

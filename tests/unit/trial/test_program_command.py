@@ -69,7 +69,9 @@ def test_an_axis_that_varies_must_reach_the_program() -> None:
     configs = [complete({"micro_batch": size, "checkpointing": kind}) for size in (1, 2) for kind in ("full", "none")]
     Command.parse("train {micro_batch} {checkpointing}").check_takes(configs)
     Command.parse("train {accumulation} {checkpointing}").check_takes(configs)
-    with pytest.raises(UsageError, match="varies checkpointing, which the command ignores: add {checkpointing} to it"):
+    with pytest.raises(
+        UsageError, match=r"varies checkpointing, which the command ignores: add \{checkpointing\} to it"
+    ):
         Command.parse("train {micro_batch}").check_takes(configs)
     methods = [complete({"method": "lora"}), complete({})]
     Command.parse("train {method}").check_takes(methods)  # full training has no rank, adapters have one
