@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from autofit.catalog.hardware import Card
     from autofit.core.device.hardware import Hardware
+    from autofit.core.frontier import Recommendation
     from autofit.core.lattice import Config
 
 
@@ -80,6 +81,15 @@ def size(text: str | None) -> int | None:
     if is_decimal(text):
         warn(f"{text} is in powers of ten: {found:,} bytes, or {format_bytes(found)}")
     return found
+
+
+def command_of(answer: Recommendation, model: str) -> str | None:
+    """The command line of what is recommended for a user's program, with the model that the user named; None for
+    autofit's own step."""
+    from autofit import operations
+    from autofit.export import command_line
+
+    return None if answer.workload.program is None else command_line(answer, operations.hub_id(model))
 
 
 def read_config(text: str, *, on: Card | Hardware, trainer: str | None = None) -> Config:

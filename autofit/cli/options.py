@@ -80,6 +80,14 @@ For = Annotated[
         autocompletion=completing("trainers"),
     ),
 ]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        "--command",
+        help="Your own program, such as 'python train.py --batch {micro_batch}': trials run it. See "
+        "docs/guides/your-program.md.",
+    ),
+]
 Method = Annotated[
     str,
     typer.Option(

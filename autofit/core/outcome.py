@@ -71,7 +71,8 @@ class Measurement(Document):
     phase_peaks: Mapping[str, int]
     """Peak of each phase in bytes: allocated on an accelerator, own resident memory on the CPU."""
     losses: tuple[float, ...]
-    """Loss of every optimizer step that ran, warm-up included, in nats per token; with lengths those of the warm-up."""
+    """Loss of every optimizer step that ran, warm-up included, in nats per token; with lengths those of the warm-up. Of
+    a user's program those that it reported, which may be none."""
     reference_loss: float | None
     """Loss of the plain forward pass on the first step's batch, in nats per token; None where it was not taken."""
     steps: int
@@ -98,8 +99,9 @@ class Measurement(Document):
     """Each rank's own figures, in order; empty for a process that trained alone."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `loss` summarises `losses`."""
-        return {**Document.to_json(self), "loss": {"first": self.losses[0], "last": self.losses[-1]}}
+        """As a JSON object; `loss` summarises `losses`, null where there are none."""
+        loss = {"first": self.losses[0], "last": self.losses[-1]} if self.losses else None
+        return {**Document.to_json(self), "loss": loss}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:

@@ -12,7 +12,7 @@ from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import MOST_TOKENS, Padded, mean, padded
 
-_WITHOUT_SAYING = ("trainer", "eval_batch", "lengths")
+_WITHOUT_SAYING = ("trainer", "eval_batch", "lengths", "program")
 """Fields of a workload that are said only where they are set."""
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
@@ -60,6 +60,9 @@ class Workload(Document):
     lengths: tuple[int, ...] | None = None
     """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
     sequence is full."""
+    program: str | None = None
+    """The command that trains, a user's own, with placeholders for a config's values (`trial.program.command`); None
+    for autofit's own step. What a program took says nothing of what another takes."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain training alone, on full sequences, goes without saying, as in the workloads that were stored before

@@ -15,11 +15,22 @@ from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
 from autofit.techniques.habits import TRAINERS
+from autofit.trial.program.command import Command
 
 
 def _export_json(task: Recommended) -> Export:
-    """The whole recommendation, for programs, as the contract has it: without the task's source."""
-    return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n")
+    """The whole recommendation, for programs, as the contract has it: without the task's source. With a user's program,
+    the `command` to run it by."""
+    found, source = task.recommendation, task.source
+    run = {} if found.workload.program is None else {"command": command_line(found, source)}
+    return Export(text=json.dumps({**found.to_json(), **run}, indent=2) + "\n")
+
+
+def command_line(recommendation: Recommendation, source: str) -> str:
+    """The recommended config's command, as a shell takes it, of what was measured with a user's program."""
+    program = recommendation.workload.program
+    assert program is not None
+    return Command.parse(program).line(recommendation.point.config, recommendation.workload, source)
 
 
 FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
@@ -36,9 +47,14 @@ OF_ANY_TRAINER = ("json", "accelerate", "deepspeed")
 """Formats that name no trainer."""
 
 
-def formats_for(trainer: str | None) -> list[str]:
-    """The formats in which what was measured with a trainer's habits can be exported; all without."""
-    return [name for name in FORMATS if trainer is None or name in (trainer, *OF_ANY_TRAINER)]
+def formats_for(trainer: str | None, program: str | None = None) -> list[str]:
+    """The formats in which what was measured with a trainer's habits can be exported; all without. A program reads
+    none but its command line, which the JSON has."""
+    return (
+        ["json"]
+        if program is not None
+        else [name for name in FORMATS if trainer is None or name in (trainer, *OF_ANY_TRAINER)]
+    )
 
 
 def check_format(name: str) -> None:
@@ -53,7 +69,10 @@ def export(recommendation: Recommendation, *, format: str, source: str) -> Expor
     a model that can no longer be read, and for one that the format's trainer does not have.
     """
     check_format(format)
-    trainer = recommendation.workload.trainer
+    trainer, program = recommendation.workload.trainer, recommendation.workload.program
+    if program is not None and format != "json":
+        run = command_line(recommendation, source)
+        raise UsageError(f"this was measured with a program of yours: run {run}, or use --format json")
     if format not in formats_for(trainer):
         raise UsageError(f"this was measured as {trainer} trains: use --format {trainer}, or leave --for out")
     return FORMATS[format](Recommended.of(recommendation, source))
@@ -68,4 +87,4 @@ def check_memory(exported: Export, format: str, *, trainer: str | None = None) -
         raise UsageError(f"this needs more memory as {format} than was measured ({said}): {remedy}or add --anyway")
 
 
-__all__ = ["FORMATS", "Export", "check_format", "check_memory", "export", "formats_for"]
+__all__ = ["FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for"]

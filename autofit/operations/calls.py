@@ -49,6 +49,7 @@ def search(
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
     eval_batch: int | None = None,
+    command: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
@@ -59,7 +60,7 @@ def search(
     """
     request = SearchRequest(
         workload=WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
         ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
@@ -163,6 +164,7 @@ def recommend(
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
     eval_batch: int | None = None,
+    command: str | None = None,
     store: str | None = None,
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
@@ -172,7 +174,9 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
+            WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
+            ),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -196,6 +200,7 @@ def frontier(
     trainer: str | None = None,
     lengths: str | Path | Sequence[int] | None = None,
     eval_batch: int | None = None,
+    command: str | None = None,
     store: str | None = None,
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
@@ -204,7 +209,9 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
+            WorkloadOptions.of(
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
+            ),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),

@@ -258,6 +258,7 @@ def _options_of(asked: Asked) -> list[str]:
         ("for", asked.trainer, None),
         ("eval-batch", asked.eval_batch, None),
         ("lengths", None if asked.lengths is None else "YOUR_FILE", None),
+        ("command", None if asked.program is None else quote(asked.program), None),
     )
     return [
         f"seq-len {asked.seq_len}",

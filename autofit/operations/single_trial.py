@@ -15,6 +15,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.measure.recording import check_writable, modified
 from autofit.trial.process.group_runner import GroupRunner
+from autofit.trial.program.command import Command
 from autofit.trial.request import TrialRequest
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ def trial(
     """
     job = options.job(detect(device))
     check_devices(job.hardware, options.devices)
+    if job.workload.program is not None:
+        Command.parse(job.workload.program).check_found()
+        if snapshot is not None or profile is not None:
+            raise UsageError("--snapshot and --profile record autofit's own step: leave them out with --command")
     if snapshot is not None and job.hardware.kind != "cuda":
         raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
     recordings = {name: path for name, path in (("--snapshot", snapshot), ("--profile", profile)) if path is not None}

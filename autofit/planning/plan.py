@@ -20,6 +20,7 @@ from autofit.planning.requests import SearchRequest, left_by_others, memory_limi
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine.detection import asked, check_alike, check_devices, detect
+from autofit.trial.program.command import Command
 from autofit.workers.pool import Pool
 
 
@@ -80,6 +81,8 @@ def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     devices = request.workload.devices
     if pool is None:
         check_devices(job.hardware, devices)
+        if job.workload.program is not None:
+            Command.parse(job.workload.program).check_found()
         if request.workers != 1 and not request.in_place:
             check_alike(job.hardware)
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
@@ -101,6 +104,8 @@ def resolve_for(
     """
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
+    if job.workload.program is not None:
+        Command.parse(job.workload.program).check_takes(narrowed.lattice.configs)
     plan = Plan(
         job=job,
         lattice=narrowed.lattice,

@@ -17,6 +17,7 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.techniques.habits import named
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
+from autofit.trial.program.command import Command
 
 USUAL_SECONDS = 600.0
 """A search's time budget unless another is given."""
@@ -35,6 +36,8 @@ class WorkloadOptions:
     trainer: str | None = None
     lengths: Lengths | None = None
     eval_batch: int | None = None
+    program: str | None = None
+    """The command of --command."""
 
     @classmethod
     def of(
@@ -48,9 +51,13 @@ class WorkloadOptions:
         trainer: str | None = None,
         lengths: str | Path | Iterable[int] | None = None,
         eval_batch: int | None = None,
+        program: str | None = None,
     ) -> WorkloadOptions:
         """The options in the order in which the commands take them; `lengths` as a file or as the tokens of each
-        sequence. Raises `UsageError` for what are no lengths."""
+        sequence. Raises `UsageError` for what are no lengths, and for a command that no trial can run."""
+        if program is not None:
+            Command.parse(program)
+            _check_alone(devices, trainer, lengths, eval_batch)
         return cls(
             model=model,
             seq_len=seq_len,
@@ -61,6 +68,7 @@ class WorkloadOptions:
             trainer=trainer,
             lengths=Lengths.given(lengths),
             eval_batch=eval_batch,
+            program=program,
         )
 
     def resolve(self) -> tuple[Model, Workload]:
@@ -82,6 +90,7 @@ class WorkloadOptions:
             trainer=None if self.trainer is None else named(self.trainer).name,
             eval_batch=self.eval_batch,
             lengths=lengths,
+            program=self.program,
         )
 
     def cut(self) -> tuple[int, tuple[int, ...] | None]:
@@ -109,6 +118,18 @@ class WorkloadOptions:
         model, workload = self.resolve()
         _check_loss(model)
         return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
+
+
+def _check_alone(devices: int, trainer: str | None, lengths: object, eval_batch: int | None) -> None:
+    """Raise `UsageError` for options that say how autofit's own step trains, beside a command that does it itself."""
+    if devices > 1:
+        raise UsageError(f"--command trains on one device for now: leave --devices {devices} out")
+    if trainer is not None:
+        raise UsageError(f"--command trains as your program does, whatever --for {trainer} says: leave one of them out")
+    if lengths is not None:
+        raise UsageError("--command trains on your program's own data, whatever --lengths says: leave one of them out")
+    if eval_batch is not None:
+        raise UsageError("--command evaluates if your program does, whatever --eval-batch says: leave one of them out")
 
 
 def _check_loss(model: Model) -> None:

@@ -15,14 +15,17 @@ from autofit.store import Store
 from autofit.techniques import Job
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 
+LOOKED_AT = 20
+"""Of the latest trials, how many are looked at for one of autofit's own steps."""
+
 _log = logging.getLogger(__name__)
 
 
 def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
     """The job as the latest trial that fitted on CUDA shows it; as it is where there is none. Paged states, which a
-    trial counts beside the allocator too, leave the context unknown."""
+    trial counts beside the allocator too, leave the context unknown. Users' programs choose their allocator."""
     for trial in newest_first:
-        if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
+        if trial.workload.program is None and isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
             found = trial.outcome.measurement
             optimizer = OPTIMIZERS.get(str(trial.config.get("optimizer")))  # an old config may lack it
             is_paged = optimizer is not None and optimizer.paged
@@ -44,7 +47,7 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
         latest = [
             trial
             for key in hardware_keys(job.hardware, store)
-            for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=1, newest_first=True)
+            for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LOOKED_AT, newest_first=True)
         ]
         probe = stored_probe(job.hardware, job.stack, store, None)
     except StoreError as error:

@@ -79,6 +79,8 @@ def _latest(newest_first: Iterable[Trial]) -> Shown:
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in sorted(newest_first, key=lambda trial: bool(trial.doubts)):  # the newest first within each
         said = trial.prediction
+        if trial.workload.program is not None:
+            continue  # it loads data and does whatever else a user's program does
         if said is None or said.work is None or not is_current(said) or trial.config.get("compile") is True:
             continue
         if isinstance(trial.outcome, Fits):

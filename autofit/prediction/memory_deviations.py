@@ -90,7 +90,8 @@ def _predicted(hardware: Hardware, store: Store | None) -> list[Trial]:
         return []
     try:
         keys = hardware_keys(hardware, store)
-        return list(chain.from_iterable(store.predicted(hardware_key=key, latest=COMPARED) for key in keys))
+        found = chain.from_iterable(store.predicted(hardware_key=key, latest=COMPARED) for key in keys)
+        return [trial for trial in found if trial.workload.program is None]
     except StoreError as error:
         _log.warning("autofit: how far off predicted memory is cannot be looked up: %s", error)
         return []

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
+from autofit.core.outcome import Prediction
+from autofit.core.units import MIB
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
@@ -28,6 +30,9 @@ ESTIMATING_SHARE = 0.3
 FIRST_ESTIMATES_SECONDS = 9.0
 """What loading the libraries, 6 s, and one trace take on two cores of 2021 (`benchmarks/timings.py estimator`): with
 less time none is begun."""
+
+IMPORTS_BYTES = 350 * MIB
+"""What Python takes on a processor with torch 2.13 and transformers 5.23 loaded, which a user's program counts, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +114,9 @@ class LatticePredictor:
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own = (job.workload.key, job.stack.key)
             here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
-            earlier = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
-            by_config = {c: e.prediction for c, e in found.items()}
+            elsewhere = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
+            earlier = [trial for trial in elsewhere if trial.workload.program == job.workload.program]
+            by_config = {c: as_of_program(e.prediction, job) for c, e in found.items()}
             for config, one in self._emulated.items():
                 if config not in found and one.twin in found:
                     by_config[config] = one.foretold(config, by_config[one.twin])
@@ -170,6 +176,18 @@ class LatticePredictor:
                 missing = {}  # those made before cost nothing
             self._looked_up = replace(found, missing=missing)
         return self._looked_up
+
+
+def as_of_program(prediction: Prediction, job: Job) -> Prediction:
+    """What autofit's own step is predicted to take, as a guess at what a user's program does with the same config; as
+    it is for a job without one."""
+    if job.workload.program is None or job.hardware.kind != "cpu":
+        return prediction
+    return replace(
+        prediction,
+        peak_allocated_bytes=prediction.peak_allocated_bytes + IMPORTS_BYTES,
+        device_bytes=prediction.device_bytes + IMPORTS_BYTES,
+    )
 
 
 def _tried_beside(plan: Plan, store: Store) -> list[Config]:

@@ -105,7 +105,9 @@ class Search:
         self.state = LatticeState.of(self.plan)
         self.progress = Progress(candidates=len(self.plan.lattice.configs))
         dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
-        self._baselines = FamilyBaselines(comparable=not dropout and not job.hardware.is_emulated)
+        # What a user's program trains on, and from which weights, is its own.
+        alike = job.workload.program is None and not dropout and not job.hardware.is_emulated
+        self._baselines = FamilyBaselines(comparable=alike)
         self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._acquisition = Acquisition.of(self.plan, self.state)
         self._adviser = Adviser(self.state, self._acquisition)
@@ -143,12 +145,14 @@ class Search:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
                 expected = self._acquisition.belief.expected_seconds(config)
+                by_user = self.plan.job.workload.program is not None
                 request = TrialRequest(
                     job=self.plan.job,
                     config=config,
                     memory_limit_bytes=self.plan.limits.memory_bytes,
                     deadline_seconds=self._budget.patience_seconds(expected),
-                    allowance_seconds=self._budget.allowance_seconds(expected),
+                    # How long a user's program takes before its first step, nothing has shown.
+                    allowance_seconds=None if by_user else self._budget.allowance_seconds(expected),
                     timing_seconds=TIMING_SECONDS,
                     rivals=self._rivals(config),
                     least_tokens_per_second=self._practical_speed(config),

@@ -128,7 +128,8 @@ def _trial(body: dict[str, Any]) -> Trial:
     except TypeError as error:
         said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
         raise ValueError(said) from None
-    if isinstance(trial.outcome, Fits) and not trial.outcome.measurement.losses:
+    by_autofit = trial.workload.program is None
+    if by_autofit and isinstance(trial.outcome, Fits) and not trial.outcome.measurement.losses:
         raise ValueError("measurement.losses is empty: a trial that fits has a loss for every step")
     trial_values(trial)
     return trial

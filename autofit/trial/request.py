@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,6 +64,8 @@ class TrialRequest:
     """File for PyTorch's memory snapshot."""
     profile: str | None = None
     """File for a profiler trace of one step."""
+    folder: str | None = None
+    """Where the workload's program is started: where the request was first serialised, by the user's process."""
     rendezvous: Rendezvous | None = None
     """In a trial of several ranks, which one this is and where it meets the others; None for a process on its own."""
     asked: tuple[str, float] | None = field(default=None, compare=False)
@@ -80,6 +83,7 @@ class TrialRequest:
             "rivals": [asdict(r) for r in self.rivals],
             "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
             "asked": self.asked or (_clock(), time.monotonic()),
+            "folder": self.folder if self.job.workload.program is None else self.folder or os.getcwd(),
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -120,6 +124,7 @@ class TrialRequest:
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             rendezvous=None if data["rendezvous"] is None else Rendezvous.from_json(data["rendezvous"]),
             asked=(data["asked"][0], data["asked"][1]),
+            folder=data["folder"],
             **{name: data[name] for name in _PLAIN},
         )
 

@@ -53,8 +53,10 @@ NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
     "--price",
     "--no-predict",
+    "--command",
 }
-"""Options of a search that are its runner's business, or the command line's; and the one that is `predict` here."""
+"""Options of a search that are its runner's business, or the command line's, as a command is, which nobody may have a
+server run; and the one that is `predict` here."""
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ COMMANDS_OWN = {"context", "as_json", "form", "out", "html", "png", "verbose", "
 COMMANDS_OWN |= {"price", "anyway"}
 """What the command line prints and writes, and three that have functions of their own in `autofit.operations`."""
 NEGATED = {"no_predict": "predict", "no_advice": "advice"}
-RUNNERS_OWN = {"device", "workers", "ray_address", "in_place", "store", "exact"}
-"""What is not for a client to say."""
+RUNNERS_OWN = {"device", "workers", "ray_address", "in_place", "store", "exact", "command"}
+"""What is not for a client to say; a command least of all, which would run on the server."""
 
 
 @pytest.fixture

@@ -35,8 +35,9 @@ def start(request: Request, store: OpenedStore, models: Models) -> Response:
 
 
 def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
-    """What can be asked about at once, with the query that asks."""
-    found = [(w, h) for h in store.hardware() for w in store.workloads(hardware_key=h.key)]
+    """What can be asked about at once, with the query that asks; users' programs are not asked about here."""
+    every = ((w, h) for h in store.hardware() for w in store.workloads(hardware_key=h.key))
+    found = [(w, h) for w, h in every if w.program is None]
     return [(w, h, workload_query(w, hardware=h.name)) for w, h in found[:MOST_LISTED]]
 
 

@@ -69,7 +69,7 @@ def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
         exclude_none=True,
         by_alias=True,
     )
-    latest = store.workloads(model=query.model or None)
+    latest = [w for w in store.workloads(model=query.model or None) if w.program is None]
     if latest and not given:
         return latest[0]
     return WorkloadQuery(model=query.model, **given).workload(store, models) if query.model else None

@@ -46,7 +46,7 @@ def point(request: Request, trial: StoredTrial) -> Response:
         departs=[(name, value) for name, value, usual in rows if not usual],
         usual=[(name, value) for name, value, usual in rows if usual],
         changes=changes(trial.config),
-        formats=export.formats_for(trial.workload.trainer),
+        formats=export.formats_for(trial.workload.trainer, trial.workload.program),
         here=workload_query(trial.workload, hardware=trial.hardware.name),
     )
 

@@ -41,7 +41,7 @@ class Measured(BaseModel):
     device_bytes: int = Field(description="What the driver shows: reserved memory and the context")
     host_peak_bytes: int
     phase_peaks: dict[str, int]
-    loss: Loss
+    loss: Loss | None = Field(description="Null for a user's program that reported none")
     steps: int
     setup_seconds: float
 

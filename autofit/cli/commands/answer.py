@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import size
+from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 
@@ -28,6 +28,7 @@ def frontier(
     trainer: options.For = None,
     lengths: options.Lengths = None,
     eval_batch: options.EvalBatch = None,
+    command: options.Command = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
     ] = None,
@@ -54,7 +55,7 @@ def frontier(
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
             operations.WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
             ),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
@@ -90,6 +91,7 @@ def recommend(
     trainer: options.For = None,
     lengths: options.Lengths = None,
     eval_batch: options.EvalBatch = None,
+    command: options.Command = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -129,7 +131,7 @@ def recommend(
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
             operations.WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
             ),
             hardware=hardware,
             memory_limit_bytes=size(memory_limit),
@@ -137,7 +139,7 @@ def recommend(
             store=opened,
         )
     warn_of_contradictions(answer.contradictory)
-    text = recommendation_text(answer) + "\n"
+    text = recommendation_text(answer, command_of(answer, model)) + "\n"
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(model))
         if not anyway:

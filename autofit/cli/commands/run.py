@@ -11,6 +11,7 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.arguments import (
+    command_of,
     device_asked,
     given,
     hardware_names,
@@ -63,6 +64,7 @@ def search(
     trainer: options.For = None,
     lengths: options.Lengths = None,
     eval_batch: options.EvalBatch = None,
+    command: options.Command = None,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits.
@@ -74,6 +76,7 @@ def search(
       autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
       autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
       autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
+      autofit search --model gpt2 --space my.yaml --command "python train.py --batch {micro_batch}"
       autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
       autofit search --model qwen3-8b --ray-address auto --hardware h100-80g,l40s --price h100-80g=2.50
 
@@ -88,7 +91,7 @@ def search(
 
     request = operations.SearchRequest(
         workload=operations.WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
         ),
         goal=Goal.of(method, min_rank, allow),
         space=space,
@@ -136,7 +139,8 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     if as_json:
         print_json(result.to_json())
     else:
-        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
+        run_by = command_of(every[0].recommendation, request.workload.model)
+        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result, run_by))
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:
@@ -185,6 +189,7 @@ def trial(
     trainer: options.For = None,
     lengths: options.Lengths = None,
     eval_batch: options.EvalBatch = None,
+    command: options.Command = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
     snapshot: Annotated[
@@ -214,7 +219,7 @@ def trial(
         try:
             done = operations.trial(
                 operations.WorkloadOptions.of(
-                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
+                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
                 ),
                 chosen,
                 device=device,

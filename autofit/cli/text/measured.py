@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from autofit.cli.output import columns
@@ -59,8 +59,9 @@ def _measured_table(method: str, points: Iterable[Point], devices: int, memory_l
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 
-def recommendation_text(answer: Recommendation) -> str:
-    """The recommendation, its headroom, what it changes about training, and its alternatives."""
+def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
+    """The recommendation, its headroom, what it changes about training, and its alternatives; `run` is the command of a
+    user's program for it."""
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
@@ -75,6 +76,8 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
+    if run is not None:
+        lines.append(f"  Run: {run}")
     if answer.hardware.is_emulated:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
@@ -111,7 +114,7 @@ def trial_text(trial: Trial) -> str:
         ("reserved", format_bytes(m.peak_reserved_bytes)),
         ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
         ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
-        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
+        ("loss", _loss_text(m.losses)),
         ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
         ("set-up", format_duration(m.setup_seconds)),
     ]
@@ -125,6 +128,10 @@ def trial_text(trial: Trial) -> str:
     if trial.doubts:
         rows.append(("in doubt", "; ".join(trial.doubts)))
     return head + columns([("outcome", "fits"), *rows])
+
+
+def _loss_text(losses: Sequence[float]) -> str:
+    return f"{losses[0]:.4f} -> {losses[-1]:.4f} over {len(losses)} steps" if losses else "not reported"
 
 
 def _so_far(outcome: Outcome) -> list[str]:

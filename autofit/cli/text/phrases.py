@@ -43,6 +43,7 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
 
 def step_text(workload: Workload) -> str:
     habits = "" if workload.trainer is None else f", as {workload.trainer} trains"
+    habits += "" if workload.program is None else ", by your program"
     lengths = workload.lengths
     tokens = "" if lengths is None else f"{mean(lengths):.0f} tokens in the mean, {workload.seq_len} at most,"
     evaluated = "" if workload.eval_batch is None else f", {workload.eval_batch} evaluated at a time"

@@ -26,15 +26,15 @@ WHY_WIDE = (
 )
 
 
-def result_text(result: SearchResult) -> str:
+def result_text(result: SearchResult, run: str | None = None) -> str:
     """What is recommended and what finding it took, in two sentences; then the frontier, the recommendation in full,
-    and what else the search has seen."""
+    and what else the search has seen. `run` as for `recommendation_text`."""
     best = result.recommendation
     parts = (
         f"{_verdict(best)}\n{result.trials} trials ({result.out_of_memory} out of memory) in "
         f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
         frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
-        recommendation_text(best),
+        recommendation_text(best, run),
         "\n".join(_notes(result)),
     )
     return "\n\n".join(parts)

@@ -108,6 +108,8 @@ def search_over_hardware(
     """
     if request.ray_address is None and not request.in_place:
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
+    if request.workload.program is not None:
+        raise UsageError("--command takes one kind of hardware at a time")
     if tuple(names) == ALL:
         from autofit.workers.cluster.kinds import kinds
 

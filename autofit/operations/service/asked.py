@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,22 @@ _PLAIN = (
 
 
 def to_json(request: SearchRequest) -> dict[str, Any]:
-    """The request as a flat JSON object, without what belongs to the process that drives it."""
+    """The request as a flat JSON object, without what belongs to the process that drives it. Raises `UsageError` for a
+    command of the user's."""
     goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
     workload = asdict(request.workload)
+    if workload["program"] is not None:
+        raise UsageError("a command is run by who gives it: --command has no part in searches that others drive")
     # Options without a value go without saying, as in a workload's own document.
     workload = {name: value for name, value in workload.items() if value is not None}
     return {**workload, **goal, **{name: getattr(request, name) for name in _PLAIN}}
 
 
 def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
-    """The inverse of `to_json`, with the options of the process that drives it."""
-    named = {field.name: asked[field.name] for field in fields(WorkloadOptions) if field.name in asked}
+    """The inverse of `to_json`, with the options of the process that drives it. A command is never taken from what the
+    store holds: whoever may write there could run anything here."""
+    names = [field.name for field in fields(WorkloadOptions) if field.name != "program"]
+    named = {name: asked[name] for name in names if name in asked}
     if isinstance(lengths := named.get("lengths"), Mapping):
         named["lengths"] = Lengths(tuple(lengths["tokens"]), lengths["longest"])
     return SearchRequest(
@@ -51,7 +56,8 @@ def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
 
 def digest_of(request: SearchRequest, workload: Workload, hardware: str) -> str:
     """Equal for searches that ask the same on the same hardware, whoever drives them."""
-    asked = {**to_json(request), **workload.to_json(), "hardware": hardware}
+    plain = replace(request, workload=replace(request.workload, program=None))  # the workload says which
+    asked = {**to_json(plain), **workload.to_json(), "hardware": hardware}
     if request.space is not None and Path(request.space).is_file():
         asked["space"] = Path(request.space).read_text(encoding="utf-8")
     return digest(asked)

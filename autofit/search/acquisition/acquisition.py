@@ -99,6 +99,7 @@ class Acquisition:
         *,
         batch: int | None = None,
         mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
+        whole_steps: bool = False,
         budget_seconds: float | None = None,
         least_seconds: Callable[[str], float | None] = lambda method: None,
         thorough: bool = False,
@@ -111,7 +112,9 @@ class Acquisition:
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = 0.5 if thorough else 0.2
-        self.belief = Belief(state, lower_bounds, batch=batch, mixed=mixed, least_seconds=least_seconds)
+        self.belief = Belief(
+            state, lower_bounds, batch=batch, mixed=mixed, whole_steps=whole_steps, least_seconds=least_seconds
+        )
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
@@ -132,6 +135,7 @@ class Acquisition:
             plan.goal.methods,
             batch=job.workload.batch_per_device,
             mixed=partial(Mixed.of, job.workload),
+            whole_steps=job.workload.program is not None,
             budget_seconds=plan.limits.seconds,
             least_seconds=least_seconds,
             thorough=plan.thorough,

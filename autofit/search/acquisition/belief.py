@@ -36,11 +36,12 @@ class Belief:
         *,
         batch: int | None = None,
         mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
+        whole_steps: bool = False,
         least_seconds: Callable[[str], float | None] = lambda method: None,
     ) -> None:
         """`lower_bounds`: bytes that each config takes at least. `batch`: sequences of a device's optimizer step; the
-        largest micro-batch if not given. `mixed`: as for `TrialCosts`. `least_seconds`: of a step of each method, by
-        what the device's arithmetic takes; None where that is unknown."""
+        largest micro-batch if not given. `mixed` and `whole_steps`: as for `TrialCosts`. `least_seconds`: of a step of
+        each method, by what the device's arithmetic takes; None where that is unknown."""
         self._state = state
         configs = state.lattice.configs
         self._row_of = state.lattice.row_of
@@ -53,7 +54,8 @@ class Belief:
         self.is_foretold = False
         """Whether times are predicted, and not only steered."""
         self.memory = MemoryFit(state, lower_bounds)
-        self._costs = TrialCosts(state.lattice, batch or max(c.number("micro_batch") for c in configs), mixed)
+        batch = batch or max(c.number("micro_batch") for c in configs)
+        self._costs = TrialCosts(state.lattice, batch, mixed, whole_steps=whole_steps)
 
     def use(self, predictions: Predictions) -> None:
         """As `Acquisition.use`."""

@@ -17,12 +17,23 @@ from autofit.trial.measure.pace import FULL, Mixed, micro_steps_run, running_sec
 class TrialCosts:
     """The expected seconds of the trials of one lattice's configs."""
 
-    def __init__(self, lattice: Lattice, batch: int, mixed: Callable[[int], Mixed] = lambda micro_batch: FULL) -> None:
-        """`batch`: sequences of a device's optimizer step; `mixed`: of steps with some micro-batch."""
+    def __init__(
+        self,
+        lattice: Lattice,
+        batch: int,
+        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
+        *,
+        whole_steps: bool = False,
+    ) -> None:
+        """`batch`: sequences of a device's optimizer step; `mixed`: of steps with some micro-batch. `whole_steps`: a
+        trial runs every micro-step of a step, as users' programs do."""
         self._setup = LogLinear(lattice, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
         self._micro_steps = np.array(
-            [micro_steps_run(int(each), c) for each, c in zip(accumulation, lattice.configs, strict=True)]
+            [
+                int(each) if whole_steps else micro_steps_run(int(each), c)
+                for each, c in zip(accumulation, lattice.configs, strict=True)
+            ]
         )
         self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""

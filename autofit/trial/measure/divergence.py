@@ -39,7 +39,7 @@ def divergence(
     """
     updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
-        _not_finite(config, losses, gradient_norms if latest_norm is None else [*gradient_norms, latest_norm]),
+        not_finite(config, losses, gradient_norms if latest_norm is None else [*gradient_norms, latest_norm]),
         _not_the_plain_loss(config, losses[0], reference),
         _not_synchronised(config, norm_spreads),
         *(None if dropout else _not_falling(config, row) for row in (updated, *later)),
@@ -66,7 +66,8 @@ def other_gradient(config: Config, losses: Sequence[float], norm: float, plain: 
     )
 
 
-def _not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence[float]) -> str | None:
+def not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence[float]) -> str | None:
+    """What is not a number, or gradients that are nothing, in one sentence; None if all is well."""
     for step, loss in enumerate(losses, start=1):
         if not math.isfinite(loss):
             return f"the loss of step {step} is not finite"
@@ -74,7 +75,7 @@ def _not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequenc
     watched = gradient_norms[-1:] if config["precision"] == "fp16-mixed" else gradient_norms
     if not all(math.isfinite(norm) for norm in watched):
         return f"the gradient of step {len(losses)} is not finite"
-    if not any(gradient_norms):
+    if gradient_norms and not any(gradient_norms):
         return "the gradients are all zero"
     return None
 

@@ -105,21 +105,26 @@ class Meter(ABC):
 
 
 class CpuMeter(Meter):
-    """The host as the device: the process's own resident memory, beyond what it had when the trial began."""
+    """The host as the device: the process's own resident memory, beyond what it had when the trial began, or whole."""
 
     leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        """`whole`: count all that the process has, imports included, and the peak that it has had."""
         super().__init__(torch.device("cpu"))
-        # Starts the thread pools, whose stacks are not part of the trial's memory.
-        torch.ones(1 << 20).sum()
-        process_memory.reset_peak()
-        self._baseline = process_memory.read().anonymous
+        self._baseline = self._held = 0
+        if whole:
+            self._held = process_memory.read().anonymous
+        else:
+            # Starts the thread pools, whose stacks are not part of the trial's memory.
+            torch.ones(1 << 20).sum()
+            process_memory.reset_peak()
+            self._baseline = process_memory.read().anonymous
         self._peak = 0
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
-        process_memory.limit_further(limit)
+        process_memory.limit_further(max(0, limit - self._held))
 
     def reset(self) -> None:
         self._book()
@@ -184,10 +189,12 @@ class CudaMeter(Meter):
     # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
     leak_noise_bytes = 64 * 1024
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, held_by_others: int | None = None) -> None:
+        """`held_by_others`: what others hold of the device; None for all that is held now."""
         super().__init__(torch.device("cuda", 0))
         before = nvml.visible(0)
-        self._held_by_others = before.held_bytes if before is not None else 0
+        held = before.held_bytes if before is not None else 0
+        self._held_by_others = held if held_by_others is None else held_by_others
         """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         first_allocation(self.device)
@@ -296,6 +303,17 @@ class CudaMeter(Meter):
             host_peak=process_memory.read().peak_resident,
             phase_peaks=dict(self.peaks),
         )
+
+
+def meter_within(hardware: Hardware, held_by_others: int | None) -> Meter:
+    """The meter for a process that may have used the device before: it counts that, too, as far as it is still held.
+
+    `held_by_others`: what the device showed before that process began, in bytes; None where it does not say. Raises as
+    `meter_for` does.
+    """
+    if hardware.kind == "cpu":
+        return CpuMeter(whole=True)
+    return CudaMeter(hardware, held_by_others) if hardware.kind == "cuda" else meter_for(hardware)
 
 
 def meter_for(hardware: Hardware) -> Meter:

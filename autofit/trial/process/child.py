@@ -33,24 +33,25 @@ class Events:
         least that `share` of an optimizer step's. What is none is reported in the same way: that the timed part begins
         or has ended, that the trial may take what it needs, and what an optimizer step takes at least."""
         if phase == EARNED:
-            self._send({"earned": True})
+            self.send({"earned": True})
         elif phase == SHOWN:
-            self._send({"least": share})
+            self.send({"least": share})
         elif phase in (PEAK, STEP):
-            self._send({phase: share})
+            self.send({phase: share})
         elif phase in (TIMING, TIMED):
-            self._send({"timing": phase == TIMING})
+            self.send({"timing": phase == TIMING})
         elif phase != self.phase:
             self.phase = phase
-            self._send({"phase": phase, "room": process_memory.room(), "share": share})
+            self.send({"phase": phase, "room": process_memory.room(), "share": share})
         elif share is not None:
-            self._send({"share": share})
+            self.send({"share": share})
 
     def result(self, outcome: Outcome, *, recording: bool = False) -> None:
         """Report the trial's outcome, and whether a recording worth waiting for follows."""
-        self._send({"result": outcome.to_json(), "recording": recording})
+        self.send({"result": outcome.to_json(), "recording": recording})
 
-    def _send(self, event: Mapping[str, Any]) -> None:
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Report anything else: what the parent does not know, it ignores."""
         data = (json.dumps(event, allow_nan=False) + "\n").encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -74,8 +75,11 @@ def _run(request: TrialRequest, events: Events, asked_at: float, listener: int |
     """What `run_trial` returns, or an outcome for the exception that it raises."""
     from autofit.training.distributed.ranks import NoMeeting
     from autofit.trial.measure.measurement import Ended, run_trial
+    from autofit.trial.program.supervise import run_program
 
     try:
+        if request.job.workload.program is not None:
+            return Ended(outcome=run_program(request, events, asked_at=asked_at))
         return run_trial(request, events.enter, asked_at=asked_at, listener=listener)
     except AutofitError as error:
         return Ended(outcome=Unsupported(reason=str(error)))

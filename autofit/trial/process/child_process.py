@@ -140,7 +140,7 @@ class ChildProcess:
             status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = 0
         os.close(self.events)
-        _reap_orphans(self._others)
+        end_orphans(self._others)
         return status
 
     def tail(self) -> str:
@@ -171,7 +171,7 @@ def _children() -> list[int]:
         return []
 
 
-def _reap_orphans(others: frozenset[int]) -> None:
+def end_orphans(others: frozenset[int] = frozenset()) -> None:
     """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them. Its
     `others` are no business of the trial."""
     while orphans := [pid for pid in _children() if pid not in others and pid not in _STUCK]:

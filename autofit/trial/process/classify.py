@@ -66,6 +66,11 @@ LATE_LOADED_BYTES = 2 * 1024**3
 """Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
 
 
+LAUNCH = "launch"
+"""The phase of a user's program that has not yet reported to its trial."""
+HOW_TO_REPORT = (
+    "add callbacks=[autofit.TrainerCallback()] to the Trainer, or call autofit.step() after each optimizer step"
+)
 STOPPED = "stopped, because another rank had failed"
 
 
@@ -265,6 +270,8 @@ def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False,
     fields of the outcome."""
     how = "interrupted" if interrupted else "not finished"
     reason = f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}"
+    if phase == LAUNCH:
+        reason += f", without a word from the program: {HOW_TO_REPORT}"
     return TimedOut(reason=reason, deadline_seconds=deadline_seconds, phase=phase, **shown)
 
 

@@ -20,6 +20,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.limits.segments import ALLOCATOR, allocator_settings
 from autofit.trial.machine import nvml
 from autofit.trial.process.fork_server import DEFAULT_ENTRY
+from autofit.trial.program.environment import with_ours
 from autofit.trial.request import TrialRequest
 
 GRACE_SECONDS = 120.0
@@ -43,9 +44,7 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
         **(dict.fromkeys(ALLOCATOR, allocator_settings()) if kind == "cuda" else {}),
         # Lets torch see devices through NVML, without initialising the driver in the parent.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONWARNINGS": "ignore",
+        **with_ours(),
     }
 
 

@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 from unit.operations.made_trials import MODEL, fill
 
 from autofit.api.app import create_app
-from autofit.operations.service.asked import from_json
+from autofit.core.errors import UsageError
+from autofit.operations.service.asked import from_json, to_json
 from autofit.store import Lease, Store
 
 TOKEN = "correct-horse-battery-staple"
@@ -196,3 +197,19 @@ def test_where_several_are_known_the_hardware_is_named(client: TestClient, store
     store.add(replace(trial, hardware=replace(trial.hardware, name="t4", device_name="Tesla T4")))
     for answer in (client.get(asked), client.get("/v1/trials?hardware=auto"), client.post("/v1/searches", json=ASKED)):
         assert (answer.status_code, answer.json()["detail"]) == (400, "name the hardware: h100-80g, t4")
+
+
+@pytest.mark.parametrize("name", ["command", "program"])
+def test_nobody_has_a_server_run_a_command(client: TestClient, store: Store, name: str) -> None:
+    answer = client.post("/v1/searches", json={**ASKED, name: "touch /tmp/here {micro_batch}"})
+    assert answer.status_code == 400 and name in answer.text
+    asked = {"model": MODEL, "seq_len": 128, "global_batch": 4, "hardware": "h100-80g"}
+    assert client.get("/v1/recommendation", params={**asked, name: "touch"}).status_code == 400
+    started = start(client)
+    found = store.search(started["search_id"])
+    assert found is not None
+    # Not even who writes into the store has a runner run one.
+    request = from_json({**found.request["asked"], name: "touch /tmp/here"}, store="there")
+    assert request.workload.program is None
+    with pytest.raises(UsageError, match="run by who gives it"):
+        to_json(replace(request, workload=replace(request.workload, program="touch")))

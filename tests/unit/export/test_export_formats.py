@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def test_exported_names() -> None:
-    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "check_memory", "export", "formats_for"}
+    assert set(package.__all__) == {
+        *("FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for")
+    }
     assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed", *list(TABLES)[2:]]
 
 
@@ -184,3 +187,15 @@ def test_measured_code_is_taken_whole() -> None:
         assert callable(imported(script)[name])
     with pytest.raises(AssertionError, match="does not define nothing"):
         excerpt("autofit.techniques.selective", "nothing")
+
+
+def test_a_users_program_is_told_its_command_line() -> None:
+    found = make_recommendation(make_config(micro_batch=2))
+    workload = replace(found.workload, program="python train.py {micro_batch} {model}")
+    found = replace(found, workload=workload)
+    assert package.formats_for(None, workload.program) == ["json"]
+    assert json.loads(package.export(found, format="json", source="a hub/id").text)["command"] == (
+        "python train.py 2 'a hub/id'"
+    )
+    with pytest.raises(UsageError, match=r"run python train\.py 2"):
+        package.export(found, format="trl", source="x")

@@ -50,6 +50,13 @@ def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
     assert shown(make_job(), store.trials()) == make_job()
 
 
+def test_a_users_program_does_not_show_it(store: Store) -> None:
+    store.add(trained(True, micro_batch=1))
+    users = trained(False, 1, micro_batch=2)
+    store.add(replace(users, workload=replace(users.workload, program="python train.py")))
+    assert known(store) == (True, CONTEXT)
+
+
 def test_the_latest_trial_that_fitted_shows_it(store: Store) -> None:
     for second, segments in enumerate((True, False)):
         store.add(trained(segments, second, micro_batch=1 + second))

@@ -65,6 +65,8 @@ def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: St
     store.add(predicted(slower(2), work=OLDER))
     store.add(predicted(slower(2), compile=True))
     store.add(predicted(crashed()))
+    job = make_job()
+    store.add(predicted(slower(2), job=replace(job, workload=replace(job.workload, program="python train.py"))))
     assert rates_for(HARDWARE, STACK, store, OWN) == guess()
 
 

@@ -53,6 +53,12 @@ def test_where_nothing_was_compared_nothing_is_known(store: Store) -> None:
         assert {one.deviation for one in memory_deviations(HARDWARE, opened, devices=2).values()} == {UNKNOWN}
 
 
+def test_a_users_program_shows_nothing_of_autofits_own_step(store: Store) -> None:
+    trial = predicted(fits(11, 100), method="lora")
+    store.add(replace(trial, workload=replace(trial.workload, program="python train.py")))
+    assert memory_deviations(HARDWARE, store)["lora"].compared_on == 0
+
+
 def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
     add_lora(store)
     store.add(predicted(out_of_memory(), method="full"))

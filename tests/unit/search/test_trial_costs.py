@@ -45,6 +45,11 @@ def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
     assert found[0] < 10.0 < found[3]
 
 
+def test_a_users_program_runs_whole_steps() -> None:
+    steps = [running_seconds(64 * MICRO_SECONDS, 3.0, n) for n in (64, 32, 2, 1)]
+    assert running(TrialCosts(LATTICE, BATCH, whole_steps=True)) == pytest.approx(steps)
+
+
 def test_where_ranks_or_a_host_share_the_work_a_trial_runs_three_micro_steps() -> None:
     config = complete({"method": "lora", "micro_batch": 1, "offload": "optimizer"})
     costs = TrialCosts(Lattice(axes=AXES, configs=(config,)), BATCH)

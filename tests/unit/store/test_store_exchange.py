@@ -36,15 +36,18 @@ def test_carries_every_trial_and_its_attempts(
     for outcome in outcomes:
         store.add(make_trial(outcome=outcome))
     store.add(make_trial(workload=replace(base.workload, seq_len=512, trainer="trl", lengths=(3, 40, 512))))
+    assert isinstance(base.outcome, Fits)
+    silent = replace(base.outcome, measurement=replace(base.outcome.measurement, losses=()))
+    store.add(make_trial(workload=replace(base.workload, program="python train.py {micro_batch}"), outcome=silent))
     lines = list(export_lines(store))
     assert json.loads(lines[0]) == {"schema": 1, "autofit": __version__}
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
     assert all("trial_id" not in json.loads(line) for line in lines)
-    assert import_lines(other, iter(lines)) == ImportReport(added=7, repeated=0)
+    assert import_lines(other, iter(lines)) == ImportReport(added=8, repeated=0)
     assert other.trials() == store.trials()
     assert list(export_lines(other)) == lines
-    assert import_lines(other, lines) == ImportReport(added=0, repeated=7)
-    assert import_lines(store, lines) == ImportReport(added=0, repeated=7)
+    assert import_lines(other, lines) == ImportReport(added=0, repeated=8)
+    assert import_lines(store, lines) == ImportReport(added=0, repeated=8)
     assert other.known(hardware_key=base.hardware.key, stack_key=base.stack.key, workload_key=base.workload.key) == {
         base.config: store.trials(workload_key=base.workload.key)
     }

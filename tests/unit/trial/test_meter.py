@@ -12,7 +12,7 @@ from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard
 
 from autofit.core.device.hardware import Hardware
-from autofit.trial.measure.meter import CpuMeter, CudaMeter
+from autofit.trial.measure.meter import CpuMeter, CudaMeter, meter_within
 from autofit.trial.process.classify import DeviceBusy, OverLimit
 
 CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
@@ -38,6 +38,29 @@ def test_limit_leaves_room_for_the_context(monkeypatch: pytest.MonkeyPatch) -> N
     fake = install_cuda(monkeypatch)
     CudaMeter(CARD).enforce(8 * GIB)
     assert fake.allowed() == pytest.approx(8 * GIB - CONTEXT, abs=1)
+
+
+def test_what_a_program_has_used_before_its_meter_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch, others=1000 * MIB)
+    fake.start()
+    fake.use(allocated=16 * GIB)
+    monkeypatch.setattr(fake, "start", lambda: None)  # it has started
+    with pytest.raises(DeviceBusy):
+        CudaMeter(CARD).enforce(TOTAL - 1000 * MIB)
+    meter = meter_within(CARD, 1000 * MIB)
+    meter.enforce(TOTAL - 1000 * MIB)
+    assert meter.reading().device == 16 * GIB + CONTEXT
+    meter.enforce(8 * GIB)
+    assert fake.allowed() == pytest.approx(8 * GIB - CONTEXT, abs=1)
+
+
+def test_a_whole_process_counts_its_imports() -> None:
+    code = """
+from autofit.trial.measure.meter import CpuMeter
+whole, beyond = CpuMeter(whole=True).reading().device, CpuMeter().reading().device
+assert whole > 50 * 2**20 > beyond, (whole, beyond)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_limit_below_the_context_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,118 @@
+"""What the store knows of an ordinary run of a Trainer: what was faster, and what its own config took in a trial."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.models import load, names
+from autofit.core.errors import NothingFits, NotMeasured
+from autofit.core.frontier import Point, point, ties
+from autofit.core.outcome import Fits, Trial
+from autofit.core.units import format_bytes
+from autofit.core.workload import Workload
+from autofit.operations.recommendation import recommend, search_command
+from autofit.store import NoStore, Store
+from autofit.techniques.short_text import short
+from autofit.trainers import training_arguments
+from autofit.trainers.keys import Keys
+from autofit.trainers.run import Run, Where
+from autofit.trial.machine.detection import detect
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+SAID = ("micro_batch", "checkpointing", "optimizer", "loss", "compile")
+"""The axes of which TrainingArguments decide whatever the script does; its weights and adapters are its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What was measured here of the workload that a run trains."""
+
+    workload: Workload
+    best: Point
+    """The fastest that fits this device."""
+    own: Trial | None
+    """The latest trial that fitted with this run's settings; None if there is none."""
+
+    def advice(self) -> str | None:
+        """One sentence, where something measured is faster than this run's settings, or these were not measured."""
+        found = f"autofit: {short(self.best.config)} was measured at {self.best.tokens_per_second:,.0f} tokens/s here"
+        shown = search_command(self.workload).replace("autofit search", "autofit recommend", 1)
+        own = None if self.own is None else point(self.own)
+        if own is None:
+            return f"{found}; this run's config was not measured. `{shown}` says how to get it."
+        if own.config == self.best.config or own.tokens_per_second >= self.best.tokens_per_second:
+            return None
+        if ties(own, self.best):
+            return None
+        gain = self.best.tokens_per_second / own.tokens_per_second - 1.0
+        measured = f"this run's config (measured: {own.tokens_per_second:,.0f})"
+        return f"{found}, {gain:.0%} faster than {measured}. `{shown}` says how to get it."
+
+
+def report(known: Known | None, step_seconds: float, peak_bytes: int) -> str:
+    """What a run took, beside what its settings took in a trial and what was predicted for them."""
+    said = f"autofit: this run took {step_seconds:.3g} s a step and {format_bytes(peak_bytes)} at its peak"
+    if known is None:
+        return f"{said}."
+    said += f", {known.workload.tokens_per_step / step_seconds:,.0f} tokens/s"
+    if known.own is None or known.own.measurement is None:
+        return f"{said}; its config was not measured in a trial."
+    own, predicted = known.own.measurement, known.own.prediction
+    said += f"; in its trial {own.tokens_per_second:,.0f} tokens/s and {format_bytes(own.device_bytes)}"
+    return f"{said}." if predicted is None else f"{said}, of {format_bytes(predicted.device_bytes)} predicted."
+
+
+def known_of(args: TrainingArguments, model: Any, script: str, store: str | None) -> Known | None:
+    """What the store at `store` knows of a run of `model` with these arguments by the program `script`; None if nothing
+    fits or none was measured. Looks nothing up but the store, and starts nothing. Raises `StoreError`, and `UsageError`
+    for arguments that are not understood."""
+    run = training_arguments.read(Keys(args.to_dict(), "training_arguments"), Where(devices=args.world_size))
+    method = ("lora", "qlora") if getattr(model, "peft_config", None) else ("full",)
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    try:
+        with Store.open(store, create=False) as opened:
+            workload = _workload(opened, run, name, script, getattr(args, "max_length", None))
+            if workload is None:
+                return None
+            best = recommend(workload, store=opened).point
+            here = detect()[0].key
+            fitted = opened.trials(hardware_key=here, workload_key=workload.key, outcome=Fits.kind, newest_first=True)
+    except (NothingFits, NotMeasured, NoStore):
+        return None
+    alike = (t for t in fitted if t.config.get("method") in method and _is_alike(t, run))
+    return Known(workload=workload, best=best, own=next(alike, None))
+
+
+def _is_alike(trial: Trial, run: Run) -> bool:
+    return all(trial.config.get(axis) == run.config.get(axis) for axis in SAID)
+
+
+def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | None) -> Workload | None:
+    """The measured workload that the run trains, the latest: by its own program if that was searched, else by
+    transformers' Trainer, else by autofit's own step."""
+    measured = [
+        w
+        for w in store.workloads(hardware_key=detect()[0].key)
+        if _is_named(w.model, name)
+        and (w.global_batch, w.devices) == (run.global_batch, run.devices)
+        and seq_len in (None, w.seq_len)
+        and (w.program is None or _starts(w.program, script))
+        and w.trainer in (None, "transformers")
+    ]
+    return min(measured, key=lambda w: (w.program is None, w.trainer is None), default=None)
+
+
+def _starts(program: str, script: str) -> bool:
+    return bool(script) and Path(script).name in {Path(word).name for word in shlex.split(program)}
+
+
+def _is_named(measured: str, name: str) -> bool:
+    """Whether a workload's model is the one that was loaded from `name`: a hub id or a folder."""
+    if not name or measured in (name, Path(name).name):
+        return bool(name)
+    return measured in names() and load(measured).source.partition(",")[0].lower() == name.lower()

@@ -1,0 +1,126 @@
+"""`autofit.TrainerCallback`: in a trial it measures the Trainer that has it; in any other run it says what is known."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from autofit.core.errors import in_one_line
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.pace import WARM_UPS
+from autofit.trial.program.environment import REPORT_TO
+from autofit.trial.program.reporter import Session, session
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    # Imported where it is used: a trial has no use for the store, and would count its libraries' memory.
+    from autofit.operations.run_advice import Known
+
+_log = logging.getLogger(__name__)
+
+
+class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # loaded lazily, so mypy knows no type
+    """For `Trainer(callbacks=[autofit.TrainerCallback()])`: lets `autofit search --command` measure the program.
+
+    Make it as early as you can: a trial's memory limit is enforced from then on. In an ordinary run it logs one line at
+    the beginning if the store knows a faster config, and one at the end with what the run took. Whatever fails in that
+    is one line, too.
+    """
+
+    def __init__(self, store: str | None = None) -> None:
+        """`store` is where ordinary runs look: a file or a URL; by default $AUTOFIT_STORE, then the user's own."""
+        self._trial = session() if REPORT_TO in os.environ else None
+        self._store = store
+        self._known: Known | None = None
+        self._steps = 0
+        self._warm_at = 0.0
+        """When the warm-up of an ordinary run had ended."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        self._steps = 0
+        if self._trial is not None:
+            check_asked_for(self._trial, args)
+            self._trial.begin()
+        elif state.is_world_process_zero:
+            _harmlessly(lambda: self._advise(args, more.get("model")))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._steps += 1
+        if self._trial is not None:
+            self._trial.step()
+            # The first loss and gradient are judged; those of timed steps only if the program itself tells them.
+            control.should_log = control.should_log or self._steps == 1
+        elif self._steps == WARM_UPS:
+            self._warm_at = time.perf_counter()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        if self._trial is not None and logs and "loss" in logs:
+            self._trial.learned(_number(logs["loss"]), _number(logs.get("grad_norm")))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        if self._trial is None and state.is_world_process_zero and self._steps > WARM_UPS:
+            seconds = (time.perf_counter() - self._warm_at) / (self._steps - WARM_UPS)
+            _harmlessly(lambda: self._report(seconds))
+
+    def _advise(self, args: TrainingArguments, model: Any) -> None:
+        from autofit.operations.run_advice import known_of
+
+        self._known = known_of(args, model, sys.argv[0], self._store)
+        advice = None if self._known is None else self._known.advice()
+        if advice is not None:
+            _log.warning("%s", advice)
+
+    def _report(self, step_seconds: float) -> None:
+        from autofit.operations.run_advice import report
+
+        _log.warning("%s", report(self._known, step_seconds, _peak_bytes()))
+
+
+def check_asked_for(trial: Session, args: TrainingArguments) -> None:
+    """End the trial if the Trainer does not train the config: a program may ignore its arguments."""
+    asked = trial.request.config.number("micro_batch")
+    accumulation = trial.request.job.workload.batch_per_device // asked
+    trains = (args.train_batch_size, args.gradient_accumulation_steps)
+    if trains != (asked, accumulation):
+        trial.refuse(
+            f"the program trains with micro-batch {trains[0]} and {trains[1]} micro-steps an update, the trial asked "
+            f"for micro-batch {asked} and {accumulation}"
+        )
+    if args.world_size > 1:
+        trial.refuse(f"the program trains on {args.world_size} devices, the trial asked for 1")
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _harmlessly(work: Callable[[], None]) -> None:
+    """Do what no training may fail for."""
+    try:
+        work()
+    except Exception as error:
+        _log.warning("autofit: no advice for this run: %s", in_one_line(error))
+
+
+def _peak_bytes() -> int:
+    """Of the device: what the allocator has taken, or all of this process on a processor."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_reserved())
+    return process_memory.read().peak_anonymous

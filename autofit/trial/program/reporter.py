@@ -1,0 +1,234 @@
+"""The program's side of a trial: what `autofit.step` and `autofit.TrainerCallback` do where a trial runs them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Unsupported
+from autofit.core.units import format_bytes
+from autofit.trial.measure.divergence import not_finite
+from autofit.trial.measure.leak import leak
+from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, Pace, TooSlow, least_repeats, warm_ups
+from autofit.trial.measure.repeats import relative_spread
+from autofit.trial.process.child import Events
+from autofit.trial.process.child_process import TIMED, TIMING
+from autofit.trial.process.classify import memory_failure
+from autofit.trial.program.environment import REPORT_TO
+from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.trial.measure.meter import MemoryReading, Meter
+
+MOST_STEPS = 30
+"""Timed steps, however much they scatter."""
+
+
+def step(loss: Any = None) -> None:
+    """Tell autofit that an optimizer step is done; `loss` is its loss, a number or a tensor, where there is one.
+
+    Call it after each step. In a trial of `autofit search --command` it measures, and never returns once enough is
+    known: the trial ends the program then. Elsewhere it does nothing.
+    """
+    if REPORT_TO in os.environ:
+        session().step(loss)
+
+
+@cache
+def session() -> Session:
+    """The trial that this process reports to; there must be one."""
+    return Session(os.environ[REPORT_TO])
+
+
+class Session:
+    """One trial, measured from inside of the process that trains. Used from one thread."""
+
+    def __init__(self, place: str) -> None:
+        """Begin to report, with the memory limit enforced from now on."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(f"\0{place}")
+        with self._socket.makefile("rb") as lines:
+            told = json.loads(lines.readline())
+        self.request = TrialRequest.from_json(told["request"])
+        self._asked_at, self._started_at = float(told["asked_at"]), float(told["started_at"])
+        self._events = Events(self._socket.fileno())
+        self._events.enter("build")
+        self._pace = Pace(
+            tokens_per_step=self.request.job.workload.tokens_per_step,
+            accumulation=1,  # whole steps are judged
+            rivals=self.request.rivals,
+            least_tokens_per_second=self.request.least_tokens_per_second,
+            allowance_seconds=self.request.allowance_seconds,
+        )
+        self.steps = 0
+        """Optimizer steps that were reported."""
+        self._read_steps = 0
+        """Of those, the ones that the device has finished for sure."""
+        self._queue: deque[tuple[Any, Any, int]] = deque()
+        """Of the others: a mark at the end, the loss, and the bytes in use then."""
+        self._latest: Any = None
+        """The mark before these; None before any."""
+        self._timing_since: float | None = None
+        self._setup_seconds = 0.0
+        self._seconds: list[float] = []
+        self._in_use: list[int] = []
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._meter: Meter = self._guarded(lambda: self._enforced(told["held_bytes"]))
+
+    def begin(self) -> None:
+        """Training begins: what was built before it is no part of its memory."""
+        self._guarded(self._meter.reset)
+        self._latest = self._meter.mark()
+        self._events.enter("step")
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End the trial, because the program trains something else than it was asked to."""
+        self._finish(Unsupported(reason=reason))
+
+    def step(self, loss: Any = None) -> None:
+        """An optimizer step was issued."""
+        self._events.enter("step")
+        self.steps += 1
+        self._events.send({"steps": self.steps})
+        kept = loss.detach() if hasattr(loss, "detach") else loss
+        self._queue.append((self._meter.mark(), kept, self._meter.in_use()))
+        # As in the trials of autofit's own steps, an accelerator is not waited for before the next step is issued.
+        while len(self._queue) > (self._meter.device.type != "cpu"):
+            mark, shown, in_use = self._queue.popleft()
+            self._read_steps += 1
+            before, self._latest = self._latest, mark
+            seconds = None if before is None else self._meter.seconds(before, mark)
+            if shown is not None:
+                self.learned(float(shown) if isinstance(shown, int | float) else self._meter.scalar(shown))
+            if seconds is not None:
+                self._take(seconds, in_use)
+
+    def learned(self, loss: float | None = None, gradient_norm: float | None = None) -> None:
+        """The loss of a step, in nats per token, and its gradient's norm, as far as the program tells them."""
+        self._losses += [] if loss is None else [loss]
+        self._norms += [] if gradient_norm is None else [gradient_norm]
+        reason = not_finite(self.request.config, self._losses, self._norms)
+        if reason is not None:
+            finite = tuple(value if math.isfinite(value) else None for value in self._losses)
+            self._finish(Diverged(reason=reason, losses=finite))
+
+    def _enforced(self, held_bytes: int | None) -> Meter:
+        from autofit.trial.measure.meter import meter_within  # torch with it, which the program has by now
+
+        meter = meter_within(self.request.job.hardware, held_bytes)
+        self._check(meter.reading())
+        meter.enforce(self.request.memory_limit_bytes)
+        return meter
+
+    def _take(self, seconds: float, in_use: int) -> None:
+        """Judge a step by what it took, and end the trial if enough is known."""
+        if self._timing_since is None:
+            self._warm_up(seconds)
+            return
+        self._seconds.append(seconds)
+        self._in_use.append(in_use)
+        self._events.enter(STEP, seconds)
+        elapsed = time.monotonic() - self._timing_since
+        spread = relative_spread(self._seconds)
+        enough = len(self._seconds) >= least_repeats(seconds)
+        steady = elapsed > self.request.timing_seconds or (spread is not None and spread <= 0.02)
+        hopeless = len(self._seconds) == 2 and self._is_hopeless()
+        if hopeless or (enough and steady) or len(self._seconds) == MOST_STEPS:
+            self._events.enter(TIMED)
+            self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=hopeless))))
+
+    def _warm_up(self, seconds: float) -> None:
+        number, elapsed = self._read_steps, time.monotonic() - self._asked_at
+        earned = self._pace.earned
+        left = max(0, warm_ups(seconds) - number) + least_repeats(seconds)
+        try:
+            self._pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+        except TooSlow as error:
+            self._finish(error.outcome(after_seconds=elapsed, phase="step"))
+        if self._pace.earned and not earned:
+            self._events.enter(EARNED)
+        if number > 1:
+            self._events.enter(SHOWN, self._pace.least_step_seconds(number, seconds))
+        if number >= warm_ups(seconds):
+            self._events.enter(PEAK, float(self._guarded(self._reading).peak_allocated))
+            self._timing_since, self._setup_seconds = time.monotonic(), elapsed
+            self._events.enter(TIMING)
+
+    def _is_hopeless(self) -> bool:
+        """Whether a measured rival is both no heavier and faster than both repeats by a quarter."""
+        speed, memory = self._speed(min(self._seconds)), self._guarded(self._reading).device
+        return any(r.device_bytes <= memory and r.tokens_per_second >= 1.25 * speed for r in self.request.rivals)
+
+    def _speed(self, step_seconds: float) -> float:
+        return self.request.job.workload.tokens_per_step / step_seconds
+
+    def _reading(self) -> MemoryReading:
+        found = self._meter.reading()
+        self._check(found)
+        return found
+
+    def _check(self, found: MemoryReading) -> None:
+        """End the trial if memory has exceeded the limit before that was enforced."""
+        limit = self.request.memory_limit_bytes
+        if found.device > limit:
+            said = f"the program has taken {format_bytes(found.device)} of {format_bytes(limit)}"
+            self._finish(OutOfMemory(reason=said, phase=self._events.phase))
+
+    def _measurement(self, *, stopped_early: bool) -> Measurement:
+        from autofit.training.flops import mfu
+
+        memory = self._reading()
+        median = statistics.median(self._seconds)
+        ordered = sorted(self._seconds)
+        return Measurement(
+            tokens_per_second=self._speed(median),
+            step_seconds=StepSeconds(
+                median=median,
+                p95=ordered[round(0.95 * (len(ordered) - 1))],
+                relative_spread=relative_spread(self._seconds),
+            ),
+            mfu=mfu(self.request.job, self.request.config, self._speed(median)),
+            peak_allocated_bytes=memory.peak_allocated,
+            peak_reserved_bytes=memory.peak_reserved,
+            device_bytes=memory.device,
+            host_peak_bytes=memory.host_peak,
+            host_baseline_bytes=0,  # what the program imports is its own
+            phase_peaks={"step": memory.peak_allocated},
+            losses=tuple(self._losses),
+            reference_loss=None,
+            steps=len(self._seconds),
+            setup_seconds=self._setup_seconds,
+            overhead_seconds=self._started_at - self._asked_at,
+            gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in self._norms),
+            setup_peak_bytes=memory.setup_peak,
+            leak_bytes_per_step=leak(self._in_use, self._meter.leak_noise_bytes),
+            expandable_segments=self._meter.expandable_segments(),
+            stopped_early=stopped_early,
+        )
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns; a failure of memory in it is the trial's outcome."""
+        try:
+            return work()
+        except Exception as error:
+            on_cpu = self.request.job.hardware.kind == "cpu"
+            failure = memory_failure(error, self._events.phase, host_is_device=on_cpu)
+            if failure is None:
+                raise
+            self._finish(failure)
+
+    def _finish(self, outcome: Outcome) -> NoReturn:
+        """Report how the trial has ended, and wait to be ended: nothing that the program would still do is wanted."""
+        self._events.result(outcome)
+        while self._socket.recv(1):
+            pass
+        raise SystemExit(0)  # whoever ran the trial has gone

@@ -1,0 +1,216 @@
+"""The child's side of a user's program: starts it, passes on what it reports, ends it with all that it has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import lines_of
+from autofit.core.outcome import Crashed, Outcome, Unsupported, outcome_from_json
+from autofit.core.units import GIB
+from autofit.trial.limits.threads import threads_per_rank
+from autofit.trial.machine import nvml
+from autofit.trial.process import classify
+from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans
+from autofit.trial.program.command import Command, source_of
+from autofit.trial.program.environment import of_program
+from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.trial.process.child import Events
+
+NEEDED_STEPS = 6
+"""Optimizer steps that suffice: two of warm-up, three that are timed and, on an accelerator, one that keeps it busy."""
+BEFORE_LIMIT_BYTES = 4 * GIB
+"""Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
+torch, transformers and thread pools map 1.5 GiB on 2 cores, of which they touch a quarter."""
+ENDING_SECONDS = 2.0
+"""How long a program that is no longer needed may take to end by itself."""
+LOOK_SECONDS = 0.1
+"""Time between two looks at whether the program has ended."""
+
+
+def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Outcome:
+    """Run the workload's program for the config, until it has reported an outcome or has ended. Raises `UsageError` for
+    a command that no longer exists as it was."""
+    job = request.job
+    held = None if job.hardware.kind == "cpu" else nvml.visible(0)
+    events.enter(classify.LAUNCH)
+    place = f"autofit-trial-{secrets.token_hex(16)}"
+    adopt_orphans()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0{place}")
+        listener.listen()
+        kills = classify.kernel_oom_kills()
+        try:
+            process = _started(request, place)
+        except OSError as error:
+            return Unsupported(reason=f"the program cannot be started: {error}")
+        told = {
+            "request": request.to_json(),
+            "asked_at": asked_at,
+            "started_at": time.monotonic(),
+            "held_bytes": None if held is None else held.held_bytes,
+        }
+        relay = _Relay(events=events, told=(json.dumps(told) + "\n").encode())
+        try:
+            outcome = relay.follow(process, listener)
+        finally:
+            _end(process)
+    if outcome is not None:
+        return outcome
+    return _without_result(
+        process.returncode,
+        relay,
+        None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
+        on_cpu=job.hardware.kind == "cpu",
+    )
+
+
+def _started(request: TrialRequest, place: str) -> subprocess.Popen[bytes]:
+    """The program, in a process group of its own within the trial's session; it ends with this process."""
+    job = request.job
+    assert job.workload.program is not None
+    words = Command.parse(job.workload.program).arguments(request.config, job.workload, source_of(job.model))
+    on_cpu = job.hardware.kind == "cpu"
+    return subprocess.Popen(
+        words,
+        env=of_program(place, threads_per_rank(job.hardware, None, sharing=request.sharing)),
+        cwd=request.folder,
+        process_group=0,
+        preexec_fn=partial(_in_program, request.memory_limit_bytes + BEFORE_LIMIT_BYTES if on_cpu else None),
+    )
+
+
+def _in_program(most_bytes: int | None) -> None:
+    """In the new process, before the program replaces it."""
+    die_with_parent()
+    if most_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Relay:
+    """Passes on what a program reports."""
+
+    events: Events
+    told: bytes
+    """What whoever reports is told first."""
+    steps: int = 0
+    """Optimizer steps that were reported."""
+    outcome: Outcome | None = None
+    _connection: socket.socket | None = None
+    _pending: bytes = b""
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def follow(self, process: subprocess.Popen[bytes], listener: socket.socket) -> Outcome | None:
+        """The outcome that the program reports; None if it ends before."""
+        self._selector.register(listener, selectors.EVENT_READ)
+        with self._selector:
+            while self.outcome is None:
+                has_ended = process.poll() is not None  # asked first: what it has sent by then is all there is
+                ready = self._selector.select(timeout=0 if has_ended else LOOK_SECONDS)
+                for key, _ in ready:
+                    self._accept(listener) if key.fileobj is listener else self._read()
+                if has_ended and not ready:
+                    return None
+        return self.outcome
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            connection.close()
+        elif self._connection is not None:
+            connection.close()
+            self.outcome = Unsupported(
+                reason="the program trains in several processes at once: its trial is on one device"
+            )
+        else:
+            self._connection = connection
+            self._selector.register(connection, selectors.EVENT_READ)
+            with suppress(BrokenPipeError):
+                connection.sendall(self.told)
+
+    def _read(self) -> None:
+        assert self._connection is not None
+        try:
+            chunk = self._connection.recv(65536)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:  # a process of the program has ended; another may follow
+            self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection, self._pending = None, b""
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            self._pass_on(json.loads(line))
+
+    def _pass_on(self, event: dict[str, Any]) -> None:
+        if "result" in event:
+            self.outcome = outcome_from_json(event["result"])
+            return
+        self.steps = max(self.steps, event.get("steps", 0))
+        self.events.phase = event.get("phase", self.events.phase)
+        self.events.send(event)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the program and everything that it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS)
+    end_orphans()
+
+
+def _without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
+    """The outcome of a program that ended by itself with this `status` before its trial had."""
+    written = _written()
+    if status == 0:
+        # Whatever the config: the next search is not to take it for an answer.
+        tail = "\n".join(written.splitlines()[-20:])
+        return Crashed(reason=_too_early(relay.steps), phase=relay.events.phase, stderr_tail=tail, transient=True)
+    found = classify.ended_without_result(
+        status=status,
+        phase=relay.events.phase,
+        room=None,
+        stderr=written,
+        kernel_oom_kills=kernel_oom_kills,
+        host_is_device=on_cpu,
+    )
+    if isinstance(found, Crashed) and found.exit_code is not None:
+        return replace(
+            found, reason=f"the program exited with status {status}: {lines_of(written, 'it said nothing')[-1]}"
+        )
+    return found
+
+
+def _too_early(steps: int) -> str:
+    if not steps:
+        return f"the program ended without reporting a step: {classify.HOW_TO_REPORT}"
+    return f"the program ended after {steps} optimizer steps: let it train for at least {NEEDED_STEPS}"
+
+
+def _written() -> str:
+    """The last that the program has written, up to 8 KiB: its output is this process's own, a file."""
+    try:
+        size = os.fstat(2).st_size
+        return os.pread(2, 8192, max(0, size - 8192)).decode(errors="replace")
+    except OSError:  # no file
+        return ""

@@ -1,0 +1,127 @@
+"""What `autofit.TrainerCallback` says of an ordinary run, from trials that the store has."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import tiny_job
+from transformers import Trainer, TrainingArguments
+from unit.operations.made_trials import fits, make_trial
+
+import autofit
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
+from autofit.store import Store
+from autofit.techniques import Job
+
+PROGRAM = "python train.py {micro_batch} {checkpointing}"
+
+
+class Model(torch.nn.Module):
+    """As small as can be; its config says where it was loaded from."""
+
+    def __init__(self, loaded_from: str = "/models/tiny") -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.config = type("Config", (), {"_name_or_path": loaded_from, "to_json_string": lambda self: "{}"})()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * x).mean()}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The user's store, still empty; the run is of the program that was searched."""
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    return str(tmp_path / "store.db")
+
+
+def measured(store: str, speeds: dict[int, float], job: Job | None = None) -> Workload:
+    """Stores a trial for each micro-batch, of full training without checkpointing."""
+    job = job or tiny_job(program=PROGRAM)
+    with Store.open(store) as opened:
+        for micro_batch, speed in speeds.items():
+            opened.add(make_trial({"micro_batch": micro_batch}, fits(1.0, speed), job=job, limit=2 * GIB))
+    return job.workload
+
+
+def train(tmp_path: Path, caplog: pytest.LogCaptureFixture, model: torch.nn.Module | None = None) -> list[str]:
+    """What is said in a run with micro-batch 2 and two micro-steps."""
+    options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
+    quiet: dict[str, Any] = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments(output_dir=str(tmp_path / "out"), **options, **quiet)
+    data: Any = [{"x": torch.ones(2)}] * 64
+    trainer = Trainer(model=model or Model(), args=args, train_dataset=data, callbacks=[autofit.TrainerCallback()])
+    with caplog.at_level(logging.WARNING, logger="autofit"):
+        trainer.train()
+    return [message for message in caplog.messages if message.startswith("autofit:")]
+
+
+def test_a_faster_config_is_told_at_the_start_and_what_the_run_took_at_its_end(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured(store, {2: 1000.0, 4: 1310.0})
+    first, last = train(tmp_path, caplog)
+    assert "micro-batch 4" in first and "1,310 tokens/s here, 31% faster than" in first
+    assert "(measured: 1,000)" in first and "autofit recommend --model tiny --seq-len 32 --global-batch 4 " in first
+    assert "--command 'python train.py {micro_batch} {checkpointing}'" in first
+    assert "this run took" in last and "in its trial 1,000 tokens/s and 1.00 GiB" in last
+
+
+def test_the_fastest_config_needs_no_advice(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    measured(store, {2: 1310.0, 4: 1000.0})
+    (last,) = train(tmp_path, caplog)
+    assert "this run took" in last
+
+
+def test_a_config_without_a_trial_is_compared_with_none(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured(store, {4: 1310.0})
+    first, last = train(tmp_path, caplog)
+    assert "this run's config was not measured" in first and "its config was not measured in a trial" in last
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tiny_job(program="python other.py {micro_batch}"),
+        tiny_job(program=PROGRAM, global_batch=8),
+        tiny_job(trainer="trl"),
+    ],
+)
+def test_what_was_measured_of_another_workload_is_not_told(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: Job
+) -> None:
+    measured(store, {2: 1000.0, 4: 2000.0}, other)
+    (last,) = train(tmp_path, caplog)
+    assert last.endswith("at its peak.")
+
+
+def test_the_models_name_decides(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = tiny_job()
+    smol = replace(job, workload=replace(job.workload, model="smollm2-135m"))
+    measured(store, {2: 1000.0, 4: 2000.0}, smol)
+    first, _ = train(tmp_path, caplog, Model("HuggingFaceTB/SmolLM2-135M"))
+    assert "100% faster" in first
+    caplog.clear()
+    (last,) = train(tmp_path, caplog, Model(""))
+    assert last.endswith("at its peak.")
+
+
+def test_no_store_and_a_broken_one_cost_a_line_at_most(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (last,) = train(tmp_path, caplog)
+    assert "this run took" in last
+    caplog.clear()
+    Path(store).write_text("this is no database, " * 100)
+    first, last = train(tmp_path, caplog)
+    assert first.startswith("autofit: no advice for this run:") and "this run took" in last

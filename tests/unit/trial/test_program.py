@@ -1,0 +1,183 @@
+"""A user's program as the trial: whatever it does, its outcome is typed, and nothing of it is left running."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import tiny_job, tiny_request
+
+from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Unsupported
+from autofit.techniques import complete
+from autofit.trial.process.runner import TrialRunner
+from autofit.trial.request import Rival
+
+MIB = 1024**2
+STEPS = """
+import time, torch, autofit
+weights = torch.ones(1000, requires_grad=True)
+for number in range(40):
+    loss = (weights ** 2).mean()
+    loss.backward()
+    time.sleep(0.01)
+    autofit.step(loss)
+print("not reached")
+"""
+TRAINER = """
+import autofit, torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+    def forward(self, x):
+        return {"loss": (self.weight * x).mean()}
+
+arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=2, use_cpu=True, report_to=[])
+data = [{"x": torch.ones(2)}] * 64
+Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[autofit.TrainerCallback()]).train()
+"""
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the programs are, and what they can be told by."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run(warm: TrialRunner, program: str, *, arguments: str = "", limit: int = 2048 * MIB, **request: Any) -> Outcome:
+    """The outcome of a trial whose program this is."""
+    Path("program.py").write_text(program)
+    job = tiny_job(program=f"{shlex.quote(sys.executable)} program.py {Path.cwd()} {arguments}")
+    asked = tiny_request(
+        complete({"micro_batch": 2, "precision": "fp32"}),
+        job=job,
+        memory_limit_bytes=limit,
+        **{"deadline_seconds": 120.0, **request},
+    )
+    return warm.attempt(asked).outcome
+
+
+def left() -> list[str]:
+    """What still runs of this test's programs, which have its folder as an argument."""
+    own = str(Path.cwd()).encode()
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and int(process.name) != os.getpid():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if own in line.split(b"\0"):
+                found.append(line.decode())
+    return found
+
+
+def test_steps_are_measured_from_inside(warm: TrialRunner) -> None:
+    found = run(warm, STEPS, arguments="{micro_batch}")
+    assert isinstance(found, Fits), found
+    m = found.measurement
+    assert m.steps >= 3 and m.step_seconds.median >= 0.01
+    assert m.tokens_per_second == pytest.approx(4 * 32 / m.step_seconds.median)
+    assert m.losses[:2] == (1.0, 1.0)
+    assert 50 * MIB < m.device_bytes <= 2048 * MIB
+    assert m.setup_seconds > m.overhead_seconds > 0.0
+    assert left() == []
+
+
+def test_a_launcher_and_its_daemons_end_with_the_trial(warm: TrialRunner) -> None:
+    launcher = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {DAEMON + STEPS!r}, *sys.argv[1:]])"
+    found = run(warm, launcher, rivals=(Rival(device_bytes=MIB, tokens_per_second=1e9),))
+    assert isinstance(found, Fits), found
+    assert found.measurement.stopped_early and found.measurement.steps == 2, "a rival has surely won"
+    assert left() == []
+
+
+def test_memory_beyond_the_limit_is_refused_while_it_trains(warm: TrialRunner) -> None:
+    found = run(warm, "import torch, autofit\nautofit.step()\nkept = bytearray(3 << 30)\n" + STEPS)
+    assert isinstance(found, OutOfMemory) and not found.host, found
+
+
+def test_memory_that_was_taken_before_the_limit_was_enforced_counts(warm: TrialRunner) -> None:
+    built = "import torch, autofit\nkept = torch.ones(100 << 20)\n" + STEPS  # 400 MiB
+    found = run(warm, built, limit=400 * MIB)
+    assert isinstance(found, OutOfMemory) and "of 400 MiB" in found.reason, found
+    assert isinstance(run(warm, "kept = bytearray(8 << 30)"), OutOfMemory), "the host is safe before, too"
+
+
+def test_one_that_hangs_ends_at_its_deadline_and_leaves_nothing(warm: TrialRunner) -> None:
+    found = run(warm, DAEMON + "time.sleep(600)", deadline_seconds=2.0)
+    assert isinstance(found, TimedOut) and found.phase == "launch", found
+    assert "without a word from the program: add callbacks=[autofit.TrainerCallback()]" in found.reason
+    until = time.monotonic() + 30.0
+    while left() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left() == []
+
+
+def test_one_that_reports_nothing_is_told_how(warm: TrialRunner) -> None:
+    found = run(warm, "print('trained')")
+    assert isinstance(found, Crashed) and found.transient, "no answer about the config"
+    assert "without reporting a step: add callbacks=[autofit.TrainerCallback()] to the Trainer" in found.reason
+    assert "trained" in found.stderr_tail
+
+
+def test_one_that_ends_too_early_is_told_how_long_to_train(warm: TrialRunner) -> None:
+    found = run(warm, "import autofit\nautofit.step()\nautofit.step(2.0)")
+    assert isinstance(found, Crashed) and found.transient
+    assert found.reason == "the program ended after 2 optimizer steps: let it train for at least 6"
+
+
+def test_one_that_fails_says_why(warm: TrialRunner) -> None:
+    found = run(warm, "import sys\nprint('no such file: data.jsonl', file=sys.stderr)\nsys.exit(7)")
+    assert isinstance(found, Crashed) and not found.transient
+    assert (found.exit_code, found.reason) == (7, "the program exited with status 7: no such file: data.jsonl")
+
+
+def test_one_that_cannot_be_started_is_unsupported(warm: TrialRunner) -> None:
+    asked = tiny_request(job=tiny_job(program="./no-such-program"), deadline_seconds=60.0)
+    found = warm.attempt(asked).outcome
+    assert isinstance(found, Unsupported) and "no-such-program" in found.reason
+
+
+@pytest.mark.parametrize("loss", ["float('nan')", "torch.tensor(float('inf'))"])
+def test_a_loss_that_is_not_finite_diverges(warm: TrialRunner, loss: str) -> None:
+    found = run(warm, f"import torch, autofit\nautofit.step(1.0)\nautofit.step({loss})\n" + STEPS)
+    assert isinstance(found, Diverged) and found.losses == (1.0, None), found
+
+
+def test_several_processes_at_once_are_refused(warm: TrialRunner) -> None:
+    found = run(warm, "import os, time\nos.fork()\nimport autofit\nautofit.step()\ntime.sleep(600)")
+    assert isinstance(found, Unsupported) and "several processes" in found.reason, found
+    assert left() == []
+
+
+def test_a_trainer_that_ignores_what_it_is_asked_for_is_not_believed(warm: TrialRunner) -> None:
+    found = run(warm, TRAINER)
+    assert isinstance(found, Unsupported), found
+    assert found.reason == (
+        "the program trains with micro-batch 2 and 1 micro-steps an update, the trial asked for micro-batch 2 and 2"
+    )
+
+
+def test_a_program_has_the_users_environment(warm: TrialRunner) -> None:
+    found = run(warm, "import os, sys\nsys.exit(f\"{os.environ.get('HF_HUB_OFFLINE')} {os.getcwd()}\")")
+    assert isinstance(found, Crashed) and found.reason.endswith(f"{os.environ.get('HF_HUB_OFFLINE')} {Path.cwd()}")
+
+
+def test_outside_of_a_trial_a_step_does_nothing() -> None:
+    import autofit
+
+    autofit.step(float("nan"))
