@@ -18,11 +18,13 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
 }  # fmt: skip
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 
 _NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)"
 """Of no more digits than an int and a float can be made of."""
 _SIZE = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)", re.ASCII)
+_TOKENS = re.compile(rf"{_NUMBER}\s*([kmbt]?)", re.IGNORECASE | re.ASCII)
 _BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PART = re.compile(rf"{_NUMBER}\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
 
@@ -96,6 +98,16 @@ def as_seconds(duration: str | float) -> float:
     return float(duration)
 
 
+def parse_tokens(text: str) -> int:
+    """Tokens of `text` such as `500M` or `1.5B`, in thousands, millions, billions (10**9) and trillions; a bare number
+    is itself. Raises `UsageError`."""
+    match = _TOKENS.fullmatch(text.strip())
+    tokens = int(Fraction(match[1]) * _THOUSANDS[(match[2] or "").lower()]) if match else 0
+    if tokens <= 0:
+        raise UsageError(f"number of tokens {text[:20]!r} is not understood: write one such as 500M or 1.5B")
+    return tokens
+
+
 def format_bytes(size: int) -> str:
     """`size` bytes for people, in binary units: `1.44 GiB`."""
     magnitude = abs(size)
@@ -106,7 +118,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` for people: `7 ms`, `0.4 s`, `12 s`, `3 m 05 s`, `1 h 02 m`."""
+    """`seconds` for people: `7 ms`, `0.4 s`, `12 s`, `3 m 05 s`, `1 h 02 m`, `4.5 d`."""
     if 0.0005 <= seconds < 0.05:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
@@ -116,4 +128,6 @@ def format_duration(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} m {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+    if whole < 100 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+    return f"{whole / 86400:.1f} d"

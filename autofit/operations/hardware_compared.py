@@ -12,10 +12,13 @@ from autofit.catalog.hardware import card
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.verdict import verdict
 from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
 from autofit.operations.recommendation import Asked, recommend
 from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimate_cache import readable
 from autofit.prediction.estimating import Estimation
 from autofit.store import Store
 
@@ -43,29 +46,60 @@ class OnHardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnCard:
-    """One config on one card of the catalog, predicted."""
+    """One config on one card of the catalog: predicted and, where it was, measured."""
 
     name: str
     estimate: Estimate | None
     reason: str | None
     """Why there is no estimate: what cannot work on this card."""
+    trial: Trial | None = None
+    """The trial that settles the config there under the limit (`core.verdict`); None where none does."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all devices together: as measured, else as predicted; None where neither is known."""
+        if self.trial is not None:
+            return None if self.trial.measurement is None else self.trial.measurement.tokens_per_second
+        return None if self.estimate is None else self.estimate.tokens_per_second
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Of each device: as measured, else as predicted."""
+        if self.trial is not None and self.trial.measurement is not None:
+            return self.trial.measurement.device_bytes
+        return None if self.estimate is None else self.estimate.device_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it did or, where it has not run, whether it fits with room for what predictions are off."""
+        if self.estimate is None:
+            return False
+        if self.trial is not None:
+            return self.trial.fits_within(self.estimate.memory_limit_bytes)
+        return self.estimate.likely_fits
 
     def cost(self, price_per_hour: float | None) -> float | None:
         """As of `OnHardware`."""
-        speed = None if self.estimate is None else self.estimate.tokens_per_second
+        speed = self.tokens_per_second
         if self.estimate is None or speed is None or price_per_hour is None:
             return None
         return _million(price_per_hour * self.estimate.devices, speed)
 
-    @property
-    def fits(self) -> bool:
-        """Whether it fits with room for what predictions are off."""
-        return self.estimate is not None and self.estimate.likely_fits
+    def seconds(self, tokens: int | None) -> float | None:
+        """For so many tokens; None where they or the speed are not known."""
+        speed = self.tokens_per_second
+        return None if tokens is None or speed is None else tokens / speed
 
-    def to_json(self, price_per_hour: float | None = None) -> dict[str, Any]:
-        found = None if self.estimate is None else self.estimate.short_json()
-        cost = self.cost(price_per_hour) if self.fits else None
-        return {"hardware": self.name, "estimate": found, "reason": self.reason, "cost_per_million_tokens": cost}
+    def to_json(self, price_per_hour: float | None = None, tokens: int | None = None) -> dict[str, Any]:
+        return {
+            "hardware": self.name,
+            "provenance": "predicted" if self.trial is None else "measured",
+            "estimate": None if self.estimate is None else self.estimate.short_json(),
+            "trial": None if self.trial is None else self.trial.outcome.to_json(),
+            "reason": self.reason,
+            "cost_per_million_tokens": self.cost(price_per_hour) if self.fits else None,
+            "seconds": self.seconds(tokens) if self.fits else None,
+        }
 
 
 def estimate_each(
@@ -78,7 +112,7 @@ def estimate_each(
 ) -> list[OnCard]:
     """What each card's config of `configs` takes on it: first those that it is likely to fit, the smallest first.
     `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them."""
-    rows = []
+    measured, rows = _measured(asked, configs, memory_limit_bytes, store), []
     for done, (name, config) in enumerate(configs.items(), start=1):
         found: Estimate | None = None
         reason: str | None = None
@@ -87,11 +121,29 @@ def estimate_each(
             found = one.estimate()
         except UsageError as error:
             reason = str(error)
-        rows.append(OnCard(name=name, estimate=found, reason=reason))
+        rows.append(OnCard(name=name, estimate=found, reason=reason, trial=measured.get(name)))
         report(done)
     if all(row.estimate is None for row in rows):
         raise UsageError(rows[0].reason or "no card was named")
     return sorted(rows, key=_size)
+
+
+def _measured(
+    asked: WorkloadOptions, configs: Mapping[str, Config], limit: int | None, store: str | None
+) -> dict[str, Trial]:
+    """The trial that settles each card's config, where there is one."""
+    found = {}
+    with readable(store) as opened:
+        hardware = [] if opened is None else [each for each in opened.hardware() if each.name in configs]
+        workload = asked.resolve()[1].key if hardware else ""
+        for each in hardware:
+            assert opened is not None
+            tried = opened.trials(hardware_key=each.key, workload_key=workload)
+            attempts = [trial for trial in tried if trial.config == configs[each.name]]
+            settled = verdict(attempts, each.memory_bytes if limit is None else limit) if attempts else None
+            if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
+                found[each.name] = settled
+    return found
 
 
 def _size(row: OnCard) -> tuple[bool, bool, int]:

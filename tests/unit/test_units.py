@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import UsageError
-from autofit.core.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, parse_bytes, parse_duration
+from autofit.core.units import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_duration,
+    parse_tokens,
+)
 
 FACTORS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 
@@ -174,6 +184,7 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: i
         (3599.6, "1 h 00 m"),
         (3725, "1 h 02 m"),
         (90_000, "25 h 00 m"),
+        (388_800, "4.5 d"),
     ],
 )
 def test_durations_are_printed_for_people(seconds: float, printed: str) -> None:
@@ -183,5 +194,18 @@ def test_durations_are_printed_for_people(seconds: float, printed: str) -> None:
 @given(st.floats(1, 10**6))
 def test_a_printed_duration_parses_to_what_its_digits_can_say(seconds: float) -> None:
     printed = format_duration(seconds)
-    digit = 60 if " h " in printed else 0.1 if "." in printed else 1
+    digit = 8640 if " d" in printed else 60 if " h " in printed else 0.1 if "." in printed else 1
     assert abs(parse_duration(printed) - seconds) <= digit
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("7", 7), ("500M", 5 * 10**8), ("1.5B", 15 * 10**8), (" 2 t ", 2 * 10**12), ("0.1k", 100)]
+)
+def test_a_number_of_tokens_is_in_thousands(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1M", "1.5G", "0", "0.1", "1e9"])
+def test_a_number_of_tokens_that_is_not_understood_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 500M"):
+        parse_tokens(text)

@@ -23,6 +23,12 @@ def estimate(
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
     hardware: options.SeveralEstimated = "auto",
     price: options.Price = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens", help="With several cards: how long so many tokens take on each, such as 500M or 1.5B."
+        ),
+    ] = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     lora_dropout: options.LoraDropout = 0.0,
@@ -59,20 +65,24 @@ def estimate(
           --config method=qlora,rank=16,micro_batch=4,checkpointing=full
       autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
       autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
-      autofit estimate --model qwen3-8b --hardware all --config method=lora,checkpointing=full
+      autofit estimate --model qwen3-8b --hardware all --config method=lora,checkpointing=full --tokens 100M
       autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
           --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
     """
     from autofit.core.errors import UsageError
+    from autofit.core.units import parse_tokens
 
     if explain is not None and (exact or html is not None):
         raise UsageError("--explain compares two configs: leave --exact and --html out")
     limit = size(memory_limit)
     names = hardware_names(hardware)
     per_hour = prices(price or [], names)
+    total = None if tokens is None else parse_tokens(tokens)
     idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
     if idle and (len(names) > 1 or names == ["all"]):
         raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
+    if total is not None and len(names) == 1 and names != ["all"]:
+        raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
     configs = _configs(names, config, trainer)
     other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=trainer)
 
@@ -84,7 +94,7 @@ def estimate(
         model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
     )
     if len(configs) > 1:
-        _on_each(asked, configs, per_hour, memory_limit_bytes=limit, as_json=as_json)
+        _on_each(asked, configs, per_hour, total, memory_limit_bytes=limit, as_json=as_json)
     ((hardware, chosen),) = configs.items()
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
@@ -119,6 +129,7 @@ def _on_each(
     asked: WorkloadOptions,
     configs: Mapping[str, Config],
     prices: Mapping[str, float],
+    tokens: int | None,
     *,
     memory_limit_bytes: int | None,
     as_json: bool,
@@ -130,8 +141,8 @@ def _on_each(
 
     with Waiting() as waiting:
         found = estimate_each(asked, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
-    rows = [row.to_json(prices.get(row.name)) for row in found]
-    print_json({"cards": rows}) if as_json else print(cards_text(found, prices))
+    rows = [row.to_json(prices.get(row.name), tokens) for row in found]
+    print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)
 
 

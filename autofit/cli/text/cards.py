@@ -7,36 +7,51 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.predicted import fit_text
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from autofit.estimate.estimate import Estimate
     from autofit.operations.hardware_compared import OnCard
 
 
-def cards_text(found: list[OnCard], prices: Mapping[str, float]) -> str:
-    """The smallest card that it fits and the cheapest; then all of them, a line each."""
-    rows = [("card", "memory", "verdict", "tokens/s", "error", "per million tokens")]
+def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | None = None) -> str:
+    """The smallest card that it fits and the cheapest; then all of them, a line each. With `tokens`, how long so many
+    take and, where there is a price, what they cost."""
+    rows = [["card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost"]]
     costs: dict[str, float] = {}
     for row in found:
         e = row.estimate
         if e is None:
-            rows.append((row.name, "", row.reason or "", "", "", ""))
+            rows.append([row.name, "", row.reason or "", *[""] * 5])
             continue
-        cost = row.cost(prices.get(row.name))
+        cost, seconds = row.cost(prices.get(row.name)), row.seconds(tokens)
         if cost is not None and row.fits:
             costs[row.name] = cost
-        rows.append(
-            (
-                row.name,
-                f"{format_bytes(e.device_bytes)} of {format_bytes(e.memory_limit_bytes)}",
-                fit_text(e),
-                "" if e.tokens_per_second is None or not e.fits else f"{e.tokens_per_second:,.0f}",
-                "" if e.relative_error is None or not e.fits else f"{e.relative_error:.0%}",
-                "" if cost is None or not e.fits else f"{cost:,.4g}",
-            )
-        )
-    shown = rows if prices else [row[:-1] for row in rows]
-    return f"{' '.join(_verdict(found, costs))}\n\n{columns(shown, right=frozenset({3, 4, 5}))}"
+        trains = row.fits or (row.trial is None and e.fits)
+        error = "measured" if row.trial is not None else "" if e.relative_error is None else f"{e.relative_error:.0%}"
+        speed = row.tokens_per_second
+        shown = [
+            "" if speed is None else f"{speed:,.0f}",
+            error,
+            "" if cost is None else f"{cost:,.4g}",
+            "" if seconds is None else format_duration(seconds),
+            "" if cost is None or tokens is None else f"{cost * tokens / 1e6:,.4g}",
+        ]
+        memory = f"{format_bytes(row.device_bytes or 0)} of {format_bytes(e.memory_limit_bytes)}"
+        rows.append([row.name, memory, _verdict_of(row, e), *(shown if trains else [""] * 5)])
+    hidden = {name for name, there in (("per million tokens", prices), ("cost", prices and tokens)) if not there}
+    hidden |= set() if tokens else {"time"}
+    kept = [index for index, name in enumerate(rows[0]) if name not in hidden]
+    table = [tuple(line[index] for index in kept) for line in rows]
+    return f"{' '.join(_verdict(found, costs))}\n\n{columns(table, right=frozenset(range(3, len(kept))))}"
+
+
+def _verdict_of(row: OnCard, estimate: Estimate) -> str:
+    if row.trial is None:
+        return fit_text(estimate)
+    if row.trial.measurement is None:
+        return "ran out of memory"
+    return "has trained" if row.fits else "took too much"
 
 
 def _verdict(found: list[OnCard], costs: Mapping[str, float]) -> list[str]:
