@@ -51,7 +51,7 @@ BODIES = (
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
-    "--price",
+    *("--price", "--tokens"),
     "--no-predict",
     "--command",
 }
