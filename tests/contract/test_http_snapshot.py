@@ -51,7 +51,7 @@ BODIES = (
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
-    *("--price", "--tokens"),
+    "--price",
     "--no-predict",
     "--command",
 }
@@ -126,7 +126,7 @@ def test_an_estimate_has_the_command_lines_options_and_defaults(document: dict[s
 
     only_here, only_there = (
         {"advice"},
-        {"--price", "--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
+        {"--price", "--tokens", "--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
     )
     options = command_line()["estimate"]
     body = document["components"]["schemas"]["AskedEstimate"]["properties"]
