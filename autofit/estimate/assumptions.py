@@ -45,8 +45,9 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             f"sharding={config['sharding']} communicates within one machine, at three quarters of its links' nominal "
             "bandwidth, and never waits for another rank"
         )
-    if job.workload.eval_batch is not None and config.text("sharding").startswith(("fsdp", "zero3")):
-        found.append(f"sharding={config['sharding']}: what it gathers to evaluate is left out")
+    gathers = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
+    if job.workload.eval_batch is not None and gathers:
+        found.append("what is gathered of sharded or offloaded weights to evaluate is left out")
     if config["offload"] != "none":
         optimizers = f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
         found.append(

@@ -113,7 +113,7 @@ class Estimate(Document):
 
     @property
     def peak_phase(self) -> str:
-        """`forward`, `backward` or `optimizer`: the phase in which most is allocated."""
+        """The phase in which most is allocated, of `phase_peaks`."""
         return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
 
     @property

@@ -183,6 +183,8 @@ class Estimator:
         limit that torch enforces counts them all."""
         capped = limit < self.job.hardware.memory_bytes
         decoder, like = alikeness(config)
+        # Alike are configs that train alike; what evaluation leaves of that is another matter.
+        replayed = replayed or traced.timeline.peaks_in_evaluation
         known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
         found = cuda_memory(
             traced.timeline,
@@ -196,7 +198,7 @@ class Estimator:
             paged=traced.paged_bytes,
         )
         fits = found.device_bytes <= limit
-        if not found.gives_back_cache:
+        if not found.gives_back_cache and not traced.timeline.peaks_in_evaluation:
             share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])
             self._shares.setdefault(decoder, share)
             if fits:

@@ -195,10 +195,10 @@ def export_axolotl(task: Recommended) -> Export:
                 "learning_rate": CHOOSE,
                 "output_dir": "autofit-run",
                 "max_grad_norm": MAX_GRADIENT_NORM,
-                **({} if task.eval_batch is None else {"eval_batch_size": task.eval_batch}),
                 "auto_find_batch_size": False,
             },
         ),
+        ta.evaluation(task, "axolotl", "eval_batch_size"),
         collect(TABLE, task),
     )
     needs = ["axolotl >= 0.19"]

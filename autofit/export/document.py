@@ -35,12 +35,6 @@ class Task:
         """Whether every sequence was full, as packing makes them; otherwise they were padded."""
         return self.workload.lengths is None
 
-    @property
-    def eval_batch(self) -> Value | None:
-        """Sequences to evaluate at a time: the workload's or, where training alone counted, as many as a micro-batch
-        has, which take less than training on them. None for a config that has no such axis."""
-        return self.workload.eval_batch or self.config.get("micro_batch")
-
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
         # A folder may have the same name as a model of the catalog.

@@ -159,6 +159,7 @@ def export_llamafactory(task: Recommended) -> Export:
             data={"cutoff_len": task.workload.seq_len - task.packs, "packing": task.packs, "neat_packing": False},
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
+        ta.evaluation(task, "llamafactory"),
         collect(TABLE, task),
     )
     needs = ["llamafactory >= 0.9.5", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]

@@ -7,7 +7,7 @@ from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
-from autofit.techniques.habits import trained_format
+from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
@@ -68,18 +68,30 @@ def padding(task: Task, name: str) -> list[str]:
 
 
 def run(task: Task) -> dict[str, object]:
-    """Arguments that no axis decides: clipping as in trials, the output folder, evaluation in as little memory as was
-    measured or, by default, as training takes, and the CPU if that was measured."""
+    """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
     where: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
         "max_grad_norm": MAX_GRADIENT_NORM,
         # The filter synchronises with the device after each micro-batch; trials do not.
         "logging_nan_inf_filter": False,
-        **({} if task.eval_batch is None else {"per_device_eval_batch_size": task.eval_batch}),
-        "eval_accumulation_steps": 1,  # logits that a compute_metrics keeps go to the host after each batch
         **where,
     }
+
+
+def evaluation(task: Task, trainer: str, key: str = "per_device_eval_batch_size") -> Settings:
+    """How many sequences to evaluate at a time, under the key of this trainer: the workload's or, where training alone
+    counted, as many as a micro-batch has, which take less than training on them."""
+    size = task.workload.eval_batch or task.config.get("micro_batch")
+    of_logits = [habit for habit in TRAINERS[trainer].habits if isinstance(habit, LogitsInEvaluation)]
+    makes_logits = any(habit.applies(task.config) for habit in of_logits)
+    if task.workload.eval_batch or not makes_logits:
+        return settings(training={} if size is None else {key: size})
+    note = (
+        f"evaluation: {trainer} makes all logits in evaluation, but not in training: one sequence at a time was not "
+        f"measured (`--for {trainer} --eval-batch 1` does)"
+    )
+    return settings(Near(note), training={key: 1})
 
 
 def batch(value: Value, task: Task) -> Settings:

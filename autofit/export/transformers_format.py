@@ -160,7 +160,7 @@ def export_transformers(task: Recommended) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
     yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
-    made = merge(yours, collect(TABLE, task))
+    made = merge(yours, ta.evaluation(task, "transformers"), collect(TABLE, task))
     top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
     return Export(text=top + script(made, task), notes=made.notes)
 

@@ -130,6 +130,7 @@ def export_trl(task: Recommended) -> Export:
             data={"max_length": workload.seq_len, "packing": task.packs},
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
+        ta.evaluation(task, "trl"),
         collect(TABLE, task),
     )
     processes = f"--num_processes {workload.devices}{' --use_deepspeed' if by_deepspeed(task) else ''}"

@@ -29,6 +29,9 @@ from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import Trainer, recognised, trainer_named
 from autofit.trial.machine.detection import asked, detect
 
+ROOM = 0.08
+"""What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
+is then judged as every other."""
 _BEYOND = {
     "all": "the frozen weights are loaded in fp32, which takes",
     "outside": "embeddings, norms and the head are loaded in fp32, which takes",
@@ -96,10 +99,8 @@ class _Case:
             if self.run.narrower is not None:
                 key, value = self.run.narrower
                 remedies = _more_faithful(self._if(key, value, Effect.NUMERICS).diagnosed(report).remedies, remedies)
-            evaluates = self.run.evaluates
-            if evaluates is not None and whole.peak_phase == EVALUATION and evaluates.sequences > 1:
-                fewer = 1 << ((evaluates.sequences - 1).bit_length() - 1)
-                remedies = self._if(evaluates.key, fewer, Effect.EXACT).diagnosed(report).remedies or remedies
+            if (fewer := self._fewer_evaluated(found)) is not None:
+                remedies = self._if(*fewer, Effect.EXACT).diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -108,6 +109,27 @@ class _Case:
             notes=(*self._notes(found), *(() if whole.likely_fits or remedies else self._also())),
             failure=self._user.failure,
         )
+
+    def _fewer_evaluated(self, found: Estimate) -> tuple[str, int] | None:
+        """The file's key for how many sequences to evaluate, and the most at which evaluation fits; None if it fits, or
+        never would. `found` is the file's own estimate."""
+        evaluates = self.run.evaluates
+        if evaluates is None or self._evaluation_fits(found):
+            return None
+        fewer = 1 << (evaluates.sequences.bit_length() - 1)
+        while fewer >= 1:
+            if fewer < evaluates.sequences:
+                options = replace(self.options, eval_batch=fewer)
+                asked = Estimation.of(options, self.run.config, hardware=self._user.hardware)
+                if self._evaluation_fits(asked.estimate()):
+                    return evaluates.key, fewer
+            fewer //= 2
+        return None
+
+    def _evaluation_fits(self, found: Estimate) -> bool:
+        """Whether what evaluation alone takes is within the limit, with room for what predictions are off."""
+        beside = found.breakdown["context"] + self._extra
+        return found.phase_peaks[EVALUATION] * (1.0 + ROOM) + beside <= self.estimation.memory_limit_bytes
 
     def _if(self, key: str, value: Any, effect: Effect) -> _Case:
         """The file with another value of a key, beside what it is edited to already."""

@@ -129,6 +129,8 @@ def _failure(trial: Trial) -> str:
 def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: int) -> str:
     """What would help if more than `beyond_bytes` are needed, the smallest change to the training first."""
     found = []
+    if workload.eval_batch is not None and workload.eval_batch > 1:
+        found.append(f"--eval-batch {workload.eval_batch // 2}")
     if beyond_bytes < hardware.memory_bytes:
         found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
     found += further_memory(workload, hardware)

@@ -57,6 +57,8 @@ class BuildPlan:
     attention: str = field(init=False)
     """transformers' name for the attention implementation."""
     loss: LossKernel = field(init=False)
+    evaluated_loss: LossKernel | None = None
+    """That of evaluation between training steps, where it is another."""
     optimizer: OptimizerFactory = field(init=False)
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own configuration, where DeepSpeed trains."""

@@ -68,11 +68,11 @@ def _accumulation(keys: Keys, size: int) -> int:
 
 
 def _evaluation(keys: Keys, size: int) -> Evaluates | None:
-    """As many at a time as a micro-batch has unless it is set (`eval_batch_size` of schemas/training.py). Nothing is
-    evaluated without a validation set (`build_eval_strategy` of core/builders/base.py)."""
+    """As many at a time as a micro-batch has unless it is set (utils/config). Nothing is evaluated without a validation
+    set, nor unless the file says when (`_configure_save_and_eval_strategy` of core/builders/base.py)."""
     has_set = keys.value("val_set_size") not in (None, 0, 0.0) or bool(keys.value("test_datasets"))
-    strategies = [keys.value(name) for name in ("eval_strategy", "evaluation_strategy")]
-    if not has_set or any(value in (False, "no") for value in strategies):
+    when = ("eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy")
+    if not has_set or all(keys.value(name) in (None, False, 0, "no") for name in when):
         return None
     asked = keys.value("eval_batch_size") is not None
     return Evaluates(key="eval_batch_size", sequences=keys.count("eval_batch_size", size) if asked else size)

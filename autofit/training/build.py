@@ -71,7 +71,7 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     materialise(model, device=device, sharder=engines.sharder(plan))
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss)
+    module = LossModule(model, plan.loss, plan.evaluated_loss)
     module.train()
     if config["compile"] is True:
         module.compile_layers()

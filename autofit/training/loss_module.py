@@ -24,10 +24,12 @@ class LossModule(nn.Module):
     forward.
     """
 
-    def __init__(self, model: nn.Module, loss: LossKernel) -> None:
+    def __init__(self, model: nn.Module, loss: LossKernel, evaluated: LossKernel | None = None) -> None:
+        """`evaluated` is the kernel of evaluation, where it is another."""
         super().__init__()
         self.model = model
         self._loss = loss
+        self._evaluated = evaluated or loss
         self._is_compiled = False
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
@@ -45,7 +47,8 @@ class LossModule(nn.Module):
             # Held until the loss is computed, as in transformers.
             decoded = self.decoder(input_ids=tokens, use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
-        return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
+        kernel = plain or (self._loss if self.training else self._evaluated)
+        return kernel(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
     @property
     def decoder(self) -> Any:

@@ -102,7 +102,7 @@ class TrainingStep:
     @torch.no_grad()
     def evaluate(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean loss in nats per token of `tokens` [sequences, seq_len], all of them at once, as trainers evaluate
-        between training steps: by the step's own loss kernel, without gradients, checkpoints and dropout.
+        between training steps: by the loss kernel of evaluation, without gradients, checkpoints and dropout.
 
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """

@@ -77,7 +77,7 @@ class Updates:
 class Evaluation:
     """Memory of sequences that are evaluated together between training steps: what comes and goes meanwhile."""
 
-    sizes: NDArray[np.int64]
+    sizes: SymbolicSizes
     categories: NDArray[np.int8]
     events: Events
 
@@ -87,7 +87,7 @@ class Evaluation:
         own = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
         found = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in own]
         return cls(
-            np.array([s.bytes for s in trace.storages], dtype=np.int64),
+            SymbolicSizes.of(s.bytes for s in trace.storages),
             np.array([_evaluated(s) for s in trace.storages], dtype=np.int8),
             Events.of(found),
         )
@@ -211,5 +211,7 @@ def update_category(storage: Storage) -> Category:
 
 def _evaluated(storage: Storage) -> Category:
     """What a storage of an evaluation holds."""
+    if storage.holds is not None:
+        return storage.holds
     at_loss = storage.allocated is not None and storage.allocated.layer == LOSS
     return Category.LOGITS_AND_LOSS if at_loss else Category.ACTIVATIONS

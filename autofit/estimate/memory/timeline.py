@@ -61,6 +61,10 @@ class Timeline:
         there = PHASES if self.evaluation == len(totals) else ALL_PHASES
         return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(there)}
 
+    @property
+    def peaks_in_evaluation(self) -> bool:
+        return int(self.totals.argmax()) >= self.evaluation
+
     def before_update(self) -> int:
         """The last event before the second update, which finds weights, gradients and optimizer states."""
         return int(np.flatnonzero(self.phases == PHASES.index("backward"))[-1])
@@ -89,7 +93,7 @@ def timeline(
     multiple of `rounding` bytes, as the device's allocator does.
     """
     evaluation = evaluation or NO_EVALUATION
-    of_each = (steps.sizes.at(micro_batch, rank), updates.sizes, evaluation.sizes)
+    of_each = (steps.sizes.at(micro_batch, rank), updates.sizes, evaluation.sizes.at(1, rank))
     sizes = np.concatenate([_rounded(each, rounding) for each in of_each])
     offset = len(steps.sizes.constants)
     others = len(sizes) - offset

@@ -124,16 +124,18 @@ def trace_decoder(
 def trace_evaluation(
     config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int
 ) -> MemoryTrace:
-    """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`."""
+    """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`, at
+    the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences."""
+    config = config if config.get("rank") is None else config.replace(rank=RANK)
     plan = _fake_plan(config, job)
-    kernel = traceable(plan.loss, job.hardware.capability)
+    kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
     recorder = Recorder(scratch)
 
     def loss(*args: Any) -> torch.Tensor:
         recorder.move(EVALUATION, LOSS)
         return kernel(*args)
 
-    plan.loss = loss
+    plan.loss = plan.evaluated_loss = loss
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
     with without_data():
         step = _fake_step(plan, model, recorder)
@@ -160,7 +162,7 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     fake_weights.materialise(model)
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss)
+    module = LossModule(model, plan.loss, plan.evaluated_loss)
     module.train()
     _register_residents(recorder, model, decoder_layers(model))
     return TrainingStep(module, LocalEngine(module, plan), plan)

@@ -110,7 +110,7 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, spread), self._job(spread)
-        axes = ("method", "precision", "attention", "loss", "rank", "targets")
+        axes = ("method", "precision", "attention", "loss", "targets")
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences
         return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences))
 

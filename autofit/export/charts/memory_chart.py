@@ -30,7 +30,7 @@ COLOURS = {
     "fragmentation": "#F0E442",
 }
 """By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
-SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB", "evaluation": "#EEEEEE"}
+SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB", "evaluation": "#999999"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.habits.habit import Habit, Trainer
 from autofit.techniques.habits.known_trainers import TRAINERS
+from autofit.techniques.habits.logits_in_evaluation import LogitsInEvaluation
 from autofit.techniques.habits.tiled_loss import TiledLoss
 from autofit.techniques.habits.under_autocast import UnderAutocast
 from autofit.techniques.habits.weight_formats import WeightFormat
@@ -62,6 +63,7 @@ def why_not(config: Config, job: Job) -> str | None:
 __all__ = [
     "TRAINERS",
     "Habit",
+    "LogitsInEvaluation",
     "Trainer",
     "habits",
     "is_under_autocast",

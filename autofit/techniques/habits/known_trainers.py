@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from autofit.techniques.habits.habit import Trainer
 from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.logits_in_evaluation import LogitsInEvaluation
 from autofit.techniques.habits.tiled_loss import TiledLoss
 from autofit.techniques.habits.under_autocast import UnderAutocast
 from autofit.techniques.habits.weight_formats import (
@@ -43,7 +44,10 @@ AXOLOTL = Trainer(
     # `load_adapter` of src/axolotl/loaders/adapter.py wants gradients of the inputs whether or not it checkpoints.
     # Adapters have the format that the exported `peft_autocast_adapter_dtype` says, and nothing else of a model with
     # adapters stays in fp32. The LoRA kernels, on by default, are off in what is exported.
-    habits=(UnderAutocast(), NormsAndEmbeddingsInFp32(), InputGradients("lora", "qlora", always=True)),
+    habits=(
+        *(UnderAutocast(), NormsAndEmbeddingsInFp32(), InputGradients("lora", "qlora", always=True)),
+        LogitsInEvaluation(),
+    ),
     cannot={
         "checkpointing": {"selective": "keeps the outputs of attention only"},
         "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
@@ -64,7 +68,7 @@ LLAMAFACTORY = Trainer(
     # `init_adapter` of src/llamafactory/model/adapter.py leaves the adapters of pure bf16 to peft, which has them in
     # fp32; every checkpointed layer's input gets a gradient: `get_custom_gradient_checkpointing_func` of
     # src/llamafactory/model/model_utils/checkpointing.py.
-    habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora")),
+    habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora"), LogitsInEvaluation()),
     cannot={
         "checkpointing": {"every-2": _ALL_LAYERS, "every-4": _ALL_LAYERS, "selective": _ALL_LAYERS},
         "loss": {"chunked": "has no such loss and makes all logits at once"},

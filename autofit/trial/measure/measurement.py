@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from autofit.core.outcome import PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
+from autofit.core.outcome import EVALUATION, PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
 from autofit.techniques import needs_process_group
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
@@ -88,13 +88,10 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
     brief = by_itself and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
     # A gradient that still overflows after 20 steps is no longer the loss scale's fault.
-    step_seconds = steps.warm_up(warm_ups, 20, watch, brief=brief)
+    step_seconds = steps.warm_up(warm_ups, 20, watch, brief=brief, evaluated=job.workload.eval_batch)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
-    if job.workload.eval_batch is not None:
-        # Before the steps that are timed: they train in what it leaves of the allocator's memory, as a user's do.
-        steps.evaluate(job.workload.eval_batch)
     setup_seconds = time.monotonic() - asked_at
     left_seconds = _seconds_left(pace, ranks, setup_seconds)
     stopped_early = _time(steps, meter, request, ranks, step_seconds, left_seconds, progress)
@@ -250,10 +247,13 @@ def _compared(
 
 def _with_shares(progress: Progress, request: TrialRequest, pace: Pace) -> Progress:
     """`progress` that also says what share of an optimizer step begins: with a forward pass that of a micro-step, with
-    the update, whose seconds a step has once, all of it. None if compiled: compiling says nothing of steps."""
+    the update, whose seconds a step has once, all of it, with an evaluation that of training on as many sequences. None
+    if compiled: compiling says nothing of steps."""
     if request.config.get("compile") is True:
         return lambda phase, share=None, /: progress(phase, None if phase in PHASES else share)
-    shares = {"forward": 1.0 / (pace.accumulation * pace.least_share), "optimizer": 1.0}
+    workload = request.job.workload
+    evaluated = (workload.eval_batch or 0) / (workload.batch_per_device * pace.least_share)
+    shares = {"forward": 1.0 / (pace.accumulation * pace.least_share), "optimizer": 1.0, EVALUATION: evaluated}
     return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
 
 

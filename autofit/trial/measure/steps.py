@@ -108,7 +108,13 @@ class Steps:
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
     def warm_up(
-        self, enough: Callable[[float], int], most: int, watch: Watch | None = None, *, brief: bool = False
+        self,
+        enough: Callable[[float], int],
+        most: int,
+        watch: Watch | None = None,
+        *,
+        brief: bool = False,
+        evaluated: int | None = None,
     ) -> float:
         """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
         steps that take so long; at most `most`.
@@ -116,7 +122,8 @@ class Steps:
         Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
         one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
         forward and backward had no optimizer states beside them; where sequences have lengths, timed steps are on
-        shorter ones, so there are at least two. Returns the seconds of the last one, as it ran.
+        shorter ones, so there are at least two. Then so many sequences are `evaluated` together, so that timed steps
+        train in what that leaves of the allocator's memory. Returns the seconds of the last step, as it ran.
         """
         updates, slowest = 0, 0.0
         for number in range(most):
@@ -129,6 +136,9 @@ class Steps:
                 self._timed_with = self._announced if number else self._booked
                 break
         self._is_warm = True
+        if evaluated is not None:
+            with self._booked(EVALUATION):
+                self._step.evaluate(self._tokens[:1].expand(evaluated, -1).contiguous())
         for length, _ in self._lengths if self._mixes else ():
             # What is done once for a length is not timed: compiling, and finding a loss scale.
             for _ in range(most):
@@ -138,13 +148,6 @@ class Steps:
             self._issue(self._announced)  # fills the queue; it found it empty, so it is not timed
         self.in_use.clear()
         return slowest
-
-    def evaluate(self, sequences: int) -> float:
-        """Evaluate so many sequences at a time, as between training steps: the mean loss in nats per token."""
-        with self._booked(EVALUATION):
-            loss = self._step.evaluate(self._tokens[:1].expand(sequences, -1).contiguous())
-            (losses,) = self._ranks.gathered([float(loss)])
-        return sum(losses) / self._ranks.size
 
     def timed(self) -> float:
         """Run one more step; returns the composed seconds of the newest one that the device has finished."""

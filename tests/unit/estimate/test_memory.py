@@ -199,3 +199,17 @@ def test_a_timeline_is_replayed_once_for_each_limit() -> None:
     assert replays.held(other, WORKSPACE, None) is not replays.held(same, WORKSPACE, None)
     within = [replays.held(HOLE, WORKSPACE, mib * MIB) for mib in (239, 240)]
     assert [(held.reserved, held.gives_back_cache) for held in within] == [(300 * MIB, False), (240 * MIB, True)]
+
+
+def test_an_evaluation_comes_once_and_steps_follow_it() -> None:
+    """A block that only evaluation needs is taken once, and the steps after it are the second one alone."""
+    step = (event(1, 30), event(1, -30))
+    trains = line(event(0, 20, of=WEIGHTS), *step, event(2, 30), event(2, -30))
+    ends = len(trains.sizes)
+    evaluates = line(event(0, 20, of=WEIGHTS), *step, event(2, 30), event(2, -30), event(3, 50), event(3, -50))
+    trains, evaluates = replace(trains, second=3), replace(evaluates, second=3, evaluation=ends)
+    assert replay(trains, WORKSPACE).allocated == (20 + 32) * MIB
+    assert evaluates.renewed() == [] and evaluates.peaks_in_evaluation and not trains.peaks_in_evaluation
+    found = replay(evaluates, WORKSPACE)
+    assert (found.peak_allocated - found.allocated) == 50 * MIB
+    assert found.allocated == (20 + 32) * MIB

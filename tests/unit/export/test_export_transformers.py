@@ -53,7 +53,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert (args.max_grad_norm, args.learning_rate) == (1.0, None)
     assert args.use_liger_kernel is (config["loss"] == "fused")
     assert args.auto_find_batch_size is False
-    assert (args.per_device_eval_batch_size, args.eval_accumulation_steps) == (config["micro_batch"], 1)
+    assert args.per_device_eval_batch_size == config["micro_batch"]
     if config["loss"] == "fused":
         assert [k for k, on in args.liger_kernel_config.items() if on] == ["fused_linear_cross_entropy"]
     value = config.text("checkpointing")

@@ -54,7 +54,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
     assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
     assert args.fp16 is (config["precision"] == "fp16-mixed")
-    assert (args.per_device_eval_batch_size, args.eval_accumulation_steps) == (config["micro_batch"], 1)
+    assert args.per_device_eval_batch_size == config["micro_batch"]
     assert args.optim.value == OPTIM[config.text("optimizer")]
     assert args.torch_compile is config["compile"]
     assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", False, False)

@@ -241,9 +241,14 @@ def test_every_other_tool_is_said_in_a_sentence() -> None:
         ({**FACTORY, "do_eval": True}, ("per_device_eval_batch_size", 8)),
         (AXOLOTL, None),
         ({**AXOLOTL, "val_set_size": 0.0, "eval_batch_size": 4}, None),
-        ({**AXOLOTL, "val_set_size": 0.05}, ("eval_batch_size", 2)),
-        ({**AXOLOTL, "test_datasets": [{"path": "mine"}], "eval_batch_size": 4}, ("eval_batch_size", 4)),
+        ({**AXOLOTL, "val_set_size": 0.05}, None),
+        ({**AXOLOTL, "val_set_size": 0.05, "evals_per_epoch": 4}, ("eval_batch_size", 2)),
+        (
+            {**AXOLOTL, "test_datasets": [{"path": "mine"}], "eval_steps": 50, "eval_batch_size": 4},
+            ("eval_batch_size", 4),
+        ),
         ({**AXOLOTL, "val_set_size": 0.05, "eval_strategy": "no"}, None),
+        ({**AXOLOTL, "evals_per_epoch": 4}, None),
     ],
 )
 def test_evaluation_is_read_as_each_trainer_decides_it(values: dict[str, Any], asked: tuple[str, int] | None) -> None:
