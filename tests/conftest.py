@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from autofit.trial.process.group_runner import GroupRunner
 
 # The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -86,10 +91,13 @@ SLOW = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow ones."""
+    """Mark the slow ones, and begin with what takes longest: those that never run two at once, then the other slow
+    ones. Otherwise one process would still be at them when the others have ended."""
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    longest = (TRAINS, STARTS_RAY, SLOW, "")
+    items.sort(key=lambda item: next(n for n, some in enumerate(longest) if item.nodeid.startswith(some)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -126,6 +134,30 @@ def imports_are_no_garbage() -> None:
     """Make garbage collections skip what exists by now: torch and transformers have a million objects, which trainers
     and measurements would otherwise scan every time they collect."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For offload=nvme, as `pair` knows it."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="session")
+def pair(ranks_folder: Path) -> Iterator[GroupRunner]:
+    """Two fork servers, whose children do what a model is named after (`rank_entries`), and train for any other
+    name."""
+    from autofit.techniques.axes.sharding import NVME_VARIABLE
+    from autofit.trial.process.group_runner import GroupRunner
+
+    serve = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NVME_VARIABLE, str(ranks_folder))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "unit" / "trial"), prepend=":")
+        runners = GroupRunner(ranks=2)
+    with runners:
+        for runner in runners._runners:
+            runner._command = [sys.executable, "-c", serve]
+        yield runners
 
 
 @pytest.fixture(scope="session")

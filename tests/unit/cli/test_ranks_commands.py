@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,7 +29,6 @@ from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.workers import in_place
 
-SERVE = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
 Lack = Callable[[Path, pytest.MonkeyPatch], str]
 """Takes something from the folder, and says what the program will."""
 TINY = ("--model", "./tiny", "--seq-len", "32", "--global-batch", "4", "--device", "cpu")
@@ -46,20 +44,8 @@ def hurried(request: TrialRequest) -> TrialRequest:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For offload=nvme, as the ranks know it."""
-    return tmp_path_factory.mktemp("files")
-
-
-@pytest.fixture(scope="module")
-def kept(folder: Path) -> Iterator[Kept]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(NVME_VARIABLE, str(folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "trial"), prepend=":")
-        with GroupRunner(ranks=2) as pair:
-            for runner in pair._runners:
-                runner._command = [sys.executable, "-c", SERVE]
-            yield Kept(pair, ranks=2, changed=hurried)
+def kept(pair: GroupRunner) -> Kept:
+    return Kept(pair, ranks=2, changed=hurried)
 
 
 @pytest.fixture
@@ -192,11 +178,11 @@ def test_the_doctor_who_cannot_build_what_every_offload_needs_ends_with_4(
 
 
 @pytest.fixture
-def files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(ranks_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for offload=nvme, which is there and empty."""
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setenv(NVME_VARIABLE, str(folder))
-    return folder
+    ranks_folder.mkdir(exist_ok=True)
+    monkeypatch.setenv(NVME_VARIABLE, str(ranks_folder))
+    return ranks_folder
 
 
 NVME = "sharding=zero3,offload=nvme,precision=bf16-mixed"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,9 @@ from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
 
-SERVE = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
-
-
 NEVER = 3600.0
 """A deadline in seconds, longer than a test may take: a group that waits for it, or for its collectives to give up by
 themselves, is ended with its test."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[GroupRunner]:
-    """Two fork servers, whose children do what a model is named after, and train for any other name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-        with GroupRunner(ranks=2) as runners:
-            for runner in runners._runners:
-                runner._command = [sys.executable, "-c", SERVE]
-            yield runners
 
 
 DDP = complete({"sharding": "ddp", "micro_batch": 1})
