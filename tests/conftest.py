@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from autofit.trial.process.group_runner import GroupRunner
+    from autofit.trial.process.runner import TrialRunner
 
 # The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -136,6 +137,29 @@ def imports_are_no_garbage() -> None:
     gc.freeze()
 
 
+ENTRIES = str(Path(__file__).parent / "unit" / "trial")
+
+
+def serving(entries: str) -> list[str]:
+    """The command of a fork server whose children do what their model is named after, of these entry functions."""
+    serve = f"from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = '{entries}:by_name'; f.main()"
+    return [sys.executable, "-c", serve]
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[TrialRunner]:
+    """One fork server for many trials: nothing that its children do (`entries`) may keep it from running the next
+    one."""
+    from autofit.trial.process.runner import TrialRunner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ENTRIES, prepend=":")
+        runner = TrialRunner()
+    with runner:
+        runner._command = serving("entries")
+        yield runner
+
+
 @pytest.fixture(scope="session")
 def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For offload=nvme, as `pair` knows it."""
@@ -144,19 +168,17 @@ def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pair(ranks_folder: Path) -> Iterator[GroupRunner]:
-    """Two fork servers, whose children do what a model is named after (`rank_entries`), and train for any other
-    name."""
+    """Two of them, for trials of two ranks (`rank_entries`)."""
     from autofit.techniques.axes.sharding import NVME_VARIABLE
     from autofit.trial.process.group_runner import GroupRunner
 
-    serve = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(NVME_VARIABLE, str(ranks_folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "unit" / "trial"), prepend=":")
+        patch.setenv("PYTHONPATH", ENTRIES, prepend=":")
         runners = GroupRunner(ranks=2)
     with runners:
         for runner in runners._runners:
-            runner._command = [sys.executable, "-c", serve]
+            runner._command = serving("rank_entries")
         yield runners
 
 

@@ -322,20 +322,17 @@ def test_python_error_is_a_crash_and_costs_one_trial(warm: TrialRunner) -> None:
     assert "kaboom" in outcome.stderr_tail
 
 
-def test_a_parent_that_dies_is_started_again() -> None:
-    with TrialRunner() as runner:
-        runner.start()
-        process = runner._process
+def test_a_parent_that_dies_is_started_again_and_one_that_hangs_costs_one_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TrialRunner() as found:
+        found.start()
+        process = found._process
         assert process is not None
         process.kill()
         process.wait()
-        assert isinstance(runner.attempt(tiny_request()).outcome, Fits)
-
-
-def test_a_parent_that_hangs_costs_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
-    with TrialRunner() as found:
-        found.start()
+        assert isinstance(found.attempt(tiny_request()).outcome, Fits)
+        monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
         process = found._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)  # as if it were stuck in the driver
