@@ -13,7 +13,7 @@ from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
-from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.of_the_step import InputGradients
 from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
 
 LIGER_LOSS_ONLY = {

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autofit.techniques.habits.habit import Trainer
-from autofit.techniques.habits.input_gradients import InputGradients
-from autofit.techniques.habits.tiled_loss import TiledLoss
-from autofit.techniques.habits.under_autocast import UnderAutocast
+from autofit.techniques.habits.of_the_step import InputGradients, TiledLoss, UnderAutocast
 from autofit.techniques.habits.weight_formats import (
     AdaptersInBf16,
     AdaptersInFp32,
