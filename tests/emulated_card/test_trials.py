@@ -84,7 +84,7 @@ def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
     assert found["measurement"]["expandable_segments"] is False
 
 
-SEARCH = ("search", *JOB, "--method", "lora", "--max-trials", "2")
+SEARCH = ("search", *JOB, "--method", "lora", "--space", "smoke", "--max-trials", "2")
 
 
 @pytest.fixture(scope="module")
