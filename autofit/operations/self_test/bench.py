@@ -18,7 +18,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.operations.service.estimating import EstimatingProcess, TooLate
+from autofit.operations.service.estimating import EstimatingProcess, Overloaded, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import cannot_here
@@ -195,6 +195,8 @@ class Bench:
         except TooLate:
             self._estimating.close()
             return {"error": f"no estimate after {seconds:.0f} s", "defect": False}
+        except Overloaded:  # it died, or takes more memory than it may
+            return {"error": "the estimator's process ended", "defect": True}
         except Exception as error:  # whatever a trace raises
             return {"error": in_one_line(error), "defect": True}
 

@@ -25,7 +25,7 @@ from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
-from autofit.operations.service.estimating import EstimatingProcess
+from autofit.operations.service.estimating import EstimatingProcess, Overloaded
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
 
@@ -211,6 +211,22 @@ def test_an_estimate_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatc
         assert bench.predicted(bench.job(), complete({}), seconds=PATIENCE_SECONDS)["device_bytes"] > 0
     finally:
         bench.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (Overloaded("too much", remedy="none"), "the estimator's process ended"),
+        (ValueError("no such layer"), "ValueError: no such layer"),
+    ],
+)
+def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: EstimatingProcess, *asked: object, seconds: float) -> None:
+        raise raised
+
+    monkeypatch.setattr(EstimatingProcess, "call", fail)
+    bench = Bench(device="cpu")
+    assert bench.predicted(bench.job(), complete({}), seconds=1.0) == {"error": said, "defect": True}
 
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
