@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from autofit.trial.process.group_runner import GroupRunner
+    from autofit.trial.process.runner import TrialRunner
 
 # The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -87,10 +93,13 @@ SLOW = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow ones."""
+    """Mark the slow ones, and begin with what takes longest: those that never run two at once, then the other slow
+    ones. Otherwise one process would still be at them when the others have ended."""
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    longest = (TRAINS, STARTS_RAY, SLOW, "")
+    items.sort(key=lambda item: next(n for n, some in enumerate(longest) if item.nodeid.startswith(some)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -127,6 +136,51 @@ def imports_are_no_garbage() -> None:
     """Make garbage collections skip what exists by now: torch and transformers have a million objects, which trainers
     and measurements would otherwise scan every time they collect."""
     gc.freeze()
+
+
+ENTRIES = str(Path(__file__).parent / "unit" / "trial")
+
+
+def serving(entries: str) -> list[str]:
+    """The command of a fork server whose children do what their model is named after, of these entry functions."""
+    serve = f"from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = '{entries}:by_name'; f.main()"
+    return [sys.executable, "-c", serve]
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[TrialRunner]:
+    """One fork server for many trials: nothing that its children do (`entries`) may keep it from running the next
+    one."""
+    from autofit.trial.process.runner import TrialRunner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ENTRIES, prepend=":")
+        runner = TrialRunner()
+    with runner:
+        runner._command = serving("entries")
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For offload=nvme, as `pair` knows it."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="session")
+def pair(ranks_folder: Path) -> Iterator[GroupRunner]:
+    """Two of them, for trials of two ranks (`rank_entries`)."""
+    from autofit.techniques.axes.sharding import NVME_VARIABLE
+    from autofit.trial.process.group_runner import GroupRunner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NVME_VARIABLE, str(ranks_folder))
+        patch.setenv("PYTHONPATH", ENTRIES, prepend=":")
+        runners = GroupRunner(ranks=2)
+    with runners:
+        for runner in runners._runners:
+            runner._command = serving("rank_entries")
+        yield runners
 
 
 @pytest.fixture(scope="session")

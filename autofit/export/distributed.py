@@ -9,6 +9,7 @@ from autofit.export.document import Near, NeedsMore, Task
 from autofit.techniques import Job
 from autofit.techniques.axes.offload import WITH
 from autofit.techniques.axes.optimizer import weight_decay
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 
@@ -115,7 +116,7 @@ def reshards(task: Task) -> bool:
 
 def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
     """How accelerate's FSDP differs from trials; `narrow_sums` if gradients are reduced in the dtype it chooses."""
-    value, precision = task.config["sharding"], task.config["precision"]
+    value = task.config["sharding"]
     if task.hardware.kind == "cpu":
         return [f"sharding={value}: accelerate supports FSDP on accelerators only; on a CPU it trains with DDP"]
     notes: list[str] = [
@@ -124,6 +125,6 @@ def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
             "keeps these two until the backward pass; in trials all are gathered together"
         )
     ]
-    if narrow_sums and precision in ("bf16-mixed", "fp16-mixed"):
+    if narrow_sums and is_mixed(task.config):
         notes.append(Near(f"sharding={value}: accelerate sums gradients over devices in 16 bits; fp32 was measured"))
     return notes

@@ -10,6 +10,7 @@ import yaml
 
 from autofit.catalog.architecture_file import is_path
 from autofit.catalog.models import Model, architecture, load, names
+from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
@@ -136,9 +137,6 @@ class Settings:
 Emit = Callable[[Value, Task], Settings]
 """Translates the value of an axis; the task gives the workload, the architecture and the other axes."""
 
-NOT_IN_EVERY_CONFIG = frozenset({"rank", "targets"})
-"""Axes that a config of method `full` does not have."""
-
 
 def settings(*notes: str, **sections: Mapping[str, object]) -> Settings:
     """Settings of the named sections, with notes on what they cannot express."""
@@ -171,7 +169,7 @@ def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = Fa
     for name, emit in table.items():
         if name in config:
             parts.append(emit(config[name], task))
-        elif name not in NOT_IN_EVERY_CONFIG:
+        elif name not in ADAPTER_AXES:
             parts.append(settings(f"{name}: the config does not name it; the trainer's own default applies"))
     others = [f"{name}={config[name]}" for name in config if name not in table]
     if others and starts_a_script:

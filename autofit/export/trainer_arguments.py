@@ -6,12 +6,10 @@ from autofit.core.lattice import Config, Value
 from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
+from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
-
-ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
-"""`attn_implementation` of each attention."""
 
 FILLED = ("lr", "betas", "eps", "weight_decay")
 """Arguments of DeepSpeed's own optimizer that Trainer fills in from its own arguments."""
@@ -177,7 +175,7 @@ def checkpointing(value: Value) -> dict[str, object] | None:
 
 def attention(value: Value, task: Task) -> Settings:
     """`attn_implementation`, by which the model is loaded."""
-    return settings(model={"attn_implementation": ATTENTION[str(value)]})
+    return settings(model={"attn_implementation": IMPLEMENTATIONS[str(value)]})
 
 
 def rank(value: Value, task: Task) -> Settings:

@@ -11,8 +11,9 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
-from autofit.techniques.habits.input_gradients import InputGradients
+from autofit.techniques.habits.of_the_step import InputGradients
 from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
 
 LIGER_LOSS_ONLY = {
@@ -122,8 +123,7 @@ def _sharding(value: Value, task: Task) -> Settings:
             "trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # one copy of each gradient, as measured"
         )
         return merge(made, settings(trainer={line: None}))
-    mixed = task.config["precision"] in ("bf16-mixed", "fp16-mixed")
-    if by_fsdp(task) and mixed and task.hardware.kind != "cpu":
+    if by_fsdp(task) and is_mixed(task.config) and task.hardware.kind != "cpu":
         compute = ta.compute_dtype(task.config)
         return merge(
             made,

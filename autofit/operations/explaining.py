@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import shape
+from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
@@ -201,7 +202,7 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
 
 def _of_everything(config: Config) -> Config:
     """`config` with every parameter trained."""
-    return Config.of({**{k: v for k, v in config.items if k not in ("rank", "targets")}, "method": "full"})
+    return Config.of({**{k: v for k, v in config.items if k not in ADAPTER_AXES}, "method": "full"})
 
 
 def _worth_naming(before: Estimate, after: Estimate) -> float:

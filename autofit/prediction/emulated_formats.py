@@ -14,6 +14,7 @@ from autofit.core.device.probe_findings import times_as_slow_as_fp32
 from autofit.core.frontier import PRACTICAL
 from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction
+from autofit.techniques.axes.precision import product_format
 
 WIDE = "fp32"
 
@@ -53,7 +54,7 @@ def emulated(configs: Iterable[Config], found: Probe | None) -> Mapping[Config, 
     ratios = times_as_slow_as_fp32(found)
     slow = {}
     for config in every:
-        ratio = ratios.get(config.text("precision").removesuffix("-mixed"), 1.0)
+        ratio = ratios.get(product_format(config), 1.0)
         twin = config.replace(precision=WIDE)
         if ratio * PRACTICAL > 1.0 and twin in every:
             slow[config] = Emulated(twin, ratio)

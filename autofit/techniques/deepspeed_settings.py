@@ -7,6 +7,7 @@ from typing import Any
 from autofit.catalog.model_shape import ModelShape
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.job import Job
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -118,7 +119,7 @@ def sums_in_fp32(config: Config) -> bool:
     which outweighs the weights.
     """
     summed_on_host = config["offload"] == "optimizer" and deepspeed_stage(config) < 3
-    return config.text("precision").endswith("-mixed") and not summed_on_host
+    return is_mixed(config) and not summed_on_host
 
 
 def _precision(config: Config) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _PHASES = (
     ("loading", r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict)\b"),
 )
 """Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""
-CONTEXT_BYTES = 1 * GIB
+MOST_CONTEXT_BYTES = 1 * GIB
 """Most that a CUDA context and the libraries' workspaces take outside of torch's allocator."""
 
 
@@ -58,9 +58,9 @@ class OutOfMemory(Document):
         """What other processes hold of the card; 0 where that is not sure."""
         if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
             return 0
-        own = self.allocated_bytes + self.unallocated_bytes + CONTEXT_BYTES  # type: ignore[operator]
+        own = self.allocated_bytes + self.unallocated_bytes + MOST_CONTEXT_BYTES  # type: ignore[operator]
         others = self.capacity_bytes - self.free_bytes - own  # type: ignore[operator]
-        return others if others > CONTEXT_BYTES else 0
+        return others if others > MOST_CONTEXT_BYTES else 0
 
     @property
     def findings(self) -> tuple[str, ...]:

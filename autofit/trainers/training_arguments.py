@@ -12,6 +12,7 @@ from autofit.export import trainer_arguments as ta
 from autofit.export.document import Emit, Settings, Task, settings
 from autofit.export.transformers_format import LIGER_LOSS_ONLY
 from autofit.techniques import complete
+from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.trainer_names import names_of
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import Evaluates, Run, Where
@@ -59,7 +60,7 @@ ALIASES: Mapping[str, str] = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """The names of keys since transformers 5.20 that exports write by the older ones."""
-ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in ta.ATTENTION.items()}
+ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items()}
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")

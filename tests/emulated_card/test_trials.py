@@ -84,13 +84,13 @@ def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
     assert found["measurement"]["expandable_segments"] is False
 
 
-SEARCH = ("search", *JOB, "--method", "lora", "--max-trials", "2")
+SEARCH = ("search", *JOB, "--method", "lora", "--space", "smoke", "--max-trials", "2")
 
 
 @pytest.fixture(scope="module")
 def searched(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A search with more cards than processors, all of which it gives back, and its store."""
-    store, cards = tmp_path_factory.mktemp("searched") / "store.db", min(2 * (os.cpu_count() or 1), MOST_CARDS)
+    store, cards = tmp_path_factory.mktemp("searched") / "store.db", min((os.cpu_count() or 1) + 1, MOST_CARDS)
     with Machine(home, *["h100-80g"] * cards) as machine:
         done = autofit(*SEARCH, store=store, environment=machine.environment)
         assert not any(machine.held_bytes(card) or machine.processes(card) for card in range(cards))

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -78,26 +79,18 @@ def record(
     """
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
-    ends, deadline = math.inf, DEADLINE_SECONDS
-    if time_budget_seconds is not None:
-        ends = time.monotonic() + time_budget_seconds
-        # A trial that no call ever let end would be begun by each of them.
-        deadline = min(deadline, max(LEAST_DEADLINE_SECONDS, time_budget_seconds))
+    budget = math.inf if time_budget_seconds is None else time_budget_seconds
+    ends = time.monotonic() + budget
+    # A trial that no call ever let end would be begun by each of them.
+    deadline = min(DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, budget))
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
     with ExitStack() as opened:
         # What a cluster has and can run, its workers alone can say; others are started only if anything is to run.
         pool = opened.enter_context(closing(open_pool(request))) if request.ray_address is not None else None
         plan = resolve(request, pool)
         job, limit = plan.job, plan.limits.memory_bytes
-        header = {
-            "hardware": job.hardware.to_json(),
-            "stack": job.stack.to_json(),
-            "workload": job.workload.to_json(),
-            "space": plan.space,
-            "memory_limit_bytes": limit,
-        }
         opened.enter_context(_alone(file))
-        known = _continued(file, header, job.hardware, partial(_probed, request, plan))
+        known = _continued(file, _header(plan), job.hardware, partial(_probed, request, plan))
         every = [
             (number, config)
             for number in range(1, passes + 1)
@@ -127,15 +120,20 @@ def record(
                     table_file.append(file, _line(number, asked.config, attempt))
                     known[number, asked.config] = attempt.outcome
                     report(len(known), total, asked.trial(attempt))
-    kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(plan.lattice.configs),
         recorded=len({config for _, config in known}),
         run=len(known) - before,
         left=total - len(known),
-        outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        outcomes=dict(Counter(outcome.kind for outcome in known.values())),
         file=str(file),
     )
+
+
+def _header(plan: Plan) -> dict[str, Any]:
+    """What a recording is of: another one is not continued."""
+    of_job = {name: getattr(plan.job, name).to_json() for name in ("hardware", "stack", "workload")}
+    return {**of_job, "space": plan.space, "memory_limit_bytes": plan.limits.memory_bytes}
 
 
 def _order(plan: Plan, most: int | None, number: int, *, covering: bool) -> list[Config]:

@@ -12,6 +12,7 @@ from autofit.core.workload import METHODS
 from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.techniques.axes.precision import product_format
 
 if TYPE_CHECKING:
     from autofit.search.lattice_state import LatticeState
@@ -33,7 +34,8 @@ def begun_in_vain(
     for method in METHODS[: METHODS.index(recommended)]:
         if method in fastest and method not in measured:
             config = fastest[method]
-            why = f", because {_format(config)} is emulated here" if _format(config) in emulated_formats else ""
+            format_ = product_format(config)
+            why = f", because {format_} is emulated here" if format_ in emulated_formats else ""
             most = tokens_per_step / bounds[config]
             beside = next(measured[other] for other in METHODS[METHODS.index(method) + 1 :] if other in measured)
             practical = PRACTICAL * beside.measurement.tokens_per_second
@@ -48,10 +50,6 @@ def emulated_formats(job: Job, configs: Iterable[Config], store: Store) -> dict[
     """What a probe of the device says of the number formats that these configs use and that it only emulates: a
     sentence for each."""
     found = stored_probe(job.hardware, job.stack, store, job.model.digest)
-    used = {_format(config) for config in configs}
+    used = {product_format(config) for config in configs}
     said = {} if found is None else emulated(found)
     return {name: sentence for name, sentence in said.items() if name in used}
-
-
-def _format(config: Config) -> str:
-    return config.text("precision").removesuffix("-mixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from typing import Any
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
-from autofit.core.errors import AutofitError, EnvironmentLacks
+from autofit.core.errors import AutofitError, EnvironmentLacks, in_one_line
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Trial, Unsupported, now
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
+from autofit.estimate.estimate import Estimate
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
+from autofit.operations.service.estimating import EstimatingProcess, Overloaded, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import cannot_here
@@ -80,7 +82,8 @@ class Bench:
     _jobs: dict[str, Job] = field(default_factory=dict)
     """What was trained so far, by the workload's key."""
     _runners: dict[int, GroupRunner] = field(default_factory=dict)
-    _predictor: Predictor = field(default_factory=Predictor)
+    _estimating: EstimatingProcess = field(default_factory=EstimatingProcess)
+    """A trace that crashes or hangs costs one figure, and touches no device."""
 
     def __post_init__(self) -> None:
         self.hardware, self.stack = detect(self.device)
@@ -94,7 +97,7 @@ class Bench:
     def start(self) -> None:
         """Start the processes now, so that their imports overlap."""
         self._runner(1).start()
-        self._predictor.start()
+        self._estimating.warm()
 
     def _runner(self, ranks: int) -> GroupRunner:
         if ranks not in self._runners:
@@ -186,10 +189,16 @@ class Bench:
         if probed is not None and "probe" in probed.measured:
             job = as_probed(job, Probe.from_json(probed.measured["probe"]))
         request = self._request(job, config, self.limit, seconds)
+        seconds = max(0.0, min(seconds, PREDICTION_SECONDS))
         try:
-            return self._predictor.estimate(request, seconds=min(seconds, PREDICTION_SECONDS))
-        except NotPredicted as error:
-            return {"error": str(error), "defect": not isinstance(error, TooLate)}
+            return self._estimating.call(_estimated, request, seconds=seconds)
+        except TooLate:
+            self._estimating.close()
+            return {"error": f"no estimate after {seconds:.0f} s", "defect": False}
+        except Overloaded:  # it died, or takes more memory than it may
+            return {"error": "the estimator's process ended", "defect": True}
+        except Exception as error:  # whatever a trace raises
+            return {"error": in_one_line(error), "defect": True}
 
     def tried(self, job: Job, config: Config, *, seconds: float) -> tuple[Trial, dict[str, Any] | None]:
         """A trial of `config` and, where it fitted, its estimate."""
@@ -204,9 +213,30 @@ class Bench:
         runners, self._runners = self._runners, {}
         for runner in runners.values():
             runner.close()
-        predictor, self._predictor = self._predictor, Predictor()
-        predictor.close()
+        self._estimating.close()
 
     def close(self) -> None:
         """End every process."""
         self.restart()
+
+
+_ESTIMATORS: dict[str, Any] = {}
+"""By the workload's key; in the estimating process."""
+
+
+def _estimated(request: TrialRequest) -> dict[str, Any]:
+    """The request's config under its limit, as `Estimate.to_json`; for the estimating process."""
+    if not _ESTIMATORS:
+        # Traces run on fake processors: importing bitsandbytes would take memory of a device that it sees.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)  # what libraries print must not mix with the command's own output
+        os.dup2(silent, 2)
+    from autofit.estimate.estimator import Estimator
+    from autofit.estimate.time.guessed_rates import prior
+
+    key = request.job.workload.key
+    if key not in _ESTIMATORS:
+        _ESTIMATORS[key] = Estimator(request.job, prior(request.job.hardware))
+    estimate: Estimate = _ESTIMATORS[key].estimate(request.config, memory_limit_bytes=request.memory_limit_bytes)
+    return estimate.to_json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import spelled
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.outcome import Trial
@@ -16,8 +17,6 @@ from autofit.techniques import AXES, complete
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
 """Values to try on axes that list none: any number is valid there."""
-ADAPTERS = ("rank", "targets")
-"""Axes that only configs with adapters have."""
 
 
 def _check(axis: Axis, value: Value, run: Callable[[Bench, float], Finding], **times: float) -> Check:
@@ -89,7 +88,7 @@ def _of_precision(value: str) -> Callable[[Bench, float], Finding]:
 def _of_value(axis: Axis, value: Value) -> Callable[[Bench, float], Finding]:
     def run(bench: Bench, seconds: float) -> Finding:
         plain = bench.plain
-        base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTERS else plain
+        base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else plain
         changed = {**dict(base.items), axis.name: value}
         return _against(
             bench, complete(changed), bench.fitted(f"precision={plain['precision']}"), axis.effect(value), seconds

@@ -38,6 +38,10 @@ class Overloaded(EnvironmentLacks):
     """A prediction cannot be made now."""
 
 
+class TooLate(Overloaded):
+    """There was no time for it, which says nothing about what was asked."""
+
+
 class EstimatingProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
@@ -60,7 +64,7 @@ class EstimatingProcess:
         try:
             return self._started().submit(function, *arguments).result(seconds)
         except TimeoutError:
-            raise Overloaded(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
+            raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
         except (MemoryError, BrokenProcessPool):
             self.close()
             took = f"it takes more than the {format_bytes(self._memory_bytes)} that the server grants it"

@@ -7,7 +7,7 @@ from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
-_IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names for them."""
 
 
@@ -43,7 +43,7 @@ class Attention(Technique):
         return None
 
     def plan(self, plan: BuildPlan) -> None:
-        plan.attention = _IMPLEMENTATIONS[plan.config.text("attention")]
+        plan.attention = IMPLEMENTATIONS[plan.config.text("attention")]
 
 
 def _is_older(capability: str | None, first: float) -> bool:

@@ -42,13 +42,22 @@ class Precision(Technique):
     def plan(self, plan: BuildPlan) -> None:
         import torch
 
-        value = plan.config.text("precision")
-        compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[value.removesuffix("-mixed")]
-        mixed = value.endswith("-mixed")
+        formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+        compute, mixed = formats[product_format(plan.config)], is_mixed(plan.config)
         plan.autocast = compute if mixed else None
         # fp16 alone is no choice: it is how DeepSpeed and FSDP compute fp16-mixed, and traced as such.
         plan.trained_dtype, plan.compute_dtype = torch.float32 if mixed else compute, compute
-        plan.loss_scaling = value == "fp16-mixed"
+        plan.loss_scaling = plan.config["precision"] == "fp16-mixed"
+
+
+def is_mixed(config: Config) -> bool:
+    """Whether trained weights have another number format than the products that they enter."""
+    return config.text("precision").endswith("-mixed")
+
+
+def product_format(config: Config) -> str:
+    """The number format of products: `bf16`, `fp16` or `fp32`."""
+    return config.text("precision").removesuffix("-mixed")
 
 
 def has_bf16(hardware: Hardware | Card) -> bool:

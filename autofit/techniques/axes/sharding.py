@@ -8,6 +8,7 @@ from autofit.catalog.models import shape
 from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
@@ -77,7 +78,7 @@ def rounds_master_weights(config: Config) -> bool:
     The first updates are then lost in rounding, those of embeddings and norms included, and the losses fall later than
     they do with autocast over fp32 weights.
     """
-    return uses_deepspeed(config) and config.text("precision").endswith("-mixed")
+    return uses_deepspeed(config) and is_mixed(config)
 
 
 def uses_deepspeed(config: Config) -> bool:

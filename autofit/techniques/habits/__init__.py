@@ -8,9 +8,7 @@ from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.habits.habit import Habit, Trainer
 from autofit.techniques.habits.known_trainers import TRAINERS
-from autofit.techniques.habits.logits_in_evaluation import LogitsInEvaluation
-from autofit.techniques.habits.tiled_loss import TiledLoss
-from autofit.techniques.habits.under_autocast import UnderAutocast
+from autofit.techniques.habits.of_the_step import LogitsInEvaluation, TiledLoss, UnderAutocast
 from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
 

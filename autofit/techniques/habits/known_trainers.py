@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autofit.techniques.habits.habit import Trainer
-from autofit.techniques.habits.input_gradients import InputGradients
-from autofit.techniques.habits.logits_in_evaluation import LogitsInEvaluation
-from autofit.techniques.habits.tiled_loss import TiledLoss
-from autofit.techniques.habits.under_autocast import UnderAutocast
+from autofit.techniques.habits.of_the_step import (
+    InputGradients,
+    LogitsInEvaluation,
+    TiledLoss,
+    UnderAutocast,
+)
 from autofit.techniques.habits.weight_formats import (
     AdaptersInBf16,
     AdaptersInFp32,

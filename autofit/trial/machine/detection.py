@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,10 +22,9 @@ from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.units import GIB
 from autofit.trial.limits import control_groups
 from autofit.trial.machine import nvml
-from autofit.trial.machine.instructions import are_capped, instructions
+from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
 
-PROCESSORS = Path("/proc/cpuinfo")
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -316,11 +314,7 @@ def _processor_name() -> str:
     """The processor's name; family and model are added where it has no number, as under a hypervisor that reports only
     the brand ("AMD EPYC"), which processors of very different speed share; of ARM's, which have no name, their numbers
     of implementer and part."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        for line in PROCESSORS.read_text().splitlines():
-            key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), value.strip())
+    facts = processor_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     if "cpu family" in facts and not any(character.isdigit() for character in name):
         return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"

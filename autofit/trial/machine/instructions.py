@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -69,14 +70,20 @@ def are_capped() -> bool:
     return instructions() != instructions({})
 
 
+def processor_facts() -> dict[str, str]:
+    """What the kernel says of the first processor; nothing where it says nothing."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in PROCESSORS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), value.strip())
+    return facts
+
+
 def _flags() -> set[str]:
     """What the first processor has, in the kernel's words; its line is `flags` on x86 and `Features` on ARM."""
-    try:
-        lines = PROCESSORS.read_text().splitlines()
-    except OSError:
-        return set()
-    listed = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return set(next(listed, "").split())
+    facts = processor_facts()
+    return set((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def _own_level(flags: set[str]) -> str | None:

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +36,8 @@ MEASUREMENT_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[Kept]:
-    with TrialRunner() as runner:
-        yield Kept(runner, changed=lambda request: replace(request, timing_seconds=0.0))
+def kept(warm: TrialRunner) -> Kept:
+    return Kept(warm, changed=lambda request: replace(request, timing_seconds=0.0))
 
 
 @pytest.fixture(autouse=True)

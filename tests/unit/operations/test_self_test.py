@@ -24,11 +24,10 @@ from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure
-from autofit.operations.self_test.predictor import NotPredicted, Predictor
 from autofit.operations.self_test.running import checks, self_test
+from autofit.operations.service.estimating import EstimatingProcess, Overloaded
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
-from autofit.trial.request import TrialRequest
 
 PATIENCE_SECONDS = 600.0
 """More than any check takes on a busy machine."""
@@ -203,21 +202,36 @@ def test_every_value_of_every_axis_is_checked() -> None:
                 assert f"{axis.name}={written}" in named or value == "none"
 
 
-def test_an_estimate_that_hangs_costs_only_itself() -> None:
+def test_an_estimate_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(device="cpu")
-    request = TrialRequest(job=bench.job(), config=complete({}), memory_limit_bytes=bench.limit)
-    predictor = Predictor()
+    monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", PATIENCE_SECONDS)
     try:
-        with pytest.raises(NotPredicted, match="no estimate after 0 s"):
-            predictor.estimate(request, seconds=0.0)
-        assert predictor.estimate(request, seconds=PATIENCE_SECONDS)["device_bytes"] > 0
+        late = bench.predicted(bench.job(), complete({}), seconds=0.0)
+        assert late == {"error": "no estimate after 0 s", "defect": False}
+        assert bench.predicted(bench.job(), complete({}), seconds=PATIENCE_SECONDS)["device_bytes"] > 0
     finally:
-        predictor.close()
+        bench.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (Overloaded("too much", remedy="none"), "the estimator's process ended"),
+        (ValueError("no such layer"), "ValueError: no such layer"),
+    ],
+)
+def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: EstimatingProcess, *asked: object, seconds: float) -> None:
+        raise raised
+
+    monkeypatch.setattr(EstimatingProcess, "call", fail)
+    bench = Bench(device="cpu")
+    assert bench.predicted(bench.job(), complete({}), seconds=1.0) == {"error": said, "defect": True}
 
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, asked = Bench(device="cpu"), []
-    monkeypatch.setattr(Predictor, "estimate", lambda self, request, *, seconds: asked.append(request.job) or {})
+    monkeypatch.setattr(EstimatingProcess, "call", lambda self, f, request, *, seconds: asked.append(request.job) or {})
     bench.predicted(bench.job(), complete({}), seconds=1.0)
     probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
     bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})

@@ -19,8 +19,8 @@ from autofit.trial.measure.pace import EARNED, PEAK, STEP
 from autofit.trial.process import child
 from autofit.trial.process.child_process import TIMING
 
-RECORDING_SECONDS = 14.0
-"""How long a slow recording takes."""
+LATER_SECONDS = 1.0
+"""By how much longer than its limit takes what takes too long."""
 
 
 def _phase(descriptor: int, name: str) -> None:
@@ -134,9 +134,9 @@ def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> No
 
 
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Answers at once and writes its recording long after its deadline."""
+    """Answers at once and writes its recording after its deadline."""
     child.Events(descriptor).result(Crashed(reason="made"), recording=True)
-    time.sleep(RECORDING_SECONDS)
+    time.sleep(data["deadline_seconds"] + LATER_SECONDS)
     with open(data["profile"], "w") as file:
         file.write("recorded")
 
@@ -223,8 +223,6 @@ def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float)
 
 CRAWLING_SECONDS = 1000.0
 """What each micro-step takes of a trial that crawls."""
-LATE_SECONDS = 22.0
-"""When a trial ends that has earned it."""
 
 
 def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
@@ -250,7 +248,7 @@ def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Takes longer than its allowance, which it has earned."""
     events = child.Events(descriptor)
     events.enter(EARNED)
-    time.sleep(LATE_SECONDS)
+    time.sleep(data["allowance_seconds"] + LATER_SECONDS)
     events.result(Crashed(reason="late"))
 
 

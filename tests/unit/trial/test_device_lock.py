@@ -110,11 +110,11 @@ def test_each_card_has_a_lock_and_the_processor_one(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_trial_waits_for_another_processes_and_its_deadline_with_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    pair: GroupRunner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks of one trial share the lock; what it waits is none of its seconds."""
-    with another_holds("cpu") as other, GroupRunner(ranks=2) as pair, caplog.at_level(logging.WARNING):
-        timer = threading.Timer(3.0, other.kill)
+    with another_holds("cpu") as other, caplog.at_level(logging.WARNING):
+        timer = threading.Timer(0.5, other.kill)
 
         def told(holder: int | None) -> bool:
             timer.start()
@@ -130,7 +130,7 @@ def test_a_trial_waits_for_another_processes_and_its_deadline_with_it(
     assert [r.getMessage() for r in caplog.records if "waiting for another" in r.getMessage()] == [
         f"autofit: waiting for another autofit trial on this device (pid {other.pid})"
     ]
-    assert attempt.seconds <= elapsed - 3.0, "it waited for as long at least"
+    assert attempt.seconds <= elapsed - 0.5, "it waited for as long at least"
 
 
 def test_who_waits_can_be_closed() -> None:

@@ -16,6 +16,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.workload import digest
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import detection as site
+from autofit.trial.machine import instructions
 from autofit.trial.machine.detection import check_devices, cpu, detect
 from autofit.trial.measure import process_memory
 
@@ -193,14 +194,14 @@ def test_a_brand_alone_does_not_name_a_processor(
     file = tmp_path / "cpuinfo"
     second = ["", "processor : 1", "model name : another"]
     file.write_text("\n".join(["processor : 0", *reported, *second]))
-    monkeypatch.setattr(site, "PROCESSORS", file)
+    monkeypatch.setattr(instructions, "PROCESSORS", file)
     assert site.cpu().name.startswith(name)
 
 
 def test_arm_processors_have_numbers_for_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n")
-    monkeypatch.setattr(site, "PROCESSORS", file)
+    monkeypatch.setattr(instructions, "PROCESSORS", file)
     monkeypatch.setattr(site.platform, "processor", lambda: "")
     monkeypatch.setattr(site.platform, "machine", lambda: "aarch64")
     assert site.cpu().name.startswith("cpu-aarch64-implementer-0x41-part-0xd40-")
