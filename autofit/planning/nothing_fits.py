@@ -11,7 +11,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits
 from autofit.core.frontier import Point
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.outcome import EVALUATION, Fits, OutOfMemory, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.memory.deviation import NOTHING_COMPARED
@@ -123,6 +123,7 @@ def how_all_failed(trials: Sequence[Trial]) -> str:
 def _failure(trial: Trial) -> str:
     assert not isinstance(trial.outcome, Fits)
     kind, reason = trial.outcome.kind.replace("_", " "), " ".join(trial.outcome.reason.split())
+    kind += " in evaluation" if getattr(trial.outcome, "phase", None) == EVALUATION else ""
     return f"under {format_bytes(trial.memory_limit_bytes)}: {kind}: {reason} ({trial.config})"
 
 

@@ -186,6 +186,14 @@ def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
     assert levers[4].startswith("a card such as ") and len(levers) == 5
 
 
+def test_what_ran_out_in_evaluation_is_told_to_evaluate_fewer(store: Store) -> None:
+    options = replace(OPTIONS, eval_batch=16)
+    ran_out = replace(out_of_memory(), phase="evaluation")
+    store.add(make_trial({"method": "lora"}, ran_out, job=make_job(options), limit=4 * GIB))
+    with pytest.raises(NothingFits, match="out of memory in evaluation: .*what would help: --eval-batch 8, "):
+        operations.recommend(options, memory_limit_bytes=4 * GIB, store=store)
+
+
 def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:
     with pytest.raises(NothingFits, match=r"closest takes 10.00 GiB .*method=full"):
         operations.recommend(OPTIONS, memory_limit_bytes=9 * GIB, goal=Goal(method="full"), store=filled)
