@@ -190,7 +190,7 @@ def test_what_ran_out_in_evaluation_is_told_to_evaluate_fewer(store: Store) -> N
     options = replace(OPTIONS, eval_batch=16)
     ran_out = replace(out_of_memory(), phase="evaluation")
     store.add(make_trial({"method": "lora"}, ran_out, job=make_job(options), limit=4 * GIB))
-    with pytest.raises(NothingFits, match="out of memory in evaluation: .*what would help: --eval-batch 8, "):
+    with pytest.raises(NothingFits, match=r"out of memory in evaluation: .*what would help: --eval-batch 8, "):
         operations.recommend(options, memory_limit_bytes=4 * GIB, store=store)
 
 
