@@ -21,7 +21,8 @@ CONTEXT_BYTES = 400 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
 FACTS: dict[str, tuple[str, int, int, int, int]] = {
     # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz: of data
-    # sheets, but for the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S and the RTX 5090: they are from memory
+    # sheets, but for the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S, the RTX 3060, 4070 Ti, 4080 and 5090:
+    # they are from memory
     "t4": ("Tesla T4", 40, 4, 70, 1590),
     "v100-16g": ("Tesla V100-SXM2-16GB", 80, 6, 300, 1530),
     "v100-32g": ("Tesla V100-SXM2-32GB", 80, 6, 300, 1530),
@@ -29,7 +30,11 @@ FACTS: dict[str, tuple[str, int, int, int, int]] = {
     "a10g": ("NVIDIA A10G", 80, 6, 300, 1710),
     "a40": ("NVIDIA A40", 84, 6, 300, 1740),
     "rtx-a6000": ("NVIDIA RTX A6000", 84, 6, 300, 1800),
+    "rtx-3060": ("NVIDIA GeForce RTX 3060", 28, 3, 170, 1777),
+    "rtx-3080": ("NVIDIA GeForce RTX 3080", 68, 5, 320, 1710),
     "rtx-3090": ("NVIDIA GeForce RTX 3090", 82, 6, 350, 1695),
+    "rtx-4070-ti": ("NVIDIA GeForce RTX 4070 Ti", 60, 48, 285, 2610),
+    "rtx-4080": ("NVIDIA GeForce RTX 4080", 76, 64, 320, 2505),
     "rtx-4090": ("NVIDIA GeForce RTX 4090", 128, 72, 450, 2520),
     "l40": ("NVIDIA L40", 142, 96, 300, 2490),
     "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation", 142, 96, 300, 2505),

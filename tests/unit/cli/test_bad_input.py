@@ -48,9 +48,9 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "device": (("search", *SMALL[:-1], "gpu"), 2, ("unknown device 'gpu'",)),
     "hardware": (("search", *SMALL, "--hardware", "h100"), 2, ("hardware 'h100' may be", "h100-80g")),
     "hardware of an estimate": (
-        ("estimate", *ASKED, "--config", "method=lora", "--hardware", "rtx-4080"),
+        ("estimate", *ASKED, "--config", "method=lora", "--hardware", "rtx-4190"),
         2,
-        ("unknown hardware 'rtx-4080'", "rtx-4090"),
+        ("unknown hardware 'rtx-4190'", "rtx-4090"),
     ),
     "hardware that could be any": (("search", *SMALL, "--hardware", "gpu"), 2, ("rtx-4090",)),
     "method of a recommendation": (("recommend", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
