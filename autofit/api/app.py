@@ -19,7 +19,7 @@ from autofit.api.routes import answers, catalog, estimates, health, searches
 from autofit.api.routes.common import PROBLEM
 from autofit.api.routes.remembered import Answers
 from autofit.api.schema import examples
-from autofit.operations.service.estimating import EstimatingProcess
+from autofit.operations.service.estimating_process import EstimatingProcess
 from autofit.store import Store
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
-from autofit.operations.service.estimating import Overloaded
+from autofit.operations.service.estimating_process import Overloaded
 from autofit.planning.nothing_fits import Shortfall
 from autofit.store import KeyReused, QueueFull
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from autofit.core.outcome import (
     DEADLINE_SECONDS,
+    Crashed,
     Diverged,
     Fits,
     Measurement,
@@ -36,8 +37,9 @@ def verdict(
 
     A trial that fitted under any limit settles every limit that holds its memory. One that ran out of memory settles
     every limit no higher than its own, a divergence every limit. A crash or a time-out settles its own limit only, and
-    a time-out only deadlines no longer than its own. A failure of the machinery settles nothing. Running out of host
-    memory settles nothing either, but what fitted before it must show that again.
+    a time-out only deadlines no longer than its own. A failure of the machinery settles nothing, nor does a crash of a
+    user's own program. Running out of host memory settles nothing either, but what fitted before it must show that
+    again.
 
     The latest trial counts. But one that was stopped early gives way to one that was timed in full, and one whose time
     is in doubt (`Trial.doubts`) to one whose time is not. Where one ran out of device memory, a fit counts only once
@@ -164,6 +166,8 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
         return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
     if isinstance(outcome, Unsupported) or machinery_failed(outcome):
         return False  # what the machine lacked may be there next time
+    if isinstance(outcome, Crashed) and trial.workload.program is not None:
+        return False  # a user's program may be mended under the same command
     if isinstance(outcome, TimedOut) and (outcome.deadline_seconds < deadline_seconds or trial.doubts):
         return False  # with more time, or the device to itself, it may end
     if isinstance(outcome, Diverged):

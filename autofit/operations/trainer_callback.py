@@ -59,7 +59,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         if self._trial is not None:
             self._trial.step()
             # The first loss and gradient are judged; those of timed steps only if the program itself tells them.
-            control.should_log = control.should_log or self._steps == 1
+            control.should_log = control.should_log or self._steps == 1 or self._trial.is_overflowing
         elif self._steps == WARM_UPS:
             self._warm_at = time.perf_counter()
 
@@ -75,6 +75,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._trial.learned(_number(logs["loss"]), _number(logs.get("grad_norm")))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        if self._trial is not None:
+            self._trial.conclude()
         if self._trial is None and state.is_world_process_zero and self._steps > WARM_UPS:
             seconds = (time.perf_counter() - self._warm_at) / (self._steps - WARM_UPS)
             _harmlessly(lambda: self._report(seconds))
@@ -103,6 +105,11 @@ def check_asked_for(trial: Session, args: TrainingArguments) -> None:
             f"the program trains with micro-batch {trains[0]} and {trains[1]} micro-steps an update, the trial asked "
             f"for micro-batch {asked} and {accumulation}"
         )
+    if args.auto_find_batch_size:
+        trial.refuse("the program shrinks its micro-batch until it fits (auto_find_batch_size): turn that off")
+    if args.device.type != trial.request.job.hardware.kind:
+        there = trial.request.job.hardware.kind
+        trial.refuse(f"the program trains on {args.device.type}, the trial asked for {there}")
     if args.world_size > 1:
         trial.refuse(f"the program trains on {args.world_size} devices, the trial asked for 1")
 
@@ -116,7 +123,7 @@ def _harmlessly(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception as error:
-        _log.warning("autofit: no advice for this run: %s", in_one_line(error))
+        _log.warning("autofit: nothing to say of this run: %s", in_one_line(error))
 
 
 def _peak_bytes() -> int:

@@ -12,7 +12,8 @@ from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes.common import OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
-from autofit.operations.service.estimating import EstimatingProcess, estimated
+from autofit.operations.service.estimating import estimated
+from autofit.operations.service.estimating_process import EstimatingProcess
 from autofit.store import Store
 from autofit.techniques import AXES
 

@@ -18,7 +18,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.operations.service.estimating import EstimatingProcess, Overloaded, TooLate
+from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import cannot_here

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
 import torch
 
-from autofit.core.outcome import EVALUATION, PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
+from autofit.core.outcome import EVALUATION, PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement
 from autofit.techniques import needs_process_group
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
@@ -34,7 +33,7 @@ from autofit.trial.measure.pace import (
     warm_ups,
 )
 from autofit.trial.measure.recording import memory_snapshot, write_profile
-from autofit.trial.measure.repeats import relative_spread
+from autofit.trial.measure.repeats import relative_spread, step_seconds
 from autofit.trial.measure.steps import Progress, Steps, Watch
 from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
@@ -351,11 +350,7 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
     speed = job.workload.tokens_per_step / median
     return Measurement(
         tokens_per_second=speed,
-        step_seconds=StepSeconds(
-            median=median,
-            p95=float(numpy.quantile(steps.seconds, 0.95)),
-            relative_spread=relative_spread(steps.seconds),
-        ),
+        step_seconds=step_seconds(steps.seconds),
         mfu=mfu(job, request.config, speed),
         peak_allocated_bytes=memory.peak_allocated,
         peak_reserved_bytes=memory.peak_reserved,

@@ -91,6 +91,10 @@ class Meter(ABC):
     def in_use(self) -> int:
         """Bytes in use now, for detecting leaks."""
 
+    def refusals(self) -> int:
+        """How many allocations the device has refused, as far as it counts them: a program may go on after one."""
+        return 0
+
     @abstractmethod
     def expandable_segments(self) -> bool:
         """Whether the allocator uses expandable segments; asking for them does not give them on every platform."""
@@ -269,6 +273,9 @@ class CudaMeter(Meter):
 
     def in_use(self) -> int:
         return torch.cuda.memory_allocated()
+
+    def refusals(self) -> int:
+        return int(torch.cuda.memory_stats().get("num_ooms", 0))
 
     def expandable_segments(self) -> bool:
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

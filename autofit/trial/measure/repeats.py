@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from autofit.core.outcome import StepSeconds
+
 STUDENT_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
 """95 % quantile of Student's t for 1 to 15 degrees of freedom (NIST/SEMATECH e-Handbook, section 1.3.6.7.2)."""
 NORMAL_95 = statistics.NormalDist().inv_cdf(0.95)
@@ -27,3 +29,14 @@ def relative_spread(values: Sequence[float]) -> float | None:
     t = STUDENT_T_95[freedom - 1] if freedom <= len(STUDENT_T_95) else NORMAL_95
     error = MEDIAN_INEFFICIENCY * statistics.stdev(values) / math.sqrt(len(values))
     return 2 * t * error / statistics.median(values)
+
+
+def step_seconds(values: Sequence[float]) -> StepSeconds:
+    """Those of a trial with these timed steps."""
+    import numpy
+
+    return StepSeconds(
+        median=statistics.median(values),
+        p95=float(numpy.quantile(values, 0.95)),
+        relative_spread=relative_spread(values),
+    )

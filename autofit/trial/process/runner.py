@@ -20,7 +20,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.limits.segments import ALLOCATOR, allocator_settings
 from autofit.trial.machine import nvml
 from autofit.trial.process.fork_server import DEFAULT_ENTRY
-from autofit.trial.program.environment import with_ours
+from autofit.trial.program.environment import keeping_users
 from autofit.trial.request import TrialRequest
 
 GRACE_SECONDS = 120.0
@@ -35,17 +35,19 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
     device = nvml.visible(number) if kind == "cuda" else None
     # By its id, because CUDA numbers devices by speed and NVML by slot.
     chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
-    return {
-        **os.environ,
-        **chosen,
+    ours = {
         "AUTOFIT_DEVICE_KIND": kind,
         # Otherwise DeepSpeed probes for the device itself whenever it is imported.
         "DS_ACCELERATOR": kind,
         **(dict.fromkeys(ALLOCATOR, allocator_settings()) if kind == "cuda" else {}),
         # Lets torch see devices through NVML, without initialising the driver in the parent.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        **with_ours(),
+        # Trials of autofit's own step download nothing, and say nothing that is not their own.
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
     }
+    return {**os.environ, **chosen, **keeping_users(ours)}
 
 
 class TrialRunner:

@@ -6,19 +6,18 @@ import json
 import math
 import os
 import socket
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Unsupported
+from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
 from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, Pace, TooSlow, least_repeats, warm_ups
-from autofit.trial.measure.repeats import relative_spread
+from autofit.trial.measure.repeats import relative_spread, step_seconds
 from autofit.trial.process.child import Events
 from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 30
 """Timed steps, however much they scatter."""
+OVERFLOWS = 20
+"""Steps after which a gradient that still overflows is no longer the loss scale's fault, as in `trial.measure`."""
 
 
 def step(loss: Any = None) -> None:
@@ -82,11 +83,18 @@ class Session:
         self._in_use: list[int] = []
         self._losses: list[float] = []
         self._norms: list[float] = []
+        self._process = os.getpid()
+        self._refused = 0
+        """Allocations that the device had refused before the limit was enforced."""
         self._meter: Meter = self._guarded(lambda: self._enforced(told["held_bytes"]))
 
     def begin(self) -> None:
         """Training begins: what was built before it is no part of its memory."""
         self._guarded(self._meter.reset)
+        self._queue.clear()
+        self._seconds.clear()
+        self._in_use.clear()
+        self.steps, self._read_steps, self._timing_since = 0, 0, None
         self._latest = self._meter.mark()
         self._events.enter("step")
 
@@ -96,6 +104,8 @@ class Session:
 
     def step(self, loss: Any = None) -> None:
         """An optimizer step was issued."""
+        if os.getpid() != self._process:
+            return  # a fork that has the socket too
         self._events.enter("step")
         self.steps += 1
         self._events.send({"steps": self.steps})
@@ -116,16 +126,29 @@ class Session:
         """The loss of a step, in nats per token, and its gradient's norm, as far as the program tells them."""
         self._losses += [] if loss is None else [loss]
         self._norms += [] if gradient_norm is None else [gradient_norm]
-        reason = not_finite(self.request.config, self._losses, self._norms)
+        overflows = self.is_overflowing and self.steps < OVERFLOWS
+        reason = not_finite(self.request.config, self._losses, [] if overflows else self._norms)
         if reason is not None:
             finite = tuple(value if math.isfinite(value) else None for value in self._losses)
             self._finish(Diverged(reason=reason, losses=finite))
+
+    @property
+    def is_overflowing(self) -> bool:
+        """Whether the latest gradient that was told is not finite, as while loss scaling looks for its scale."""
+        scaled = self.request.config["precision"] == "fp16-mixed"
+        return scaled and bool(self._norms) and not math.isfinite(self._norms[-1])
+
+    def conclude(self) -> None:
+        """Training has ended by itself: end the trial, if enough steps are timed."""
+        if self._seconds and len(self._seconds) >= least_repeats(self._seconds[-1]):
+            self._succeed(stopped_early=False)
 
     def _enforced(self, held_bytes: int | None) -> Meter:
         from autofit.trial.measure.meter import meter_within  # torch with it, which the program has by now
 
         meter = meter_within(self.request.job.hardware, held_bytes)
         self._check(meter.reading())
+        self._refused = meter.refusals()
         meter.enforce(self.request.memory_limit_bytes)
         return meter
 
@@ -143,10 +166,17 @@ class Session:
         steady = elapsed > self.request.timing_seconds or (spread is not None and spread <= 0.02)
         hopeless = len(self._seconds) == 2 and self._is_hopeless()
         if hopeless or (enough and steady) or len(self._seconds) == MOST_STEPS:
-            self._events.enter(TIMED)
-            self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=hopeless))))
+            self._succeed(stopped_early=hopeless)
+
+    def _succeed(self, *, stopped_early: bool) -> NoReturn:
+        self._events.enter(TIMED)
+        self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=stopped_early))))
 
     def _warm_up(self, seconds: float) -> None:
+        """Judge a step that is not timed; not the first, in which a program does what it does once, such as compiling,
+        evaluating first, or starting to load data."""
+        if self._read_steps == 1:
+            return
         number, elapsed = self._read_steps, time.monotonic() - self._asked_at
         earned = self._pace.earned
         left = max(0, warm_ups(seconds) - number) + least_repeats(seconds)
@@ -156,8 +186,7 @@ class Session:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
         if self._pace.earned and not earned:
             self._events.enter(EARNED)
-        if number > 1:
-            self._events.enter(SHOWN, self._pace.least_step_seconds(number, seconds))
+        self._events.enter(SHOWN, self._pace.least_step_seconds(number, seconds))
         if number >= warm_ups(seconds):
             self._events.enter(PEAK, float(self._guarded(self._reading).peak_allocated))
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
@@ -174,6 +203,9 @@ class Session:
     def _reading(self) -> MemoryReading:
         found = self._meter.reading()
         self._check(found)
+        if self._meter.refusals() > self._refused:
+            said = "the device refused memory, and the program went on without: it trains something smaller or less"
+            self._finish(OutOfMemory(reason=said, phase=self._events.phase))
         return found
 
     def _check(self, found: MemoryReading) -> None:
@@ -187,16 +219,11 @@ class Session:
         from autofit.training.flops import mfu
 
         memory = self._reading()
-        median = statistics.median(self._seconds)
-        ordered = sorted(self._seconds)
+        seconds = step_seconds(self._seconds)
         return Measurement(
-            tokens_per_second=self._speed(median),
-            step_seconds=StepSeconds(
-                median=median,
-                p95=ordered[round(0.95 * (len(ordered) - 1))],
-                relative_spread=relative_spread(self._seconds),
-            ),
-            mfu=mfu(self.request.job, self.request.config, self._speed(median)),
+            tokens_per_second=self._speed(seconds.median),
+            step_seconds=seconds,
+            mfu=mfu(self.request.job, self.request.config, self._speed(seconds.median)),
             peak_allocated_bytes=memory.peak_allocated,
             peak_reserved_bytes=memory.peak_reserved,
             device_bytes=memory.device,

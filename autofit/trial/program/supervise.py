@@ -31,8 +31,9 @@ from autofit.trial.request import TrialRequest
 if TYPE_CHECKING:
     from autofit.trial.process.child import Events
 
-NEEDED_STEPS = 6
-"""Optimizer steps that suffice: two of warm-up, three that are timed and, on an accelerator, one that keeps it busy."""
+NEEDED_STEPS = 33
+"""Optimizer steps that suffice however much they scatter: two of warm-up, thirty that are timed and, on an accelerator,
+one that keeps it busy."""
 BEFORE_LIMIT_BYTES = 4 * GIB
 """Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
 torch, transformers and thread pools map 1.5 GiB on 2 cores, of which they touch a quarter."""
@@ -158,7 +159,8 @@ class _Relay:
             self._connection, self._pending = None, b""
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:
-            self._pass_on(json.loads(line))
+            with suppress(ValueError):  # two processes that write at once; the exit status decides
+                self._pass_on(json.loads(line))
 
     def _pass_on(self, event: dict[str, Any]) -> None:
         if "result" in event:
@@ -182,6 +184,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
     """The outcome of a program that ended by itself with this `status` before its trial had."""
     written = _written()
+    status = 128 - status if status > 128 else status  # a shell says so that a signal has ended what it ran
     if status == 0:
         # Whatever the config: the next search is not to take it for an answer.
         tail = "\n".join(written.splitlines()[-20:])

@@ -17,7 +17,8 @@ from autofit.api.routes import answers, remembered
 from autofit.api.routes.answers import NOTES_HEADER
 from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
-from autofit.operations.service.estimating import EstimatingProcess, Overloaded, estimated
+from autofit.operations.service.estimating import estimated
+from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
 from autofit.store import Store
 
 WORKLOAD = {"model": MODEL, "seq_len": 128, "global_batch": 4}

@@ -15,7 +15,8 @@ from autofit.core.units import GIB, MIB
 NAMES = {
     "h200", "h100-80g", "h100-pcie-80g", "h100-nvl-94g", "h20", "gh200-96g", "a100-40g", "a100-80g", "b200", "l40s",
     "l40", "rtx-6000-ada", "l4", "a10", "a10g", "a40", "rtx-a6000", "rtx-3060", "rtx-3080", "rtx-3090", "rtx-4070-ti",
-    "rtx-4080", "rtx-4090", "rtx-5090", "rtx-pro-6000", "t4", "v100-16g", "v100-32g", "mi300x", "apple-m2-max", "apple-m3-max", "apple-m4-max",
+    "rtx-4080", "rtx-4090", "rtx-5090", "rtx-pro-6000", "t4", "v100-16g", "v100-32g", "mi300x", "apple-m2-max",
+    "apple-m3-max", "apple-m4-max",
 }  # fmt: skip
 
 every_card = pytest.mark.parametrize("known", cards(), ids=lambda known: known.name)

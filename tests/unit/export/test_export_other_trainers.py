@@ -144,7 +144,7 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
         ({"checkpointing": "every-4"}, {"checkpointing=every-4"}),
         ({"method": "lora", "precision": "fp32"}, {"precision=fp32"}),
         ({"method": "qlora", "precision": "bf16"}, {"precision=bf16"}),
-        ({"loss": "fused"}, {"loss=fused"}),
+        ({"loss": "fused"}, {"loss=fused", "evaluation"}),
         ({"sharding": "fsdp", "offload": "params"}, {"sharding=fsdp"}),
         ({"sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
     ],

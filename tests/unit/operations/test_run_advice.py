@@ -124,4 +124,4 @@ def test_no_store_and_a_broken_one_cost_a_line_at_most(
     caplog.clear()
     Path(store).write_text("this is no database, " * 100)
     first, last = train(tmp_path, caplog)
-    assert first.startswith("autofit: no advice for this run:") and "this run took" in last
+    assert first.startswith("autofit: nothing to say of this run:") and "this run took" in last

@@ -25,7 +25,7 @@ from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
-from autofit.operations.service.estimating import EstimatingProcess, Overloaded
+from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
 

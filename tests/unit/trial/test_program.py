@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_one_that_reports_nothing_is_told_how(warm: TrialRunner) -> None:
 def test_one_that_ends_too_early_is_told_how_long_to_train(warm: TrialRunner) -> None:
     found = run(warm, "import autofit\nautofit.step()\nautofit.step(2.0)")
     assert isinstance(found, Crashed) and found.transient
-    assert found.reason == "the program ended after 2 optimizer steps: let it train for at least 6"
+    assert found.reason == "the program ended after 2 optimizer steps: let it train for at least 33"
 
 
 def test_one_that_fails_says_why(warm: TrialRunner) -> None:
@@ -172,12 +173,28 @@ def test_a_trainer_that_ignores_what_it_is_asked_for_is_not_believed(warm: Trial
     )
 
 
+def test_what_a_shell_says_of_a_killed_program_is_what_has_killed_it(warm: TrialRunner) -> None:
+    direct = run(warm, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    wrapped = run(warm, "import sys\nsys.exit(128 + 11)")
+    assert isinstance(direct, Crashed) and isinstance(wrapped, Crashed)
+    assert (direct.signal, wrapped.signal) == ("SIGSEGV", "SIGSEGV")
+
+
+def test_a_training_that_ends_by_itself_has_been_measured_if_it_was_timed(warm: TrialRunner) -> None:
+    few = TRAINER.replace('[{"x": torch.ones(2)}] * 64', '[{"x": torch.ones(2)}] * 24')
+    few = few.replace("report_to=[]", "report_to=[], gradient_accumulation_steps=2, num_train_epochs=1")
+    found = run(warm, few)
+    assert isinstance(found, Fits) and found.measurement.steps <= 6, found
+
+
 def test_a_program_has_the_users_environment(warm: TrialRunner) -> None:
     found = run(warm, "import os, sys\nsys.exit(f\"{os.environ.get('HF_HUB_OFFLINE')} {os.getcwd()}\")")
     assert isinstance(found, Crashed) and found.reason.endswith(f"{os.environ.get('HF_HUB_OFFLINE')} {Path.cwd()}")
 
 
 def test_outside_of_a_trial_a_step_does_nothing() -> None:
-    import autofit
-
-    autofit.step(float("nan"))
+    said = (
+        "import sys, autofit; autofit.step(float('nan')); print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
