@@ -23,15 +23,17 @@ _QUIET = {
     "x_disable_machine_info": True,
     "x_disable_stats": True,
     "x_save_requirements": False,
+    "x_graphql_retry_max": 20,
 }
-"""Nothing of the machine that copies the trials: they ran elsewhere, or earlier."""
+"""Nothing of the machine that copies the trials: they ran elsewhere, or earlier. The retries are W&B's own: fewer are
+made before the first run, so that a server that is not there is soon said to be."""
 
 
 class WandbRuns:
     """A `Tracker`. Where W&B is offline, what it has is what lies in its folder here."""
 
     def __init__(self) -> None:
-        settings = wandb.setup().settings
+        settings = wandb.setup(wandb.Settings(x_graphql_retry_max=3)).settings
         if settings.mode == "disabled":
             raise UsageError("WANDB_MODE is disabled: set it to online or offline")
         self._offline = settings.mode in ("offline", "dryrun")

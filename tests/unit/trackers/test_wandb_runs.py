@@ -96,9 +96,13 @@ def test_the_project_is_the_users(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environment", "code", "said"),
-    [({}, 4, "WANDB_MODE=offline"), ({"WANDB_MODE": "disabled"}, 2, "WANDB_MODE is disabled")],
+    [
+        ({}, 4, "WANDB_MODE=offline"),
+        ({"WANDB_MODE": "disabled"}, 2, "WANDB_MODE is disabled"),
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": 40 * "0"}, 4, "http://127.0.0.1:9"),
+    ],
 )
-def test_nothing_is_sent_unless_it_is_set_up(
+def test_what_hinders_is_said_in_a_line(
     store: Store, tmp_path: Path, environment: dict[str, str], code: int, said: str
 ) -> None:
     done = track(tmp_path, **environment)
@@ -119,7 +123,7 @@ def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest
         return [SimpleNamespace(id=trials[0].uid)]
 
     settings = SimpleNamespace(mode="online", project=None, entity="team", wandb_dir="wandb")
-    monkeypatch.setattr(wandb_runs.wandb, "setup", lambda: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(wandb_runs.wandb, "setup", lambda given: SimpleNamespace(settings=settings))
     monkeypatch.setattr(wandb_runs.wandb, "Api", lambda: SimpleNamespace(runs=listed))
     tracker = wandb_runs.WandbRuns()
     assert [tracker.has(told) for told in trials[:2]] == [True, False]
