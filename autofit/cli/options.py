@@ -20,6 +20,7 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
     from autofit.techniques.habits import TRAINERS
+    from autofit.trackers import TRACKERS
     from autofit.trial.machine.detection import DEVICE_KINDS
 
     every: dict[str, Callable[[], Iterable[str]]] = {
@@ -32,6 +33,7 @@ def _names(kind: str) -> Iterable[str]:
         "formats": lambda: export.FORMATS,
         "trainers": lambda: TRAINERS,
         "axes": lambda: (axis.name for axis in AXES),
+        "trackers": lambda: TRACKERS,
     }
     return every[kind]()
 

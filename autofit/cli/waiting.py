@@ -1,4 +1,4 @@
-"""Progress of predictions on standard error: nothing at first, then a bar on a terminal, or lines elsewhere."""
+"""Progress of what takes long on standard error: nothing at first, then a bar on a terminal, or lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 QUIET_SECONDS = 2.0
-"""Nothing is shown for predictions that take less time than this."""
+"""Nothing is shown for what takes less time than this."""
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Waiting:
-    """Shows how many configs have been predicted; a context manager."""
+    """Shows how many configs have been predicted, or `what` else was done; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "configs predicted") -> None:
+        self._what = what
         self._started = time.monotonic()
         self._last_line = self._started + QUIET_SECONDS - SECONDS_BETWEEN_LINES
         self._terminal = sys.stderr.isatty()
@@ -36,7 +37,7 @@ class Waiting:
             self._bar[0].stop()
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """Show that `done` configs have been predicted, of `total` if that is known."""
+        """Show that `done` are done, of `total` if that is known."""
         now = time.monotonic()
         if now - self._started < QUIET_SECONDS:
             return
@@ -45,20 +46,20 @@ class Waiting:
             progress.update(task, completed=done, total=total)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            print(line(done, total, now - self._started), file=sys.stderr, flush=True)
+            print(line(done, total, now - self._started, self._what), file=sys.stderr, flush=True)
 
     def _opened(self) -> tuple[Progress, TaskID]:
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-            columns = (BarColumn(), MofNCompleteColumn(), "configs predicted", TimeElapsedColumn())
+            columns = (BarColumn(), MofNCompleteColumn(), self._what, TimeElapsedColumn())
             progress = Progress(*columns, console=Console(stderr=True), transient=True)
             progress.start()
             self._bar = progress, progress.add_task("", total=None)
         return self._bar
 
 
-def line(done: int, total: int | None, seconds: float) -> str:
+def line(done: int, total: int | None, seconds: float, what: str = "configs predicted") -> str:
     of = "" if total is None else f" of {total}"
-    return f"{done}{of} configs predicted after {format_duration(seconds)}"
+    return f"{done}{of} {what} after {format_duration(seconds)}"

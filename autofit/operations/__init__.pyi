@@ -17,6 +17,8 @@ from autofit.operations.searching.sampling import lattice_sampler as lattice_sam
 from autofit.operations.searching.search import SearchResult as SearchResult
 from autofit.operations.searching.search import search as search
 from autofit.operations.single_trial import trial as trial
+from autofit.operations.tracking import Tracked as Tracked
+from autofit.operations.tracking import track as track
 from autofit.planning.requests import SearchRequest as SearchRequest
 from autofit.planning.requests import WorkloadOptions as WorkloadOptions
 from autofit.planning.requests import hub_id as hub_id

@@ -45,12 +45,17 @@ DESIGN: dict[str, set[str]] = {
     "db check": {"--store"},
     "db export": {"--store", "FILE"},
     "db import": {"--store", "FILE"},
+    "track": {"TRACKER", "--model", "--hardware", "--out", "--store"},
     "bench record": {*WORKLOAD, "--memory-limit", "--space", "--out", "--json"},
     "bench replay": {"--table", "--methods", "--seeds", "--memory-limit", "--residuals", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""
-OPTIONAL = {("probe", "--model"), *(("diagnose", option) for option in ("--model", "--seq-len", "--devices"))}
-"""Options without their default: a device is probed at the shapes of whatever model, and a file says them itself."""
+OPTIONAL = {
+    *(("probe", "--model"), ("track", "--model"), ("track", "--hardware")),
+    *(("diagnose", option) for option in ("--model", "--seq-len", "--devices")),
+}
+"""Options without their default: a device is probed at the shapes of whatever model, a tracker takes the trials of all,
+and a file says them itself."""
 FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory")
 
 

@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"estimate"},
     {"trial"},
     {"probe"},
-    {"store", "export"},
+    {"store", "export", "trackers"},
     {"trainers", "workers"},
     {"planning"},
     {"prediction"},
@@ -43,9 +43,13 @@ itself, which names what users import."""
 STAIRS = {("autofit.cli.commands.serve", "autofit.api.server")}
 """Imports on one floor that are meant: the command that starts the server."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-OWNERS = {"optuna": {"search", "bench"}, "ray": {"workers"}, "sqlalchemy": {"store"}, "alembic": {"store"}}
-"""Libraries that only these rooms may import: Optuna's samplers are also what our search is compared with."""
-HEAVY = ("torch", "transformers", "ray", "optuna", "peft", "plotly", "matplotlib", "fastapi")
+OWNERS = {
+    **{"optuna": {"search", "bench", "trackers"}, "mlflow": {"trackers"}, "wandb": {"trackers"}},
+    **{"ray": {"workers"}, "sqlalchemy": {"store"}, "alembic": {"store"}},
+}
+"""Libraries that only these rooms may import: Optuna's samplers are also what our search is compared with, and its
+journal is what its dashboard reads."""
+HEAVY = ("torch", "transformers", "ray", "optuna", "peft", "plotly", "matplotlib", "fastapi", "mlflow", "wandb")
 FOR_ANSWERS = ("pydantic", "yaml", "sqlalchemy", "platformdirs", "rich", "numpy")
 """Libraries that commands need which answer; the help needs none but the one that parses the command line."""
 COMMAND = """

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
+from unit.operations.made_trials import fill
 
 from autofit.core import distribution
 from autofit.operations import doctor
+from autofit.store import Store
 from autofit.trial.machine.detection import detect
 
 TESTS = Path(__file__).parents[2]
@@ -60,6 +62,17 @@ def test_what_a_config_needs(tmp_path: Path, package: str, config: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("package", "remedy"),
+    [("mlflow", "'autofit-llm[trackers]'"), ("wandb", "'autofit-llm[trackers]'"), ("optuna", "autofit-llm")],
+)
+def test_what_a_tracker_needs(tmp_path: Path, package: str, remedy: str) -> None:
+    with Store.open(str(tmp_path / "store.db")) as store:
+        fill(store)
+    done = run_without(package, tmp_path, "track", package, "--store", "store.db")
+    assert (done.returncode, done.stderr) == (4, f"autofit: {package} is not installed here (pip install {remedy})\n")
+
+
 def test_a_trial_goes_without_what_its_config_does_not_need(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(tiny_model().config))
@@ -102,7 +115,7 @@ def test_remedies_name_what_pyproject_has() -> None:
     named = re.findall(
         r"""\binstall\(["'](\w+)""", "".join(map(Path.read_text, (TESTS.parent / "autofit").rglob("*.py")))
     )
-    assert {"cuda", "flash", "bench"} == set(named) <= set(project["optional-dependencies"])
+    assert {"cuda", "flash", "bench", "trackers"} == set(named) <= set(project["optional-dependencies"])
 
 
 @pytest.fixture

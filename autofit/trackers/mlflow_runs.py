@@ -1,0 +1,97 @@
+"""Trials as runs of MLflow: an experiment per context, in the server or database that MLFLOW_TRACKING_URI names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+# Read at import. It would report this use to its makers, and wait four minutes for a server that is not there.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from autofit.core.errors import EnvironmentLacks, lines_of
+from autofit.trackers.told import Told
+
+_UID = "autofit.uid"
+_LONGEST = 4000
+"""Characters of a tag: MLflow takes 5000 or, in newer versions, 8000."""
+
+
+class MlflowRuns:
+    """A `Tracker`."""
+
+    note = None
+
+    def __init__(self) -> None:
+        self._uri = mlflow.get_tracking_uri()
+        with self._reached():
+            self._client = mlflow.MlflowClient()
+        self._experiments: dict[str, tuple[str, set[str]]] = {}
+        """By context: the experiment's id, and the trials that it has."""
+
+    @property
+    def place(self) -> str:
+        return f"MLflow at {_without_password(self._uri)}"
+
+    def has(self, told: Told) -> bool:
+        return told.uid in self._experiment(told)[1]
+
+    def add(self, told: Told) -> None:
+        experiment, known = self._experiment(told)
+        setting = {f"{part}/{name}": v for part, values in told.setting.items() for name, v in values.items()}
+        tags = {**{f"autofit.{name}": v for name, v in told.facts.items()}, **setting}
+        ended = _milliseconds(told.ended)
+        with self._reached():
+            begun = _milliseconds(told.started)
+            run = self._client.create_run(experiment, start_time=begun, run_name=told.name).info.run_id
+            try:
+                self._client.log_batch(
+                    run,
+                    metrics=[Metric(name, value, ended, 0) for name, value in told.metrics.items()],
+                    params=[Param(name, str(value)) for name, value in told.axes.items()],
+                    tags=[RunTag(name, str(value)[:_LONGEST]) for name, value in tags.items()],
+                )
+                self._client.set_terminated(run, "FINISHED" if told.fits else "FAILED", end_time=ended)
+            except BaseException:
+                self._client.delete_run(run)  # half a run
+                raise
+        known.add(told.uid)
+
+    def _experiment(self, told: Told) -> tuple[str, set[str]]:
+        if told.context not in self._experiments:
+            with self._reached():
+                found = self._client.get_experiment_by_name(told.context)
+                number = self._client.create_experiment(told.context) if found is None else found.experiment_id
+                self._experiments[told.context] = number, set(self._uids(number))
+        return self._experiments[told.context]
+
+    def _uids(self, experiment: str) -> Iterator[str]:
+        token: str | None = None
+        while token != "":
+            whole = "attributes.status != 'RUNNING'"
+            page = self._client.search_runs([experiment], filter_string=whole, page_token=token)
+            yield from (run.data.tags[_UID] for run in page if _UID in run.data.tags)
+            token = page.token or ""
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except MlflowException as error:
+            said = _without_password(lines_of(error)[0])
+            raise EnvironmentLacks(f"{self.place}: {said}", remedy="set MLFLOW_TRACKING_URI to yours") from error
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//\S*@", "//", text)
+
+
+def _milliseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1000)

@@ -1,0 +1,110 @@
+"""Trials as a journal of Optuna, which optuna-dashboard opens: a study per context."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Value
+from autofit.techniques import AXES
+from autofit.trackers.told import Told
+
+OBJECTIVES = {"device_bytes": StudyDirection.MINIMIZE, "tokens_per_second": StudyDirection.MAXIMIZE}
+_ABSENT = "-"
+"""Category of an axis that does not apply to a config, as in the search's own study."""
+_NUMBERS = tuple(2**n for n in range(17))
+_CHOICES: dict[str, tuple[Value, ...]] = {axis.name: (_ABSENT, *(axis.values or _NUMBERS)) for axis in AXES}
+"""The same in every study, so that trials that come later are compared with those that are there."""
+
+
+class OptunaJournal:
+    """A `Tracker`."""
+
+    def __init__(self, file: Path) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._file = file
+        try:
+            self._check()
+            backend = JournalFileBackend(str(file), lock_obj=JournalFileOpenLock(str(file)))
+            self._storage = JournalStorage(backend)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+        self._studies: dict[str, tuple[optuna.Study, set[str]]] = {}
+        """By context: the study, and the trials that it has."""
+
+    @property
+    def place(self) -> str:
+        return f"the journal {self._file}"
+
+    @property
+    def note(self) -> str:
+        return f"`optuna-dashboard {self._file}` shows them"
+
+    def has(self, told: Told) -> bool:
+        return told.uid in self._study(told)[1]
+
+    def add(self, told: Told) -> None:
+        """A trial without a measurement is a failed one: it has no values, and its attributes say why."""
+        study, known = self._study(told)
+        params: dict[str, Any] = dict.fromkeys(_CHOICES, _ABSENT) | told.axes
+        distributions: dict[str, BaseDistribution] = {}
+        for name, value in params.items():
+            choices = _CHOICES.get(name, ())
+            distributions[name] = CategoricalDistribution(choices if value in choices else (*choices, value))
+        metrics = told.metrics
+        study.add_trial(
+            FrozenTrial(
+                number=0,
+                trial_id=0,
+                state=TrialState.COMPLETE if told.fits else TrialState.FAIL,
+                value=None,
+                values=[metrics[name] for name in OBJECTIVES] if told.fits else None,
+                datetime_start=told.started,
+                datetime_complete=told.ended,
+                params=params,
+                distributions=distributions,
+                user_attrs={**told.facts, **metrics},
+                system_attrs={},
+                intermediate_values={},
+            )
+        )
+        known.add(told.uid)
+
+    def _study(self, told: Told) -> tuple[optuna.Study, set[str]]:
+        if told.context not in self._studies:
+            if told.context in optuna.get_all_study_names(self._storage):
+                study = optuna.load_study(study_name=told.context, storage=self._storage)
+            else:
+                directions = list(OBJECTIVES.values())
+                study = optuna.create_study(storage=self._storage, study_name=told.context, directions=directions)
+                with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+                    study.set_metric_names(list(OBJECTIVES))
+                for name, values in told.setting.items():
+                    study.set_user_attr(name, values)
+            known = {trial.user_attrs.get("uid", "") for trial in study.get_trials(deepcopy=False)}
+            self._studies[told.context] = study, known
+        return self._studies[told.context]
+
+    def _check(self) -> None:
+        """Raises `UsageError` for a file that is something else: a line would be added to it."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as lines:
+            first = next(lines, None)
+        try:
+            strange = first is not None and "op_code" not in json.loads(first)
+        except (ValueError, TypeError):
+            strange = True
+        if strange:
+            raise UsageError(f"{self._file} is no journal of Optuna: name another file")

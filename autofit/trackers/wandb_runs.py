@@ -1,0 +1,93 @@
+"""Trials as runs of Weights & Biases: a group per context, in the project `autofit` or WANDB_PROJECT."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at import; its crashes would be reported to its makers
+
+import wandb
+
+from autofit.core.errors import EnvironmentLacks, UsageError, lines_of
+from autofit.trackers.told import PROJECT, Told
+
+_QUIET = {
+    "silent": True,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "x_graphql_retry_max": 20,
+}
+"""Nothing of the machine that copies the trials: they ran elsewhere, or earlier. The retries are W&B's own: fewer are
+made before the first run, so that a server that is not there is soon said to be."""
+
+
+class WandbRuns:
+    """A `Tracker`. Where W&B is offline, what it has is what lies in its folder here."""
+
+    def __init__(self) -> None:
+        settings = wandb.setup(wandb.Settings(x_graphql_retry_max=3)).settings
+        if settings.mode == "disabled":
+            raise UsageError("WANDB_MODE is disabled: set it to online or offline")
+        self._offline = settings.mode in ("offline", "dryrun")
+        self._project, self._entity = settings.project or PROJECT, settings.entity
+        self._folder = Path(settings.wandb_dir)
+        with self._reached():
+            self._known = set(self._here() if self._offline else self._there())
+
+    @property
+    def place(self) -> str:
+        where = f"{self._folder} (offline)" if self._offline else "/".join(filter(None, (self._entity, self._project)))
+        return f"W&B at {where}"
+
+    @property
+    def note(self) -> str | None:
+        if not self._offline:
+            return None
+        return (
+            f"`wandb sync {self._folder}/offline-run-*` uploads them. What the server has already is not known here; "
+            "a trial's run id is always the same, so that it does not become two runs there"
+        )
+
+    def has(self, told: Told) -> bool:
+        return told.uid in self._known
+
+    def add(self, told: Told) -> None:
+        with self._reached():
+            run = wandb.init(
+                project=self._project,
+                entity=self._entity,
+                group=told.context,
+                id=told.uid,
+                name=told.name,
+                config={**told.axes, **told.setting},
+                resume="never",
+                reinit="create_new",
+                settings=wandb.Settings(**_QUIET, x_start_time=told.started.timestamp()),
+            )
+            run.summary.update({**told.facts, **told.metrics})
+            run.finish(exit_code=0 if told.fits else 1)
+        self._known.add(told.uid)
+
+    def _here(self) -> Iterator[str]:
+        return (folder.name.rpartition("-")[2] for folder in self._folder.glob("offline-run-*"))
+
+    def _there(self) -> Iterator[str]:
+        try:
+            yield from (run.id for run in wandb.Api().runs("/".join(filter(None, (self._entity, self._project)))))
+        except ValueError:  # no such project: the first run makes it
+            return
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except wandb.Error as error:
+            raise EnvironmentLacks(f"W&B: {lines_of(error)[0]}", remedy="wandb login, or WANDB_MODE=offline") from error
