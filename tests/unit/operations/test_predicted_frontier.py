@@ -168,7 +168,7 @@ def test_on_a_limit_that_nothing_fits_what_needs_least_is_named(request_: Search
 def test_on_a_limit_that_nothing_fits_a_card_that_would_do_is_named(request_: SearchRequest, here: bool) -> None:
     """Also where the device is a processor, whose programs have no driver's context."""
     own = {"hardware": "auto", "device": "cpu"} if here else {}
-    with pytest.raises(Shortfall, match="the smallest card that could hold it is t4 "):
+    with pytest.raises(Shortfall, match="the smallest card that could hold it is rtx-3080 "):
         predict_frontier(replace(request_, **own, memory_limit_bytes=(30 if here else 300) * MIB))
 
 
