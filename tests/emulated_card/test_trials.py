@@ -40,13 +40,14 @@ def autofit(*words: str, store: Path, environment: Mapping[str, str] | None = No
 
 @pytest.mark.parametrize("sharding", SHARDED)
 def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
-    """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read."""
-    asked = ("trial", *JOB, "--devices", "2", "--config", f"sharding={sharding}", "--json")
+    """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read. They evaluate, too,
+    which gathers what is sharded."""
+    asked = ("trial", *JOB, "--devices", "2", "--config", f"sharding={sharding}", "--eval-batch", "1", "--json")
     with Machine(home, "a10g", "a10g") as machine:
         done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        assert found["outcome"] == "fits"
+        assert found["outcome"] == "fits" and found["measurement"]["phase_peaks"]["evaluation"]
         assert [machine.held_bytes(place) for place in range(2)] == [0, 0]
         said = autofit("estimate", *asked[1:], store=tmp_path / "store.db", environment=machine.environment)
         allocated = json.loads(said.stdout)["peak_allocated_bytes"]
