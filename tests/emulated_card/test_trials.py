@@ -40,7 +40,7 @@ def autofit(*words: str, store: Path, environment: Mapping[str, str] | None = No
 
 @pytest.mark.parametrize("sharding", SHARDED)
 def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
-    """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read. They also evaluate,
+    """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read. Both evaluate too,
     which gathers what is sharded."""
     asked = ("trial", *JOB, "--devices", "2", "--config", f"sharding={sharding}", "--eval-batch", "1", "--json")
     with Machine(home, "a10g", "a10g") as machine:
