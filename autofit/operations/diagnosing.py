@@ -116,14 +116,12 @@ class _Case:
         evaluates = self.run.evaluates
         if evaluates is None or self._evaluation_fits(found):
             return None
-        fewer = 1 << (evaluates.sequences.bit_length() - 1)
-        while fewer >= 1:
-            if fewer < evaluates.sequences:
-                options = replace(self.options, eval_batch=fewer)
-                asked = Estimation.of(options, self.run.config, hardware=self._user.hardware)
-                if self._evaluation_fits(asked.estimate()):
-                    return evaluates.key, fewer
-            fewer //= 2
+        powers = (1 << n for n in reversed(range(evaluates.sequences.bit_length())))
+        for fewer in (power for power in powers if power < evaluates.sequences):
+            options = replace(self.options, eval_batch=fewer)
+            asked = Estimation.of(options, self.run.config, hardware=self._user.hardware)
+            if self._evaluation_fits(asked.estimate()):
+                return evaluates.key, fewer
         return None
 
     def _evaluation_fits(self, found: Estimate) -> bool:

@@ -77,7 +77,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self._trial is not None:
             self._trial.conclude()
-        if self._trial is None and state.is_world_process_zero and self._steps > WARM_UPS:
+        elif state.is_world_process_zero and self._steps > WARM_UPS:
             seconds = (time.perf_counter() - self._warm_at) / (self._steps - WARM_UPS)
             _harmlessly(lambda: self._report(seconds))
 

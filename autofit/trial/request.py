@@ -35,6 +35,10 @@ class Rival:
     device_bytes: int
     tokens_per_second: float
 
+    def surely_beats(self, device_bytes: int, tokens_per_second: float) -> bool:
+        """Whether it is both no heavier than what takes and makes so much, and faster by a quarter."""
+        return self.device_bytes <= device_bytes and self.tokens_per_second >= 1.25 * tokens_per_second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:

@@ -33,7 +33,7 @@ from autofit.trial.measure.pace import (
     warm_ups,
 )
 from autofit.trial.measure.recording import memory_snapshot, write_profile
-from autofit.trial.measure.repeats import relative_spread, step_seconds
+from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
 from autofit.trial.measure.steps import Progress, Steps, Watch
 from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
@@ -318,19 +318,18 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
     # the recorded tables, by 12 % in some, and a machine that is shared may slow down for seconds.
     if least >= 2 and all(_hopeless(request, meter, steps.timed(), ranks) for _ in range(2)):
         return True
-    while len(steps.seconds) < 30:
+    while len(steps.seconds) < MOST_REPEATS:
         steps.timed()
         (is_over,) = ranks.largest([float(time.monotonic() - started + steps.round_seconds > left_seconds)])
         if is_over:
             break
         if len(steps.seconds) < least:
             continue
-        spread = relative_spread(steps.seconds)
         elapsed = time.monotonic() - started
         growing = may_leak(steps.in_use, meter.leak_noise_bytes, most=int(20.0 * len(steps.in_use) / elapsed))
         elapsed, growing_anywhere = ranks.largest([elapsed, float(growing)])
-        steady = spread is not None and spread <= 0.02
-        if (steady or elapsed > request.timing_seconds) and not growing_anywhere:
+        settled = is_settled(steps.seconds, elapsed_seconds=elapsed, timing_seconds=request.timing_seconds)
+        if settled and not growing_anywhere:
             break
     return False
 
@@ -339,7 +338,7 @@ def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: R
     """Whether a measured rival is both no heavier and faster than this repeat by a quarter."""
     speed = request.job.workload.tokens_per_step / step_seconds
     (memory,) = ranks.largest([meter.reading().device])
-    return any(r.device_bytes <= memory and r.tokens_per_second >= 1.25 * speed for r in request.rivals)
+    return any(rival.surely_beats(int(memory), speed) for rival in request.rivals)
 
 
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:

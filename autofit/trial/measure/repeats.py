@@ -16,6 +16,12 @@ MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
 
 
+MOST_REPEATS = 30
+"""Timed steps, however much they scatter."""
+SMALL_SPREAD = 0.02
+"""A spread at which no more steps are timed."""
+
+
 def relative_spread(values: Sequence[float]) -> float | None:
     """Width of the 90 % confidence interval of the median, divided by the median; None for fewer than two values.
 
@@ -40,3 +46,9 @@ def step_seconds(values: Sequence[float]) -> StepSeconds:
         p95=float(numpy.quantile(values, 0.95)),
         relative_spread=relative_spread(values),
     )
+
+
+def is_settled(values: Sequence[float], *, elapsed_seconds: float, timing_seconds: float) -> bool:
+    """Whether timed steps agree, or the time for repeating them is spent."""
+    spread = relative_spread(values)
+    return elapsed_seconds > timing_seconds or (spread is not None and spread <= SMALL_SPREAD)

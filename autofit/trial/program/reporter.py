@@ -17,7 +17,7 @@ from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
 from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, Pace, TooSlow, least_repeats, warm_ups
-from autofit.trial.measure.repeats import relative_spread, step_seconds
+from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
 from autofit.trial.process.child import Events
 from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
@@ -27,8 +27,6 @@ from autofit.trial.request import TrialRequest
 if TYPE_CHECKING:
     from autofit.trial.measure.meter import MemoryReading, Meter
 
-MOST_STEPS = 30
-"""Timed steps, however much they scatter."""
 OVERFLOWS = 20
 """Steps after which a gradient that still overflows is no longer the loss scale's fault, as in `trial.measure`."""
 
@@ -161,11 +159,10 @@ class Session:
         self._in_use.append(in_use)
         self._events.enter(STEP, seconds)
         elapsed = time.monotonic() - self._timing_since
-        spread = relative_spread(self._seconds)
         enough = len(self._seconds) >= least_repeats(seconds)
-        steady = elapsed > self.request.timing_seconds or (spread is not None and spread <= 0.02)
+        settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
         hopeless = len(self._seconds) == 2 and self._is_hopeless()
-        if hopeless or (enough and steady) or len(self._seconds) == MOST_STEPS:
+        if hopeless or (enough and settled) or len(self._seconds) == MOST_REPEATS:
             self._succeed(stopped_early=hopeless)
 
     def _succeed(self, *, stopped_early: bool) -> NoReturn:
@@ -195,7 +192,7 @@ class Session:
     def _is_hopeless(self) -> bool:
         """Whether a measured rival is both no heavier and faster than both repeats by a quarter."""
         speed, memory = self._speed(min(self._seconds)), self._guarded(self._reading).device
-        return any(r.device_bytes <= memory and r.tokens_per_second >= 1.25 * speed for r in self.request.rivals)
+        return any(rival.surely_beats(memory, speed) for rival in self.request.rivals)
 
     def _speed(self, step_seconds: float) -> float:
         return self.request.job.workload.tokens_per_step / step_seconds
