@@ -131,18 +131,19 @@ def estimate_each(
 def _measured(
     asked: WorkloadOptions, configs: Mapping[str, Config], limit: int | None, store: str | None
 ) -> dict[str, Trial]:
-    """The trial that settles each card's config, where there is one."""
-    found = {}
+    """The trial that settles each card's config, where there is one, under the newest stack that has one."""
+    found: dict[str, Trial] = {}
     with readable(store) as opened:
         hardware = [] if opened is None else [each for each in opened.hardware() if each.name in configs]
         workload = asked.resolve()[1].key if hardware else ""
         for each in hardware:
             assert opened is not None
-            tried = opened.trials(hardware_key=each.key, workload_key=workload)
-            attempts = [trial for trial in tried if trial.config == configs[each.name]]
-            settled = verdict(attempts, each.memory_bytes if limit is None else limit) if attempts else None
-            if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
-                found[each.name] = settled
+            for stack in opened.stacks(each.key, workload):
+                known = opened.known(hardware_key=each.key, stack_key=stack.key, workload_key=workload)
+                attempts = known.get(configs[each.name], [])
+                settled = verdict(attempts, each.memory_bytes if limit is None else limit)
+                if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
+                    found.setdefault(each.name, settled)
     return found
 
 

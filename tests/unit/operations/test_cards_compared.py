@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import OPTIONS, fits, make_trial, out_of_memory
+from unit.operations.made_trials import OPTIONS, STACK, fits, make_job, make_trial, out_of_memory
 
 from autofit.cli.text.cards import cards_text
 from autofit.core.units import GIB
@@ -54,3 +55,14 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     again = compared(place, memory_limit_bytes=20 * GIB)["h100-80g"]
     assert (again.fits, again.tokens_per_second) == (False, None)
     assert "ran out of memory" in cards_text([again], {})
+
+
+def test_the_newest_libraries_that_have_run_it_answer(tmp_path: Path) -> None:
+    place = str(tmp_path / "store.db")
+    older = make_job(stack=replace(STACK, torch="2.11.0"))
+    with Store.open(place) as opened:
+        opened.add(make_trial(CONFIG, fits(6, 900), job=older))
+    assert compared(place)["h100-80g"].tokens_per_second == 900
+    with Store.open(place) as opened:
+        opened.add(make_trial(CONFIG, fits(5, 1000)))
+    assert compared(place)["h100-80g"].tokens_per_second == 1000
