@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from autofit.core.workload import Goal
+    from autofit.planning.requests import WorkloadOptions
 
 
 def completing(kind: str) -> Callable[[str], list[str]]:
@@ -38,74 +47,12 @@ def _names(kind: str) -> Iterable[str]:
     return every[kind]()
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
-        autocompletion=completing("models"),
-    ),
-]
-SeqLen = Annotated[
-    int, typer.Option("--seq-len", help="Tokens per sequence; with --lengths, longer ones are cut to it.")
-]
-Lengths = Annotated[
-    str | None,
-    typer.Option(
-        "--lengths",
-        help="How long your data's sequences are: a file with a number of tokens a line, or JSON lines with token ids. "
-        "Default: every sequence is full.",
-    ),
-]
-EvalBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--eval-batch",
-        help="Sequences that your trainer evaluates at a time, per device: what that takes counts too. "
-        "Default: training alone counts.",
-    ),
-]
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
 ]
-LoraDropout = Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")]
+Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
 MemoryLimit = Annotated[
     str | None, typer.Option("--memory-limit", help="Device memory that may be used, such as 24GiB.")
-]
-Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
-For = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        help="Your trainer: transformers, trl, axolotl or llamafactory. Trials train as it does.",
-        autocompletion=completing("trainers"),
-    ),
-]
-Command = Annotated[
-    str | None,
-    typer.Option(
-        "--command",
-        help="Your own program, such as 'python train.py --batch {micro_batch}': trials run it. See "
-        "docs/guides/your-program.md.",
-    ),
-]
-Method = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        help="any, full, lora or qlora.",
-        autocompletion=completing("methods"),
-    ),
-]
-MinRank = Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")]
-Allow = Annotated[
-    str,
-    typer.Option(
-        "--allow",
-        help="How far the result may change: exact, numerics or training.",
-        autocompletion=completing("effects"),
-    ),
 ]
 Device = Annotated[
     str,
@@ -162,3 +109,124 @@ Space = Annotated[
         autocompletion=completing("spaces"),
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What is trained: the options of `WorkloadOptions` that an estimate takes."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
+            autocompletion=completing("models"),
+        ),
+    ]
+    seq_len: Annotated[
+        int, typer.Option("--seq-len", help="Tokens per sequence; with --lengths, longer ones are cut to it.")
+    ] = 2048
+    global_batch: GlobalBatch = 64
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--lengths",
+            help="How long your data's sequences are: a file with a number of tokens a line, or JSON lines with "
+            "token ids. Default: every sequence is full.",
+        ),
+    ] = None
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Your trainer: transformers, trl, axolotl or llamafactory. Trials train as it does.",
+            autocompletion=completing("trainers"),
+        ),
+    ] = None
+    eval_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--eval-batch",
+            help="Sequences that your trainer evaluates at a time, per device: what that takes counts too. "
+            "Default: training alone counts.",
+        ),
+    ] = None
+    devices: Devices = 1
+    lora_dropout: Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")] = 0.0
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")] = 0
+
+    def asked(self) -> WorkloadOptions:
+        """The options as an operation takes them; raises `UsageError` for what are no lengths or no command."""
+        from autofit.planning.requests import WorkloadOptions
+
+        return WorkloadOptions.of(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Trained(Estimated):
+    """What is trained: the options of `WorkloadOptions` that a trial takes."""
+
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            help="Your own program, such as 'python train.py --batch {micro_batch}': trials run it. See "
+            "docs/guides/your-program.md.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a config may change: the options of `Goal`."""
+
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="any, full, lora or qlora.",
+            autocompletion=completing("methods"),
+        ),
+    ] = "any"
+    min_rank: Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")] = 8
+    allow: Annotated[
+        str,
+        typer.Option(
+            "--allow",
+            help="How far the result may change: exact, numerics or training.",
+            autocompletion=completing("effects"),
+        ),
+    ] = "numerics"
+
+    def goal(self) -> Goal:
+        """Raises `UsageError` for an unknown method or effect."""
+        from autofit.core.workload import Goal
+
+        return Goal.of(self.method, self.min_rank, self.allow)
+
+
+def spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command for typer, with an option for each field of its parameters that are data classes."""
+    parameters = signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {own.name: own.annotation for own in parameters if is_dataclass(own.annotation)}
+    options = [option for own in parameters for option in (_of(groups[own.name]) if own.name in groups else [own])]
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        grouped = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        return command(**grouped, **given)
+
+    named = [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+    vars(run)["__signature__"] = Signature(named, return_annotation=None)
+    run.__annotations__ = {option.name: option.annotation for option in named}
+    return run
+
+
+def _of(group: type[DataclassInstance]) -> Iterator[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])

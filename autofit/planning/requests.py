@@ -51,12 +51,12 @@ class WorkloadOptions:
         trainer: str | None = None,
         lengths: str | Path | Iterable[int] | None = None,
         eval_batch: int | None = None,
-        program: str | None = None,
+        command: str | None = None,
     ) -> WorkloadOptions:
         """The options in the order in which the commands take them; `lengths` as a file or as the tokens of each
         sequence. Raises `UsageError` for what are no lengths, and for a command that no trial can run."""
-        if program is not None:
-            Command.parse(program)
+        if command is not None:
+            Command.parse(command)
             _check_alone(devices, trainer, lengths, eval_batch)
         return cls(
             model=model,
@@ -68,7 +68,7 @@ class WorkloadOptions:
             trainer=trainer,
             lengths=Lengths.given(lengths),
             eval_batch=eval_batch,
-            program=program,
+            program=command,
         )
 
     def resolve(self) -> tuple[Model, Workload]:

@@ -13,22 +13,12 @@ from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 
+@options.spread
 def frontier(
-    model: options.Model,
+    workload: options.Trained,
+    wanted: options.Wanted,
     hardware: options.Hardware = "auto",
     memory_limit: options.MemoryLimit = None,
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
-    method: options.Method = "any",
-    min_rank: options.MinRank = 8,
-    allow: options.Allow = "numerics",
-    lora_dropout: options.LoraDropout = 0.0,
-    devices: options.Devices = 1,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
-    command: options.Command = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
     ] = None,
@@ -46,7 +36,6 @@ def frontier(
     from autofit import operations
     from autofit.cli.text.measured import frontier_text
     from autofit.core.errors import UsageError
-    from autofit.core.workload import Goal
     from autofit.store import Store
 
     limit = size(memory_limit)
@@ -54,11 +43,9 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
-            operations.WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-            ),
+            workload.asked(),
             hardware=hardware,
-            goal=Goal.of(method, min_rank, allow),
+            goal=wanted.goal(),
             memory_limit_bytes=limit,
             store=opened,
         )
@@ -76,22 +63,12 @@ def frontier(
         print(frontier_text(found, memory_limit_bytes=limit))
 
 
+@options.spread
 def recommend(
-    model: options.Model,
+    workload: options.Trained,
+    wanted: options.Wanted,
     hardware: options.Hardware = "auto",
     memory_limit: options.MemoryLimit = None,
-    method: options.Method = "any",
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
-    min_rank: options.MinRank = 8,
-    allow: options.Allow = "numerics",
-    lora_dropout: options.LoraDropout = 0.0,
-    devices: options.Devices = 1,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
-    command: options.Command = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +94,6 @@ def recommend(
     from autofit import operations
     from autofit.cli.text.measured import recommendation_text
     from autofit.core.errors import UsageError
-    from autofit.core.workload import Goal
     from autofit.store import Store
 
     if as_json:
@@ -130,20 +106,18 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            operations.WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-            ),
+            workload.asked(),
             hardware=hardware,
             memory_limit_bytes=size(memory_limit),
-            goal=Goal.of(method, min_rank, allow),
+            goal=wanted.goal(),
             store=opened,
         )
     warn_of_contradictions(answer.contradictory)
-    text = recommendation_text(answer, command_of(answer, model)) + "\n"
+    text = recommendation_text(answer, command_of(answer, workload.model)) + "\n"
     if form is not None:
-        exported = export.export(answer, format=form, source=operations.hub_id(model))
+        exported = export.export(answer, format=form, source=operations.hub_id(workload.model))
         if not anyway:
-            export.check_memory(exported, form, trainer=trainer)
+            export.check_memory(exported, form, trainer=workload.trainer)
         text = exported.text
         for note in exported.notes:
             warn(note)

@@ -51,12 +51,11 @@ TrialBudget = Annotated[
 
 
 @group.command()
+@options.spread
 def record(
-    model: options.Model,
+    workload: options.Estimated,
     out: Out,
     space: options.Space = None,
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
     memory_limit: options.MemoryLimit = None,
     max_trials: MaxTrials = None,
     cover: Cover = False,
@@ -66,12 +65,6 @@ def record(
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
     in_place: options.InPlace = False,
-    lora_dropout: options.LoraDropout = 0.0,
-    devices: options.Devices = 1,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure every config of a space into a file.
@@ -91,9 +84,7 @@ def record(
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
-        ),
+        workload=workload.asked(),
         space=space,
         device=device,
         memory_limit_bytes=size(memory_limit),

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from autofit.planning.requests import WorkloadOptions
 
 
+@options.spread
 def estimate(
     context: typer.Context,
-    model: options.Model,
+    workload: options.Estimated,
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
     hardware: options.SeveralEstimated = "auto",
     price: options.Price = None,
@@ -29,15 +30,7 @@ def estimate(
             "--tokens", help="With several cards: how long so many tokens take on each, such as 500M or 1.5B."
         ),
     ] = None,
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
-    lora_dropout: options.LoraDropout = 0.0,
     memory_limit: options.MemoryLimit = None,
-    devices: options.Devices = 1,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
@@ -83,16 +76,14 @@ def estimate(
         raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
     if total is not None and len(names) == 1 and names != ["all"]:
         raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
-    configs = _configs(names, config, trainer)
-    other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=trainer)
+    configs = _configs(names, config, workload.trainer)
+    other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=workload.trainer)
 
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
-    asked = operations.WorkloadOptions.of(
-        model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch
-    )
+    asked = workload.asked()
     if len(configs) > 1:
         _on_each(asked, configs, per_hour, total, memory_limit_bytes=limit, as_json=as_json)
     ((hardware, chosen),) = configs.items()

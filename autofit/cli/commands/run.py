@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from autofit.operations import SearchRequest
 
 
+@options.spread
 def search(
     context: typer.Context,
-    model: options.Model,
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
-    method: options.Method = "any",
-    min_rank: options.MinRank = 8,
-    allow: options.Allow = "numerics",
+    workload: options.Trained,
+    wanted: options.Wanted,
     space: options.Space = None,
     hardware: options.SeveralHardware = "auto",
     price: options.Price = None,
@@ -55,16 +52,9 @@ def search(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
     in_place: options.InPlace = False,
-    lora_dropout: options.LoraDropout = 0.0,
-    devices: options.Devices = 1,
     fewer_devices: Annotated[
         bool, typer.Option("--fewer-devices", help="Also search with each smaller number that divides --global-batch.")
     ] = False,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
-    command: options.Command = None,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits.
@@ -87,13 +77,10 @@ def search(
     from autofit import operations
     from autofit.core.errors import UsageError
     from autofit.core.units import parse_duration
-    from autofit.core.workload import Goal
 
     request = operations.SearchRequest(
-        workload=operations.WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-        ),
-        goal=Goal.of(method, min_rank, allow),
+        workload=workload.asked(),
+        goal=wanted.goal(),
         space=space,
         hardware=names[0],
         device=device,
@@ -177,19 +164,11 @@ def _predict(request: SearchRequest, *, as_json: bool) -> None:
     print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
 
 
+@options.spread
 def trial(
-    model: options.Model,
+    workload: options.Trained,
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
-    seq_len: options.SeqLen = 2048,
-    global_batch: options.GlobalBatch = 64,
-    lora_dropout: options.LoraDropout = 0.0,
     memory_limit: options.MemoryLimit = None,
-    devices: options.Devices = 1,
-    seed: options.Seed = 0,
-    trainer: options.For = None,
-    lengths: options.Lengths = None,
-    eval_batch: options.EvalBatch = None,
-    command: options.Command = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
     snapshot: Annotated[
@@ -213,14 +192,12 @@ def trial(
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    chosen = read_config(config, on=device_asked("auto", device), trainer=trainer)
+    chosen = read_config(config, on=device_asked("auto", device), trainer=workload.trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:
             done = operations.trial(
-                operations.WorkloadOptions.of(
-                    model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-                ),
+                workload.asked(),
                 chosen,
                 device=device,
                 memory_limit_bytes=size(memory_limit),
