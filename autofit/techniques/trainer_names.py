@@ -63,6 +63,7 @@ TRAINER_NAMES = (
         target="checkpointing",
         values={"true": "full", "false": "none", "unsloth": "offload"},
     ),
+    TrainerName(keys=("every_n_layers",), target="checkpointing", values={n: f"every-{n}" for n in ("2", "4")}),
     TrainerName(keys=("activation_offloading",), target="checkpointing", values={"true": "offload"}),
     TrainerName(
         keys=("optim", "optimizer_name", "optimizer_type"),

@@ -10,7 +10,7 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.arguments import device_asked, given, hardware_names, prices, read_config, size
-from autofit.cli.output import print_json, write_page
+from autofit.cli.output import print_json, warn, write_page
 
 if TYPE_CHECKING:
     from autofit.core.lattice import Config
@@ -94,6 +94,8 @@ def estimate(
         estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
         found = estimation.estimate() if no_advice else estimation.advised(waiting)
     print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
+    if hardware == "auto" and estimation.job.hardware.kind == "cpu":
+        warn("there is no GPU here, so this is for the processor: name a card with --hardware")
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export.charts import memory_chart
