@@ -38,9 +38,9 @@ $(INSTALLED)-%: $(INSTALLED)
 search: install
 	$(BIN)/autofit search $(SEARCH)
 
-# Three at a time on two cores: a third of their time goes into waiting.
+# Four at a time on two cores: much of their time goes into waiting.
 test: install $(DEV)
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
 
 # Without what trains, starts programs, or searches for long.
 test-fast: install $(DEV)

@@ -93,28 +93,3 @@ def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(fold
     assert code == 4 and "--command" not in wrong.partition("run:")[2], "of autofit's own step, nothing is known"
     code, _, wrong = autofit(folder, "frontier", program="python other.py {micro_batch}")
     assert code == 4 and "run: autofit search" in wrong and "--command 'python other.py {micro_batch}'" in wrong
-
-
-@pytest.mark.parametrize(
-    ("command", "more", "program", "told"),
-    [
-        ("search", (), "no-such-program {micro_batch}", "no-such-program is not found"),
-        ("search", (), "python train.py", "the space varies micro_batch, which the command ignores"),
-        ("search", (), "python train.py {micro}", "did you mean micro_batch?"),
-        ("search", ("--devices", "2"), "python train.py {micro_batch}", "one device for now"),
-        ("search", ("--for", "trl"), "python train.py {micro_batch}", "whatever --for trl says"),
-        (
-            "search",
-            ("--in-place", "--hardware", "h100-80g,l40s"),
-            "python train.py {micro_batch}",
-            "one kind of hardware",
-        ),
-        ("trial", ("--config", "micro_batch=2", "--profile", "p.json"), "python train.py", "autofit's own step"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_runs(
-    folder: Path, command: str, more: tuple[str, ...], program: str, told: str
-) -> None:
-    space = ("--space", "space.yaml") if command == "search" else ()
-    code, _, wrong = autofit(folder, command, *space, *more, program=program)
-    assert code == 2 and told in wrong
