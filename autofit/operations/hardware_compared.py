@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import card
@@ -70,6 +70,10 @@ class OnCard:
         return None if self.estimate is None else self.estimate.device_bytes
 
     @property
+    def devices(self) -> int:
+        return 1 if self.estimate is None else self.estimate.devices
+
+    @property
     def fits(self) -> bool:
         """Whether it did or, where it has not run, whether it fits with room for what predictions are off."""
         if self.estimate is None:
@@ -93,6 +97,7 @@ class OnCard:
     def to_json(self, price_per_hour: float | None = None, tokens: int | None = None) -> dict[str, Any]:
         return {
             "hardware": self.name,
+            "devices": self.devices,
             "provenance": "predicted" if self.trial is None else "measured",
             "estimate": None if self.estimate is None else self.estimate.short_json(),
             "trial": None if self.trial is None else self.trial.outcome.to_json(),
@@ -110,47 +115,86 @@ def estimate_each(
     store: str | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> list[OnCard]:
-    """What each card's config of `configs` takes on it: first those that it is likely to fit, the smallest first.
-    `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them."""
-    measured, rows = _measured(asked, configs, memory_limit_bytes, store), []
-    for done, (name, config) in enumerate(configs.items(), start=1):
-        found: Estimate | None = None
-        reason: str | None = None
-        try:
-            one = Estimation.of(asked, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store)
-            found = one.estimate()
-        except UsageError as error:
-            reason = str(error)
-        rows.append(OnCard(name=name, estimate=found, reason=reason, trial=measured.get(name)))
-        report(done)
+    """What each card's config of `configs` takes on it: first those that it is likely to fit, the smallest first. Where
+    one device does not hold it, the fewest of that card are named that do (`_on_several`).
+
+    `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them.
+    """
+    rows = []
+    with readable(store) as opened:
+        estimating = _Estimating(memory_limit_bytes, store, opened)
+        for done, (name, config) in enumerate(configs.items(), start=1):
+            rows.append(_on_several(estimating.row(asked, name, config), asked, config, estimating))
+            report(done)
     if all(row.estimate is None for row in rows):
         raise UsageError(rows[0].reason or "no card was named")
     return sorted(rows, key=_size)
 
 
-def _measured(
-    asked: WorkloadOptions, configs: Mapping[str, Config], limit: int | None, store: str | None
-) -> dict[str, Trial]:
-    """The trial that settles each card's config, where there is one, under the newest stack that has one."""
-    found: dict[str, Trial] = {}
-    with readable(store) as opened:
-        hardware = [] if opened is None else [each for each in opened.hardware() if each.name in configs]
-        workload = asked.resolve()[1].key if hardware else ""
-        for each in hardware:
-            assert opened is not None
-            for stack in opened.stacks(each.key, workload):
-                known = opened.known(hardware_key=each.key, stack_key=stack.key, workload_key=workload)
-                attempts = known.get(configs[each.name], [])
-                settled = verdict(attempts, each.memory_bytes if limit is None else limit)
+@dataclass(frozen=True, slots=True)
+class _Estimating:
+    """Makes rows under a limit, from a store."""
+
+    memory_limit_bytes: int | None
+    url: str | None
+    store: Store | None
+
+    def row(self, asked: WorkloadOptions, name: str, config: Config) -> OnCard:
+        """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
+        try:
+            one = Estimation.of(
+                asked, config, hardware=name, memory_limit_bytes=self.memory_limit_bytes, store=self.url
+            )
+            found = one.estimate()
+        except UsageError as error:
+            return OnCard(name=name, estimate=None, reason=str(error))
+        return OnCard(name=name, estimate=found, reason=None, trial=self._trial(name, config, one.job.workload.key))
+
+    def _trial(self, name: str, config: Config, workload_key: str) -> Trial | None:
+        """The trial that settles the config there, under the newest stack that has one."""
+        if self.store is None:
+            return None
+        for hardware in self.store.hardware():
+            if hardware.name != name:
+                continue
+            limit = hardware.memory_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
+            for stack in self.store.stacks(hardware.key, workload_key):
+                known = self.store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
+                settled = verdict(known.get(config, []), limit)
                 if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
-                    found.setdefault(each.name, settled)
-    return found
+                    return settled
+        return None
 
 
-def _size(row: OnCard) -> tuple[bool, bool, int]:
-    """Those that it fits first, of these the smallest first, of the others the largest."""
+SHARDINGS = ("fsdp", "zero3")
+"""What shares weights, gradients and optimizer states among devices; the first that a config supports is tried."""
+SEVERAL = (2, 4, 8)
+"""Devices as machines have them."""
+
+
+def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating: _Estimating) -> OnCard:
+    """The row with the fewest devices of this card that the sharded config fits; the same row where one is enough, or
+    where several were asked for or do not hold it either."""
+    alone = row.estimate
+    if alone is None or row.fits or asked.devices > 1:
+        return row
+    for devices in SEVERAL:
+        if alone.device_bytes > devices * alone.memory_limit_bytes:  # also if everything could be shared
+            continue
+        shared = (
+            estimating.row(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
+            for sharding in SHARDINGS
+        )
+        found = next((each for each in shared if each.estimate is not None), row)
+        if found.fits:
+            return found
+    return row
+
+
+def _size(row: OnCard) -> tuple[bool, bool, int, int]:
+    """Those that it fits first, of these the fewest and smallest, of the others the largest."""
     size = card(row.name).memory_bytes
-    return row.estimate is None, not row.fits, size if row.fits else -size
+    return row.estimate is None, not row.fits, row.devices, size if row.fits else -size
 
 
 def _million(price_per_hour: float, tokens_per_second: float) -> float:

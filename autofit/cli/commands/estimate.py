@@ -135,7 +135,7 @@ def _on_each(
     with Waiting() as waiting:
         found = estimate_each(asked, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
     rows = [row.to_json(prices.get(row.name), tokens) for row in found]
-    print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens))
+    print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens, asked.devices))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)
 
 

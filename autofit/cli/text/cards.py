@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from autofit.operations.hardware_compared import OnCard
 
 
-def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | None = None) -> str:
-    """The smallest card that it fits and the cheapest; then all of them, a line each. With `tokens`, how long so many
-    take and, where there is a price, what they cost."""
+def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | None = None, devices: int = 1) -> str:
+    """The smallest card that it fits and the cheapest; then all of them, a line each: with how many of them, unless
+    these are the `devices` that were asked for. With `tokens`, how long so many take and, where there is a price, what
+    they cost."""
     rows = [["card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost"]]
     costs: dict[str, float] = {}
     for row in found:
@@ -25,8 +26,9 @@ def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | N
             rows.append([row.name, "", row.reason or "", *[""] * 5])
             continue
         cost, seconds = row.cost(prices.get(row.name)), row.seconds(tokens)
+        called = _called(row, devices)
         if cost is not None and row.fits:
-            costs[row.name] = cost
+            costs[called] = cost
         trains = row.fits or (row.trial is None and e.fits)
         error = "measured" if row.trial is not None else "" if e.relative_error is None else f"{e.relative_error:.0%}"
         speed = row.tokens_per_second
@@ -38,27 +40,36 @@ def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | N
             "" if cost is None or tokens is None else f"{cost * tokens / 1e6:,.4g}",
         ]
         memory = f"{format_bytes(row.device_bytes or 0)} of {format_bytes(e.memory_limit_bytes)}"
-        rows.append([row.name, memory, _verdict_of(row, e), *(shown if trains else [""] * 5)])
+        rows.append([called, memory, _verdict_of(row, e, devices), *(shown if trains else [""] * 5)])
     hidden = {name for name, there in (("per million tokens", prices), ("cost", prices and tokens)) if not there}
     hidden |= set() if tokens else {"time"}
     kept = [index for index, name in enumerate(rows[0]) if name not in hidden]
     table = [tuple(line[index] for index in kept) for line in rows]
-    return f"{' '.join(_verdict(found, costs))}\n\n{columns(table, right=frozenset(range(3, len(kept))))}"
+    return f"{' '.join(_verdict(found, costs, devices))}\n\n{columns(table, right=frozenset(range(3, len(kept))))}"
 
 
-def _verdict_of(row: OnCard, estimate: Estimate) -> str:
+def _called(row: OnCard, devices: int) -> str:
+    return row.name if row.devices == devices else f"{row.devices} x {row.name}"
+
+
+def _verdict_of(row: OnCard, estimate: Estimate, devices: int) -> str:
+    shared = "" if row.devices == devices else f", sharding={estimate.config['sharding']}"
     if row.trial is None:
-        return fit_text(estimate)
+        return fit_text(estimate) + shared
     if row.trial.measurement is None:
         return "ran out of memory"
-    return "has trained" if row.fits else "took too much"
+    return f"has trained{shared}" if row.fits else "took too much"
 
 
-def _verdict(found: list[OnCard], costs: Mapping[str, float]) -> list[str]:
+def _verdict(found: list[OnCard], costs: Mapping[str, float], devices: int) -> list[str]:
     fit = [row for row in found if row.fits]
     if not fit:
         return ["No card is sure to hold it."]
-    said = [f"{fit[0].name} is the smallest that it fits with room to spare."]
+    first = fit[0]
+    said = [f"{first.name} is the smallest that it fits with room to spare."]
+    if first.devices != devices:
+        sharding = first.estimate.config["sharding"] if first.estimate else ""
+        said = [f"No card is sure to hold it alone: {_called(first, devices)} with sharding={sharding} do."]
     if costs:
         cheapest = min(costs, key=lambda name: costs[name])
         said.append(f"{cheapest} is the cheapest: {costs[cheapest]:,.4g} per million tokens.")

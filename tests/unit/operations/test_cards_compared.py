@@ -18,8 +18,8 @@ CONFIG = complete({"method": "lora", "micro_batch": 2})
 CARDS = {"h100-80g": CONFIG, "l4": CONFIG}
 
 
-def compared(store: str, **asked: int) -> dict[str, OnCard]:
-    return {row.name: row for row in estimate_each(OPTIONS, CARDS, store=store, **asked)}
+def compared(store: str) -> dict[str, OnCard]:
+    return {row.name: row for row in estimate_each(OPTIONS, CARDS, store=store)}
 
 
 def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> None:
@@ -44,15 +44,20 @@ def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> No
 
 def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     place = str(tmp_path / "store.db")
+    undivided, one = replace(OPTIONS, global_batch=1), CONFIG.replace(micro_batch=1)
+
+    def compared(limit: int | None = None) -> OnCard:
+        return estimate_each(undivided, {"h100-80g": one}, store=place, memory_limit_bytes=limit)[0]
+
     with Store.open(place) as opened:
-        opened.add(make_trial(CONFIG, out_of_memory(), limit=20 * GIB))
-        opened.add(make_trial(CONFIG, fits(30, 1000), limit=40 * GIB))
-    short, enough = compared(place, memory_limit_bytes=20 * GIB), compared(place)
-    assert not short["h100-80g"].fits and "took too much" in cards_text([short["h100-80g"]], {})
-    assert enough["h100-80g"].fits
+        opened.add(make_trial(one, out_of_memory(), limit=20 * GIB, job=make_job(undivided)))
+        opened.add(make_trial(one, fits(30, 1000), limit=40 * GIB, job=make_job(undivided)))
+    short, enough = compared(20 * GIB), compared()
+    assert not short.fits and "took too much" in cards_text([short], {})
+    assert enough.fits
     with Store.open(place) as opened:
-        opened.add(make_trial(CONFIG, out_of_memory(), limit=20 * GIB))
-    again = compared(place, memory_limit_bytes=20 * GIB)["h100-80g"]
+        opened.add(make_trial(one, out_of_memory(), limit=20 * GIB, job=make_job(undivided)))
+    again = compared(20 * GIB)
     assert (again.fits, again.tokens_per_second) == (False, None)
     assert "ran out of memory" in cards_text([again], {})
 
@@ -66,3 +71,27 @@ def test_the_newest_libraries_that_have_run_it_answer(tmp_path: Path) -> None:
     with Store.open(place) as opened:
         opened.add(make_trial(CONFIG, fits(5, 1000)))
     assert compared(place)["h100-80g"].tokens_per_second == 1000
+
+
+def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
+    full = complete({"method": "full", "micro_batch": 1, "checkpointing": "full"})
+    alone = estimate_each(OPTIONS, {"h100-80g": full})[0]
+    assert (alone.devices, alone.fits) == (1, True)
+    assert alone.device_bytes is not None
+    limit = alone.device_bytes * 3 // 4
+
+    (several,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit)
+    assert several.estimate is not None
+    assert several.fits and several.devices == 2 and several.estimate.config["sharding"] == "fsdp"
+    hourly = several.cost(1.0)
+    assert hourly is not None and several.tokens_per_second is not None
+    assert hourly == pytest.approx(several.devices / 3600 / several.tokens_per_second * 1e6)
+    said = cards_text([several], {})
+    assert said.startswith(f"No card is sure to hold it alone: {several.devices} x h100-80g with sharding=fsdp do.")
+
+    (asked_for,) = estimate_each(
+        replace(OPTIONS, devices=2), {"h100-80g": full.replace(sharding="ddp")}, memory_limit_bytes=limit
+    )
+    assert (asked_for.devices, asked_for.fits) == (2, False), "of two that were asked for, no more are tried"
+    (none,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=2**28)
+    assert (none.devices, none.fits) == (1, False)
