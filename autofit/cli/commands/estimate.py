@@ -35,6 +35,9 @@ def estimate(
         str | None,
         typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
     ] = None,
+    longest: Annotated[
+        bool, typer.Option("--longest", help="Find the longest --seq-len that fits with room for the error.")
+    ] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
     no_advice: Annotated[
         bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
@@ -58,6 +61,7 @@ def estimate(
           --config method=qlora,rank=16,micro_batch=4,checkpointing=full
       autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
       autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
+      autofit estimate --model qwen3-8b --hardware l4 --config method=qlora,checkpointing=full,loss=chunked --longest
       autofit estimate --model qwen3-8b --hardware all --config method=lora,checkpointing=full --tokens 100M
       autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
           --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
@@ -74,6 +78,11 @@ def estimate(
     idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
     if idle and (len(names) > 1 or names == ["all"]):
         raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
+    if longest and (len(names) > 1 or names == ["all"]):
+        raise UsageError("--longest looks at one card at a time: name one with --hardware")
+    beside = given(context, "seq_len", "explain", "exact", "html", "no_advice")
+    if longest and beside:
+        raise UsageError(f"--longest finds the length, and no more: leave {', '.join(beside)} out")
     if total is not None and len(names) == 1 and names != ["all"]:
         raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
     configs = _configs(names, config, workload.trainer)
@@ -90,6 +99,8 @@ def estimate(
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return
+    if longest:
+        _longest(asked, chosen, hardware=hardware, memory_limit_bytes=limit, verbose=verbose, as_json=as_json)
     with Waiting() as waiting:
         estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
         found = estimation.estimate() if no_advice else estimation.advised(waiting)
@@ -137,6 +148,28 @@ def _on_each(
     rows = [row.to_json(prices.get(row.name), tokens) for row in found]
     print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens, asked.devices))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)
+
+
+def _longest(
+    asked: WorkloadOptions,
+    config: Config,
+    *,
+    hardware: str,
+    memory_limit_bytes: int | None,
+    verbose: bool,
+    as_json: bool,
+) -> NoReturn:
+    """Print how long sequences may be, and end with 0 if any fit."""
+    from autofit import operations
+    from autofit.cli.text.predicted import longest_text
+    from autofit.cli.waiting import Waiting
+
+    with Waiting("lengths predicted") as waiting:
+        found = operations.longest_sequence(
+            asked, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, report=waiting
+        )
+    print_json(found.to_json()) if as_json else print(longest_text(found, verbose=verbose))
+    raise typer.Exit(0 if found.estimate.likely_fits else 3)
 
 
 def _explain(

@@ -28,6 +28,7 @@ from autofit.techniques import complete
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
+    from autofit.operations.longest_sequence import Longest
     from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier
 
 
@@ -45,6 +46,18 @@ def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
         *advice_rows(found),
     ]
     return f"{verdict_text(found)}\n{speed_text(found)}\n\n{columns(rows)}"
+
+
+def longest_text(found: Longest, *, verbose: bool = False) -> str:
+    """How long sequences may be, then the estimate of those."""
+    length, where = f"{found.seq_len:,} tokens", several_text(found.estimate.hardware, found.estimate.devices)
+    if not found.estimate.likely_fits:
+        said = f"not even sequences of {length} are sure to fit {where}"
+    elif found.seq_len == found.most:
+        said = f"{length} fit, and none are longer"
+    else:
+        said = f"{length} are the longest sequences that fit {where} with room for the error"
+    return f"{said}\n\n{estimate_text(found.estimate, verbose=verbose)}"
 
 
 CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"

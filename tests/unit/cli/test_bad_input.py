@@ -89,6 +89,16 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "deadline": (("trial", *ASKED, "--config", "method=full", "--deadline", "10"), 2, ("has no unit",)),
     # numbers
     "sequence": (("search", *MODEL, "--seq-len", "1", "--device", "cpu"), 2, ("seq-len is 1",)),
+    "a length to be found": (
+        ("estimate", *MODEL, "--config", "method=lora", "--hardware", "l4", "--seq-len", "9", "--longest"),
+        2,
+        ("--longest finds the length, and no more: leave --seq-len out",),
+    ),
+    "a length on several cards": (
+        ("estimate", *MODEL, "--config", "method=lora", "--hardware", "l4,t4", "--longest"),
+        2,
+        ("name one with --hardware",),
+    ),
     "sequence beyond the model": (("search", *MODEL, "--seq-len", "9000"), 2, ("longer than the 8192 positions",)),
     "batch": (("search", *MODEL, "--global-batch", "0"), 2, ("global-batch is 0",)),
     "batch and devices": (

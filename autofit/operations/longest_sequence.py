@@ -1,0 +1,85 @@
+"""The longest sequences on which a config trains within a card's memory, predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autofit.catalog.models import load, positions
+from autofit.core.lattice import Config
+from autofit.estimate.estimate import Estimate
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import Estimation
+
+STEP = 128
+"""Tokens: lengths are multiples of it, and the answer is less than that from the longest."""
+ENDLESS = 2**20
+"""Tokens: where the model's positions are not limited, no longer sequence is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Longest:
+    """The longest sequences that fit."""
+
+    seq_len: int
+    """Tokens per sequence."""
+    estimate: Estimate
+    """Of these, with room for what predictions are off (`Estimate.likely_fits`); where it has none, of the shortest
+    sequences that are tried."""
+    most: int
+    """The longest that could be asked for: the model's positions, or the data's longest sequence."""
+
+    def to_json(self) -> dict[str, Any]:
+        fits = self.estimate.likely_fits
+        return {"seq_len": self.seq_len if fits else None, "most": self.most, "estimate": self.estimate.short_json()}
+
+
+def longest_sequence(
+    asked: WorkloadOptions,
+    config: Config,
+    *,
+    hardware: str = "auto",
+    memory_limit_bytes: int | None = None,
+    store: str | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> Longest:
+    """The longest sequences on which `config` trains there, whatever `asked.seq_len` is.
+
+    `report` is called with how many lengths have been predicted. Raises `UsageError` as `Estimation.of` does.
+    """
+    made: dict[int, Estimate] = {}
+
+    def at(tokens: int) -> Estimate:
+        of = replace(asked, seq_len=tokens)
+        one = Estimation.of(of, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store)
+        made[tokens] = one.estimate()
+        report(len(made))
+        return made[tokens]
+
+    most = positions(load(asked.model)) or ENDLESS
+    if asked.lengths is not None:
+        most = min(most, asked.lengths.longest)
+    short, long = min(STEP, most), most
+    if not at(short).likely_fits or long == short or at(long).likely_fits:
+        found = long if long in made and made[long].likely_fits else short
+        return Longest(seq_len=found, estimate=made[found], most=most)
+    halve = False
+    while long - short > STEP:
+        between = short + (long - short) // 2 if halve else _crossing(made[short], made[long], short, long)
+        tokens = min(max(between // STEP * STEP, short // STEP * STEP + STEP), (long - 1) // STEP * STEP)
+        before = long - short
+        if at(tokens).likely_fits:
+            short = tokens
+        else:
+            long = tokens
+        halve = 2 * (long - short) > before  # where memory is far from linear in the length, a line creeps
+    return Longest(seq_len=short, estimate=made[short], most=most)
+
+
+def _crossing(fits: Estimate, exceeds: Estimate, short: int, long: int) -> int:
+    """The length at which the limit would be reached, with room for the error, if memory grew linearly between two."""
+    deviation = fits.memory_deviation
+    limit = fits.memory_limit_bytes / (1.0 if deviation is None else 1.0 + deviation.deviation)
+    share = (limit - fits.device_bytes) / max(1, exceeds.device_bytes - fits.device_bytes)
+    return short + round(min(1.0, max(0.0, share)) * (long - short))
