@@ -66,25 +66,13 @@ def estimate(
       autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
           --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
     """
-    from autofit.core.errors import UsageError
     from autofit.core.units import parse_tokens
 
-    if explain is not None and (exact or html is not None):
-        raise UsageError("--explain compares two configs: leave --exact and --html out")
     limit = size(memory_limit)
     names = hardware_names(hardware)
+    _check_together(context, several=len(names) > 1 or names == ["all"])
     per_hour = prices(price or [], names)
     total = None if tokens is None else parse_tokens(tokens)
-    idle = given(context, "explain", "exact", "html", "no_advice", "verbose")
-    if idle and (len(names) > 1 or names == ["all"]):
-        raise UsageError(f"several cards are compared in a table: leave {', '.join(idle)} out")
-    if longest and (len(names) > 1 or names == ["all"]):
-        raise UsageError("--longest looks at one card at a time: name one with --hardware")
-    beside = given(context, "seq_len", "explain", "exact", "html", "no_advice")
-    if longest and beside:
-        raise UsageError(f"--longest finds the length, and no more: leave {', '.join(beside)} out")
-    if total is not None and len(names) == 1 and names != ["all"]:
-        raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
     configs = _configs(names, config, workload.trainer)
     other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=workload.trainer)
 
@@ -113,6 +101,28 @@ def estimate(
 
         write_page(html, memory_chart.figure(estimation.timeline(), found, estimation.job))
     raise typer.Exit(0 if found.likely_fits else 3)
+
+
+def _check_together(context: typer.Context, *, several: bool) -> None:
+    """Raise `UsageError` for options that have no meaning beside others."""
+    from autofit.core.errors import UsageError
+
+    modes = {
+        "--explain compares two configs": (given(context, "explain"), ("exact", "html")),
+        "--longest finds the length, and no more": (
+            given(context, "longest"),
+            ("seq_len", "explain", "exact", "html", "no_advice"),
+        ),
+        "several cards are compared in a table": (
+            several,
+            ("longest", "explain", "exact", "html", "no_advice", "verbose"),
+        ),
+    }
+    for reason, (chosen, others) in modes.items():
+        if chosen and (idle := given(context, *others)):
+            raise UsageError(f"{reason}: leave {', '.join(idle)} out")
+    if given(context, "tokens") and not several:
+        raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
 
 
 def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Config]:

@@ -97,7 +97,7 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "a length on several cards": (
         ("estimate", *MODEL, "--config", "method=lora", "--hardware", "l4,t4", "--longest"),
         2,
-        ("name one with --hardware",),
+        ("several cards are compared in a table: leave --longest out",),
     ),
     "sequence beyond the model": (("search", *MODEL, "--seq-len", "9000"), 2, ("longer than the 8192 positions",)),
     "batch": (("search", *MODEL, "--global-batch", "0"), 2, ("global-batch is 0",)),
