@@ -159,7 +159,9 @@ class Estimator:
         if workload.lengths is not None and not self._shorter:
             for length, _ in padded(workload.lengths, 1).nodes:
                 if length < workload.seq_len:
-                    job = replace(self.job, workload=replace(workload, seq_len=length, lengths=None, eval_batch=None))
+                    job = replace(
+                        self.job, workload=replace(workload, seq_len=length, lengths=(length,), eval_batch=None)
+                    )
                     self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
         return self._shorter
 

@@ -4,7 +4,7 @@ from autofit.operations.diagnosis import Diagnosis as Diagnosis
 from autofit.operations.diagnosis import DiagnosisRequest as DiagnosisRequest
 from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.explaining import explain as explain
-from autofit.operations.longest_sequence import longest_sequence as longest_sequence
+from autofit.operations.sequence_length import longest_sequence as longest_sequence
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import RecordResult as RecordResult

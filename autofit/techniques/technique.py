@@ -60,6 +60,8 @@ class BuildPlan:
     evaluated_loss: LossKernel | None = None
     """That of evaluation between training steps, where it is another."""
     optimizer: OptimizerFactory = field(init=False)
+    masks_padding: bool = False
+    """Whether the model is told which tokens of several sequences are padding (`habits.masks_padding`)."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own configuration, where DeepSpeed trains."""
     parts: tuple[BuildPart, ...] = ()

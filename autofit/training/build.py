@@ -11,7 +11,7 @@ from autofit.catalog.models import architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
-from autofit.techniques.habits import habits
+from autofit.techniques.habits import habits, masks_padding
 from autofit.techniques.technique import BuildPlan
 from autofit.training import engines
 from autofit.training.decoder import keep_layers
@@ -29,6 +29,7 @@ def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
     plan = BuildPlan(config=config, job=job, device=device, parts=(*TECHNIQUES, *habits(config, job.workload.trainer)))
     for part in plan.parts:
         part.plan(plan)
+    plan.masks_padding = masks_padding(config, job)
     return plan
 
 
@@ -71,7 +72,7 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     materialise(model, device=device, sharder=engines.sharder(plan))
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss, plan.evaluated_loss)
+    module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding)
     module.train()
     if config["compile"] is True:
         module.compile_layers()

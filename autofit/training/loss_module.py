@@ -24,12 +24,15 @@ class LossModule(nn.Module):
     forward.
     """
 
-    def __init__(self, model: nn.Module, loss: LossKernel, evaluated: LossKernel | None = None) -> None:
-        """`evaluated` is the kernel of evaluation, where it is another."""
+    def __init__(
+        self, model: nn.Module, loss: LossKernel, evaluated: LossKernel | None = None, *, masks_padding: bool = False
+    ) -> None:
+        """`evaluated` is the kernel of evaluation, where it is another; `masks_padding` as in `BuildPlan`."""
         super().__init__()
         self.model = model
         self._loss = loss
         self._evaluated = evaluated or loss
+        self._masks_padding = masks_padding
         self._is_compiled = False
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
@@ -45,10 +48,19 @@ class LossModule(nn.Module):
         eagerly = plain is not None and self._is_compiled
         with torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
             # Held until the loss is computed, as in transformers.
-            decoded = self.decoder(input_ids=tokens, use_cache=False)
+            decoded = self.decoder(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
         kernel = plain or (self._loss if self.training else self._evaluated)
         return kernel(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
+
+    def _mask(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Which tokens are real, as a trainer tells of padded sequences [sequences, seq_len]: all but the last of each
+        sequence after the first, where no label is. The loss is the same as without."""
+        if not self._masks_padding or len(tokens) == 1:
+            return None
+        mask = torch.ones_like(tokens)
+        mask[1:, -1] = 0
+        return mask
 
     @property
     def decoder(self) -> Any:

@@ -28,7 +28,7 @@ from autofit.techniques import complete
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
-    from autofit.operations.longest_sequence import Longest
+    from autofit.operations.sequence_length import Longest
     from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier
 
 

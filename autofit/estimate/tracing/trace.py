@@ -91,10 +91,16 @@ def at_primes(config: Config, job: Job) -> Config:
 
 
 def trace_decoder(
-    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, keeps_inputs: bool = False
+    config: Config,
+    job: Job,
+    layers: tuple[int, ...],
+    scratch: Scratch,
+    *,
+    keeps_inputs: bool = False,
+    masked: bool = False,
 ) -> tuple[MemoryTrace, HeadShape]:
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
-    `keeps_inputs` as `Library.keeps_inputs`.
+    `keeps_inputs` as `Library.keeps_inputs`; `masked` says whether padding is masked.
 
     The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
@@ -102,6 +108,7 @@ def trace_decoder(
     """
     config = at_primes(config, job)
     plan = _fake_plan(config, job)
+    plan.masks_padding = masked
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
     recorder = boundary.recorder = Recorder(scratch)
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
@@ -162,7 +169,7 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     fake_weights.materialise(model)
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss, plan.evaluated_loss)
+    module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding)
     module.train()
     _register_residents(recorder, model, decoder_layers(model))
     return TrainingStep(module, LocalEngine(module, plan), plan)
@@ -222,7 +229,12 @@ def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
     from transformers import masking_utils
 
     # Told that it is being traced, transformers builds masks to be on the safe side.
-    inspects = patch.object(masking_utils, "is_tracing", lambda tensor=None: False)
+    # Of a mask that is given, it would ask whether every token is real.
+    inspects = patch.multiple(
+        masking_utils,
+        is_tracing=lambda tensor=None: False,
+        _ignore_causal_mask_sdpa=partial(_ignores_mask, masking_utils._ignore_causal_mask_sdpa),
+    )
     if job.hardware.kind != "cuda":
         with inspects:
             yield
@@ -235,6 +247,11 @@ def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
         cuda_dispatch(),
     ):
         yield
+
+
+def _ignores_mask(ignores: Any, padding_mask: torch.Tensor | None, *args: Any, **options: Any) -> bool:
+    """Transformers' own function, where sequences are padded if a mask is given."""
+    return padding_mask is None and bool(ignores(padding_mask, *args, **options))
 
 
 def _attention(

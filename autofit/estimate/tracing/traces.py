@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from autofit.catalog.models import shape
@@ -26,7 +27,7 @@ from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
 from autofit.techniques.axes.loss import chunks_are_one
-from autofit.techniques.habits import of_formats
+from autofit.techniques.habits import masks_padding, of_formats
 from autofit.training.build import make_plan
 
 V = TypeVar("V")
@@ -178,8 +179,11 @@ class Traces:
             config = config.replace(loss="full")
         # What is trained needs its inputs anyway.
         keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
-        key = self._of_decoder(config), keeps_inputs, job.workload.trainer
-        return self._once("decoder", key, lambda: self._trace_decoder(config, job, keeps_inputs=keeps_inputs))
+        # A single sequence has no padding, of whatever micro-batch the trace is.
+        masked = masks_padding(config, self.job) and config["micro_batch"] != 1
+        key = self._of_decoder(config), keeps_inputs, job.workload.trainer, masked
+        traced = partial(self._trace_decoder, config, job, keeps_inputs=keeps_inputs, masked=masked)
+        return self._once("decoder", key, traced)
 
     def _job(self, spread: Library | None) -> Job:
         """The job as `spread` lets a rank train it: where a library converts the weights itself, without the trainer's
@@ -193,17 +197,18 @@ class Traces:
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         return at_primes(config, self.job).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
 
-    def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool) -> Decoder:
+    def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
         kinds = layer_kinds(config, job)
+        run = partial(trace_decoder, config, job, scratch=self._scratch, keeps_inputs=keeps_inputs, masked=masked)
         if not self._exact:
             layers, representative = representatives(kinds)
-            small, head = trace_decoder(config, job, layers, self._scratch, keeps_inputs=keeps_inputs)
+            small, head = run(layers)
             counts = {place: representative.count(place) for place in range(len(layers))}
             # Where layers of one kind differ after all, every one of them is run.
             with suppress(NotUniform):
                 return _decoder(repeat_layers(small, representative), head, small, counts)
         every = tuple(range(len(kinds)))
-        full, head = trace_decoder(config, job, every, self._scratch, keeps_inputs=keeps_inputs)
+        full, head = run(every)
         return _decoder(full, head, full, {})
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:

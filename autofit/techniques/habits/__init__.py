@@ -36,6 +36,19 @@ def is_under_autocast(config: Config, job: Job) -> bool:
     return any(isinstance(habit, UnderAutocast) for habit in habits(config, job.workload.trainer))
 
 
+def masks_padding(config: Config, job: Job) -> bool:
+    """Whether micro-batches of several sequences are padded and the trainer says where, as all known do.
+
+    Their collators give a mask of real tokens (`DataCollatorForLanguageModeling` of trl 1.16, `DataCollatorForSeq2Seq`
+    of transformers 5.23, which axolotl and LLaMA-Factory use), and with sdpa transformers leaves one out only if every
+    token is real (`_ignore_causal_mask_sdpa` of masking_utils.py). With a mask torch has no flash kernel, and keys and
+    values are repeated for all heads (`use_gqa_in_sdpa` of integrations/sdpa_attention.py). The flash-attn package
+    takes the padding out instead.
+    """
+    workload = job.workload
+    return workload.lengths is not None and workload.trainer is not None and config["attention"] != "flash"
+
+
 def usual(trainer: str | None) -> Mapping[str, Value]:
     """The values that stand for those of the plain recipe that the trainer cannot train."""
     return {} if trainer is None else named(trainer).usual
@@ -65,6 +78,7 @@ __all__ = [
     "Trainer",
     "habits",
     "is_under_autocast",
+    "masks_padding",
     "named",
     "of_formats",
     "replaces_loss",

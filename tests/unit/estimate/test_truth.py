@@ -10,7 +10,7 @@ from unit.techniques.live_bytes import peak_bytes
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels import scratch
 from autofit.estimate.tracing.recorder import Held
-from autofit.techniques import complete, parse
+from autofit.techniques import Job, complete, parse
 from autofit.training.build import build
 
 LLAMA = model(
@@ -52,13 +52,31 @@ WITH_HABITS = [
 ]
 
 
+PADDED = [
+    ("trl", f"method=lora,precision=bf16,loss=chunked,{WHOLE}"),
+    ("transformers", f"method=full,precision=fp32,attention=eager,checkpointing=full,{ACCUMULATED}"),
+    ("transformers", "method=lora,precision=bf16,micro_batch=1"),
+]
+"""Padding is masked where a micro-batch has several sequences."""
+
+
 @pytest.mark.parametrize(("trainer", "text"), [*((None, text) for text in PLAIN), *WITH_HABITS])
 def test_the_predicted_peak_is_that_of_real_tensors(
     trainer: str | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check(job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, trainer=trainer), text, monkeypatch)
+
+
+@pytest.mark.parametrize(("trainer", "text"), PADDED)
+def test_so_is_that_of_padded_sequences(trainer: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, trainer=trainer, lengths=(32, SEQ_LEN))
+    check(of, text, monkeypatch)
+
+
+def check(of: Job, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the peak of the real step on sequences of SEQ_LEN tokens is predicted."""
     config = complete(parse(text))
     micro_batch = config.number("micro_batch")
-    of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, trainer=trainer)
     torch.manual_seed(0)
     step = build(config, of, CPU)
     rows = min(2, GLOBAL_BATCH // micro_batch) * micro_batch

@@ -310,3 +310,23 @@ def test_evaluation_is_of_all_sequences_at_once_and_disturbs_nothing(loss: str) 
     assert step.module.training
     assert not step.evaluate(tokens).requires_grad
     assert all(parameter.grad is None for parameter in step.module.parameters())
+
+
+def test_a_mask_of_padding_changes_neither_loss_nor_gradients() -> None:
+    """Only what computes them: keys and values are repeated for all heads."""
+    masks: list[torch.Tensor | None] = []
+    found = []
+    for lengths in (None, (4, 16)):
+        step = built(config(precision="fp32", micro_batch=2), trainer="transformers", lengths=lengths)
+        step.module.decoder.register_forward_pre_hook(
+            lambda module, args, options: masks.append(options["attention_mask"]), with_kwargs=True
+        )
+        loss = accumulate(step, rows())
+        assert step.reference_loss(rows()) == pytest.approx(loss, rel=1e-5)
+        found.append((loss, gradients(step)))
+    (loss, plain), (masked_loss, masked) = found
+    assert masked_loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(masked, plain) < 1e-5
+    given = [mask for mask in masks if mask is not None]
+    assert len(given) == len(rows()) // 2, "a row of its own, as of the reference, has no padding"
+    assert given[0].tolist() == [[1] * 16, [1] * 15 + [0]]

@@ -9,7 +9,7 @@ from unit.operations.made_trials import OPTIONS
 from autofit.cli.text.predicted import longest_text
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
-from autofit.operations.longest_sequence import STEP, longest_sequence
+from autofit.operations.sequence_length import STEP, longest_sequence
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
 
