@@ -16,7 +16,7 @@ from autofit.planning.nothing_fits import Shortfall, holder
 from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.estimate_cache import readable
+from autofit.prediction.estimate_cache import KnownEstimates, readable
 from autofit.prediction.estimating import not_estimated, site
 from autofit.prediction.helpful_changes import GAIN
 from autofit.prediction.predicting import predict_all
@@ -118,7 +118,7 @@ def predict_frontier(
     within = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
-        predicted = predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report)
+        predicted = predict_all(KnownEstimates(shown, store), within, memory_limit_bytes=limit, report=report)
     found = list(predicted.values())
     fits = [e for e in found if e.fits]
     if found and not fits:
