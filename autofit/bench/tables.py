@@ -17,7 +17,7 @@ from autofit.core.workload import METHODS
 from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.prediction.allocator_shown import shown
-from autofit.prediction.estimate_cache import readable
+from autofit.prediction.estimate_cache import KnownEstimates, readable
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
@@ -130,7 +130,7 @@ def predictions_of(table: RecordedTable, *, store: str | None = None, report: Re
     with readable(store, create=True) as kept:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = predict_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
+        estimates = predict_all(KnownEstimates(job, kept), configs, memory_limit_bytes=limit, report=told)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)

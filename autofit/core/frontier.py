@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
@@ -193,12 +193,12 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative(Document):
+class Alternative(Document, Generic[C]):
     """Another config of interest besides the recommended one."""
 
     role: str
     """`faster, does not fit`, `lighter`, or `beside_role` of another method."""
-    point: Point
+    point: C
     over_limit_bytes: int
     """How far its memory is above the limit; negative where it fits."""
     speedup: float
@@ -220,7 +220,7 @@ class Recommendation(Document):
     """Limit minus the memory that the driver reported at the peak."""
     changes_training: tuple[str, ...]
     """What differs from the plain recipe in numerics or training, one sentence each."""
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Alternative[Point], ...]
     hardware: Hardware
     workload: Workload
     stack: Stack
@@ -297,12 +297,13 @@ def beside(
     chosen: C,
     candidates: Iterable[C],
     *,
+    memory_limit_bytes: int,
     fits: Callable[[C], bool],
     best_of: Callable[[str], C | None],
     least_speedup: float = 1.0,
-) -> list[tuple[str, C]]:
-    """What is of interest beside the chosen one, each with its role: the lightest that does not fit and is more than
-    `least_speedup` times as fast, the next lighter one, and the best of each other method."""
+) -> tuple[Alternative[C], ...]:
+    """What is of interest beside the chosen one: the lightest that does not fit and is more than `least_speedup` times
+    as fast, the next lighter one, and the best of each other method."""
     every, method = list(candidates), chosen.config.text("method")
     own = [c for c in of_method(method, every) if c.config != chosen.config]
     over = [c for c in own if not fits(c) and speed(c) > least_speedup * speed(chosen)]
@@ -312,17 +313,6 @@ def beside(
         found = None if other == method else best_of(other)
         if found is not None:
             picks.append((beside_role(method, other, speed(found) / speed(chosen)), found))
-    return picks
-
-
-def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
-    every = list(points)
-    picks = beside(
-        chosen,
-        every,
-        fits=lambda p: p.device_bytes <= memory_limit_bytes,
-        best_of=lambda method: choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method]),
-    )
     return tuple(
         Alternative(
             role=role,
@@ -331,4 +321,16 @@ def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: 
             speedup=speed(other) / speed(chosen),
         )
         for role, other in picks
+    )
+
+
+def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative[Point], ...]:
+    """What is of interest beside the chosen one of what was measured."""
+    every = list(points)
+    return beside(
+        chosen,
+        every,
+        memory_limit_bytes=memory_limit_bytes,
+        fits=lambda p: p.device_bytes <= memory_limit_bytes,
+        best_of=lambda method: choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method]),
     )

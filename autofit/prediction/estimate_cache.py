@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
@@ -35,76 +35,89 @@ def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]
         yield opened
 
 
-class EstimateCache:
-    """Estimates by the keys of `estimate.identity`. Once the store has failed, nothing more is looked up or kept."""
+class KnownEstimates:
+    """The estimates of one job that were made before, by the keys of `estimate.identity`.
 
-    def __init__(self, store: Store | None) -> None:
-        """Without a store, nothing is looked up or kept."""
-        self._store = store
+    What was looked up once is not looked up again until something is kept. Once the store has failed, nothing more is
+    looked up or kept.
+    """
 
-    def known(self, keys: Iterable[str], job: Job, *, memory_limit_bytes: int) -> dict[str, Estimate]:
-        """The kept estimates, by key, under this limit and with the job's context; `seconds_to_estimate` is what each
-        took when it was made.
+    def __init__(self, job: Job, store: Store | None, *, replayed: bool = False) -> None:
+        """Without a store, nothing is known or kept. `replayed` as for `Estimator.estimate`."""
+        self.job = job
+        self.store = store
+        self._has_failed = False
+        self._keys = EstimateKeys(job, replayed=replayed)
+        self._context = context_bytes(job) if job.hardware.kind == "cuda" else None
+        self._looked_up: dict[tuple[Config, int], Estimate | None] = {}
+        """By config and limit; None for what is not known."""
+
+    def find(self, configs: Sequence[Config], *, memory_limit_bytes: int) -> dict[Config, Estimate]:
+        """Those of the configs that are known, under this limit and with the job's context, without their times;
+        `seconds_to_estimate` is what each took when it was made. A single question to the store.
 
         Those that cannot be read count as absent, as do those for which these change more than whether they fit.
         """
-        if self._store is None:
-            return {}
-        try:
-            bodies = self._store.estimates.known(keys)
-        except StoreError as error:
-            self._give_up(error)
-            return {}
-        context = context_bytes(job) if job.hardware.kind == "cuda" else None
-        found = {}
-        for key, body in bodies.items():
-            try:
-                estimate = Estimate.from_json(body).under(memory_limit_bytes, context)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                _log.debug("the stored estimate %s cannot be read: %s", key, error)
-                continue
-            if estimate is not None:
-                found[key] = estimate
-        return found
+        looked_up, limit = self._looked_up, memory_limit_bytes
+        new = {config: self._keys.of(config) for config in configs if (config, limit) not in looked_up}
+        kept = self._read(new.values()) if new else {}
+        looked_up.update(((config, limit), self._estimate(kept.get(key), limit)) for config, key in new.items())
+        return {config: known for config in configs if (known := looked_up[config, limit]) is not None}
 
-    def keep(self, estimates: Mapping[str, Estimate]) -> None:
-        """Keeps estimates by key, in place of those that could not be used (`known`), except estimates by formula:
-        whatever prevented the trace may be fixed later."""
-        traced = {key: estimate.to_json() for key, estimate in estimates.items() if estimate.memory_error == 0.0}
-        if self._store is None or not traced:
+    def keep(self, estimates: Iterable[Estimate]) -> None:
+        """Keeps estimates, in place of those that could not be used (`find`), except estimates by formula: whatever
+        prevented the trace may be fixed later."""
+        traced = {self._keys.of(e.config): e.to_json() for e in estimates if e.memory_error == 0.0}
+        if self.store is None or self._has_failed or not traced:
             return
+        self._looked_up.clear()
         try:
-            self._store.estimates.keep(traced)
+            self.store.estimates.keep(traced)
         except (StoreError, ValueError) as error:
             self._give_up(error)
 
+    def _read(self, keys: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+        if self.store is None or self._has_failed:
+            return {}
+        try:
+            return self.store.estimates.known(keys)
+        except StoreError as error:
+            self._give_up(error)
+            return {}
+
+    def _estimate(self, body: Mapping[str, Any] | None, memory_limit_bytes: int) -> Estimate | None:
+        if body is None:
+            return None
+        try:
+            return Estimate.from_json(body).under(memory_limit_bytes, self._context)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            _log.debug("a stored estimate cannot be read: %s", error)
+            return None
+
     def _give_up(self, error: Exception) -> None:
         _log.warning("autofit: estimates are recomputed, since the store of estimates failed: %s", error)
-        self._store = None
+        self._has_failed = True
 
 
 class CachedEstimator:
-    """Looks each estimate up before it is made."""
+    """Makes the estimates that are not known."""
 
-    def __init__(self, job: Job, rates: Rates | None, store: Store | None, make: Callable[[], Estimator]) -> None:
-        """Without a store, every estimate is made. `make` gives the estimator, with the same job and rates, and is
-        called only when one is needed."""
-        self.job = job
+    def __init__(self, known: KnownEstimates, rates: Rates | None, make: Callable[[], Estimator]) -> None:
+        """`make` gives the estimator, for the same job and with these rates, and is called only when one is needed."""
+        self.job = known.job
+        self._known = known
         self._rates = rates
         self._make = make
-        self._cache = EstimateCache(store)
-        self._keys = EstimateKeys(job, replayed=True)
-        self._made: dict[str, Estimate] = {}
+        self._made: list[Estimate] = []
 
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
         """As `Estimator.estimate`."""
-        key = self._keys.of(config)
-        known = self._cache.known([key], self.job, memory_limit_bytes=memory_limit_bytes)
-        if key in known:
-            return known[key].timed(self.job, self._rates)
-        made = self._made[key] = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
+        if known := self._known.find([config], memory_limit_bytes=memory_limit_bytes):
+            return known[config].timed(self.job, self._rates)
+        made = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
+        self._made.append(made)
         return made
 
     def keep(self) -> None:
         """Keep what had to be made, all at once: a transaction for each would take longer than many an estimate."""
-        self._cache.keep(self._made)
+        self._known.keep(self._made)

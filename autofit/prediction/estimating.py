@@ -19,7 +19,7 @@ from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.planning.requests import WorkloadOptions, memory_limit
 from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import rates_for
-from autofit.prediction.estimate_cache import CachedEstimator, readable
+from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates, readable
 from autofit.prediction.helpful_changes import advised
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import Job, complete, recipe, unsupported
@@ -113,7 +113,8 @@ class Estimation:
         """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
         started = time.monotonic()
         with nullcontext() if self.exact else readable(self.store, create=True) as opened:
-            estimator = CachedEstimator(self.job, self.rates, opened, lambda: self.estimator)
+            known = KnownEstimates(self.job, opened, replayed=True)
+            estimator = CachedEstimator(known, self.rates, lambda: self.estimator)
             try:
                 found = ask(estimator)
             finally:  # interrupted or not, what was traced need not be traced again

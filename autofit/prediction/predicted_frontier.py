@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.frontier import beside, best, frontiers, of_method, speed
+from autofit.core.frontier import Alternative, beside, best, frontiers, of_method, speed
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
@@ -16,7 +16,7 @@ from autofit.planning.nothing_fits import Shortfall, holder
 from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.estimate_cache import readable
+from autofit.prediction.estimate_cache import KnownEstimates, readable
 from autofit.prediction.estimating import not_estimated, site
 from autofit.prediction.helpful_changes import GAIN
 from autofit.prediction.predicting import predict_all
@@ -28,33 +28,13 @@ LIGHTER = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedAlternative:
-    """Another config of interest beside the recommended one."""
-
-    role: str
-    """`faster, does not fit`, `lighter`, or `other method`, as for measured alternatives."""
-    estimate: Estimate
-    speedup: float
-    """Its tokens per second over the recommended config's."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "role": self.role,
-            "config": self.estimate.config.to_json(),
-            "estimate": self.estimate.short_json(),
-            "over_limit_bytes": -self.estimate.headroom_bytes,
-            "speedup": self.speedup,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedChoice:
     """What would be recommended if every prediction came true."""
 
     estimate: Estimate
     changes_training: tuple[str, ...]
     """What differs from the plain recipe in numerics or training, one sentence each."""
-    alternatives: tuple[PredictedAlternative, ...]
+    alternatives: tuple[Alternative[Estimate], ...]
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the keys of a measured recommendation."""
@@ -64,7 +44,16 @@ class PredictedChoice:
             "estimate": self.estimate.to_json(),
             "headroom_bytes": self.estimate.headroom_bytes,
             "changes_training": list(self.changes_training),
-            "alternatives": [a.to_json() for a in self.alternatives],
+            "alternatives": [
+                {
+                    "role": beside.role,
+                    "config": beside.point.config.to_json(),
+                    "estimate": beside.point.short_json(),
+                    "over_limit_bytes": beside.over_limit_bytes,
+                    "speedup": beside.speedup,
+                }
+                for beside in self.alternatives
+            ],
         }
 
 
@@ -118,7 +107,7 @@ def predict_frontier(
     within = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
-        predicted = predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report)
+        predicted = predict_all(KnownEstimates(shown, store), within, memory_limit_bytes=limit, report=report)
     found = list(predicted.values())
     fits = [e for e in found if e.fits]
     if found and not fits:
@@ -150,13 +139,16 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
     chosen = of(goal.methods)
     if chosen is None:
         return None
-    picks = beside(chosen, estimates, fits=fits, best_of=lambda method: of([method]), least_speedup=1 + GAIN)
     return PredictedChoice(
         estimate=chosen,
         changes_training=changes(chosen.config, goal),
-        alternatives=tuple(
-            PredictedAlternative(role=role, estimate=other, speedup=speed(other) / speed(chosen))
-            for role, other in picks
+        alternatives=beside(
+            chosen,
+            estimates,
+            memory_limit_bytes=chosen.memory_limit_bytes,
+            fits=fits,
+            best_of=lambda method: of([method]),
+            least_speedup=1 + GAIN,
         ),
     )
 

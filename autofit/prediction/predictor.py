@@ -17,8 +17,9 @@ from autofit.planning.requests import SearchRequest
 from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.emulated_formats import Emulated, emulated
+from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.predicting import LookedUp, look_up, predict_all
+from autofit.prediction.predicting import predict_all, to_make
 from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
@@ -57,7 +58,7 @@ class LatticePredictor:
     """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     probes: bool = False
     """Whether this machine's device is probed first, unless the store has its rates."""
-    _looked_up: LookedUp | None = field(init=False, default=None)
+    _known: KnownEstimates | None = field(init=False, default=None)
     _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
     """Those that are not traced."""
 
@@ -86,7 +87,9 @@ class LatticePredictor:
             return
         self._probe()  # before anything else that would disturb it is begun
         try:
-            sweep.get_ready(list(self._known().missing), cores())
+            known, only_known = self._estimates()
+            asked, limit = [*self.configs, *self.tried], self.memory_limit_bytes
+            sweep.get_ready(to_make(known, asked, memory_limit_bytes=limit, only_known=only_known), cores())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -101,13 +104,12 @@ class LatticePredictor:
             return self._by_formula(self.configs)
         try:
             self._probe()
-            known = self._known()
+            known, only_known = self._estimates()
             found = predict_all(
-                job,
+                known,
                 [*self.configs, *self.tried],
                 memory_limit_bytes=self.memory_limit_bytes,
-                store=store,
-                looked_up=known,
+                only_known=only_known,
                 report=report,
                 seconds=None if self.seconds is None else ESTIMATING_SHARE * self.seconds,
             )
@@ -163,19 +165,16 @@ class LatticePredictor:
             return Predictions()
         return Predictions(beyond_host={config: size for config, size in lacking.items() if size})
 
-    def _known(self) -> LookedUp:
-        """The estimates made before, looked up once, without those that are not worth making."""
-        if self._looked_up is None:
+    def _estimates(self) -> tuple[KnownEstimates, set[Config]]:
+        """The estimates made before, and the configs of which no others are worth making."""
+        if self._known is None:
             job = self.job
             self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, job.model.digest))
-            asked = [*self.configs, *self.tried]
-            found = look_up(job, asked, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
-            left_out = {*self._emulated, *self.tried}
-            missing = {config: key for config, key in found.missing.items() if config not in left_out}
-            if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
-                missing = {}  # those made before cost nothing
-            self._looked_up = replace(found, missing=missing)
-        return self._looked_up
+            self._known = KnownEstimates(job, self.store)
+        only_known = {*self._emulated, *self.tried}
+        if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
+            only_known.update(self.configs)  # those made before cost nothing
+        return self._known, only_known
 
 
 def as_of_program(prediction: Prediction, job: Job) -> Prediction:

@@ -109,7 +109,7 @@ class Search:
         alike = job.workload.program is None and not dropout and not job.hardware.is_emulated
         self._baselines = FamilyBaselines(comparable=alike)
         self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
-        self._acquisition = Acquisition.of(self.plan, self.state)
+        self._acquisition = Acquisition(self.plan, self.state)
         self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:

@@ -88,7 +88,7 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def alternative_text(alternative: Alternative) -> str:
+def alternative_text(alternative: Alternative[Point]) -> str:
     m = alternative.point.measurement
     gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
     if alternative.over_limit_bytes > 0:

@@ -242,7 +242,7 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
     padding = padding_text(workload, found.config)
     lines += [f"  {sentence}" for sentence in (*(choice.changes_training or (SAME_TRAINING,)), padding) if sentence]
     for beside in choice.alternatives:
-        other = beside.estimate
+        other = beside.point
         over = "" if other.fits else f", {short_text(other)}"
         lines.append(
             f"  {beside.role}: {_tokens_per_second(other)} tokens/s ({beside.speedup:.2f}x), "

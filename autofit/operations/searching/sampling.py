@@ -25,7 +25,7 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
 
     plan = resolve(request)
     state = LatticeState.of(plan)
-    acquisition = Acquisition.of(plan, state)
+    acquisition = Acquisition(plan, state)
     with Store.open(request.store) as store:
         predictions = LatticePredictor.of(plan, request, store, probes=False).predict(lambda done, total: None)
     for config in predictions.beyond_host:

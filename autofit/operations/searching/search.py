@@ -94,7 +94,17 @@ def search(
                 if pool is not None and begun.lease is not None and not begun.is_answered:
                     pool.claim(begun.lease.search_id, begun.lease.epoch)
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
-                return _run(request, plan, store, pool, report, started, begun, held)
+                run = _Run(
+                    request=request,
+                    plan=plan,
+                    store=store,
+                    begun=begun,
+                    held=held,
+                    pool=pool,
+                    report=report,
+                    started=started,
+                )
+                return run.result()
     finally:
         if pool is not None:
             pool.close()
@@ -118,101 +128,110 @@ def open_pool(request: SearchRequest) -> Pool:
     )
 
 
-def _run(
-    request: SearchRequest,
-    plan: Plan,
-    store: Store,
-    pool: Pool | None,
-    report: Callable[[Progress], None],
-    started: float,
-    begun: Begun,
-    held: Driving | None,
-) -> SearchResult:
-    from autofit.search.loop import Search
-    from autofit.workers.cluster.connection import check_installed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A search that has begun, with what it is run by."""
 
-    if not begun.is_answered and not request.in_place:
-        check_installed()  # before a probe, which takes seconds
-    predictor = None if begun.is_answered else LatticePredictor.of(plan, request, store, probes=True)
-    search_run = Search(
-        plan=plan,
-        predictor=predictor or ReadyMade(),
-        log=StoredTrials(store, begun.search_id, fresh=request.fresh, held=held),
-        open_pool=partial(_workers, request, pool, predictor),
-        report=report,
-    )
-    try:
-        if begun.is_answered:
-            search_run.answer()
-            repeat_findings(search_run, store, begun.search_id)
-        else:
-            search_run.run()
-        result = _result(plan, search_run, store, begun.search_id, started)
-    finally:
+    request: SearchRequest
+    plan: Plan
+    """Its limits are what earlier drivers have left."""
+    store: Store
+    begun: Begun
+    held: Driving | None
+    """The lease that is kept up meanwhile; None where the search needs none."""
+    pool: Pool | None
+    """The workers of a cluster; others are started for the first trial."""
+    report: Callable[[Progress], None]
+    started: float
+    """On the monotonic clock."""
+
+    def result(self) -> SearchResult:
+        """Run it, or repeat what it found before."""
+        from autofit.search.loop import Search
+        from autofit.workers.cluster.connection import check_installed
+
+        begun, held = self.begun, self.held
+        if not begun.is_answered and not self.request.in_place:
+            check_installed()  # before a probe, which takes seconds
+        predictor = None if begun.is_answered else LatticePredictor.of(self.plan, self.request, self.store, probes=True)
+        search_run = Search(
+            plan=self.plan,
+            predictor=predictor or ReadyMade(),
+            log=StoredTrials(self.store, begun.search_id, fresh=self.request.fresh, held=held),
+            open_pool=partial(self._workers, predictor),
+            report=self.report,
+        )
+        try:
+            if begun.is_answered:
+                search_run.answer()
+                repeat_findings(search_run, self.store, begun.search_id)
+            else:
+                search_run.run()
+            result = self._found_by(search_run)
+        finally:
+            if held is not None:
+                held.result |= results(search_run)
         if held is not None:
-            held.result |= results(search_run)
-    if held is not None:
-        held.result["recommendation"] = result.recommendation.to_json()
-    return result
+            held.result["recommendation"] = result.recommendation.to_json()
+        return result
 
+    def _workers(self, predictor: LatticePredictor | None) -> Pool:
+        """`pool`, or the one that the request asks for; meanwhile what predicting needs is loaded."""
+        if self.pool is None and not self.request.in_place:
+            import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
+        if predictor is not None:
+            predictor.get_ready()
+        return open_pool(self.request) if self.pool is None else self.pool
 
-def _workers(request: SearchRequest, pool: Pool | None, predictor: LatticePredictor | None) -> Pool:
-    """`pool`, or the one that the request asks for; meanwhile what predicting needs is loaded."""
-    if pool is None and not request.in_place:
-        import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
-    if predictor is not None:
-        predictor.get_ready()
-    return open_pool(request) if pool is None else pool
-
-
-def _result(plan: Plan, search_run: Search, store: Store, search_id: str, started: float) -> SearchResult:
-    job = plan.job
-    trials: list[Trial] = list(search_run.state.trials.values())
-    _check_any_is_measured(search_run)
-    if not trials:
-        _check_any_could_run(search_run)
-    _check_any_fits(trials or store.trials(search_id=search_id), plan)
-    # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
-    context: dict[str, Any] = {
-        "hardware_key": job.hardware.key,
-        "stack_key": job.stack.key,
-        "workload_key": job.workload.key,
-    }
-    frontier = Frontier.of(
-        search_run.state.measured(),
-        hardware=job.hardware,
-        workload=job.workload,
-        stack=job.stack,
-        trials=store.count(**context),
-        out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
-        contradictory=search_run.state.contradictory,
-    )
-    formats = emulated_formats(job, plan.lattice.configs, store)
-    recommended = recommendation(
-        frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
-    )
-    return SearchResult(
-        search_id=search_id,
-        recommendation=recommended,
-        frontier=frontier,
-        trials=search_run.progress.done,
-        out_of_memory=search_run.progress.out_of_memory,
-        ruled_out=search_run.progress.ruled_out,
-        answered_from_store=search_run.progress.from_store,
-        seconds=time.monotonic() - started,
-        stopped_because=search_run.progress.stopped_because,
-        regret_bound=search_run.progress.regret_bound,
-        disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
-        emulated=tuple(formats.values()),
-        unsupported=plan.unsupported,
-        beyond_goal=plan.beyond_goal,
-        impractical=begun_in_vain(
-            search_run.state,
-            recommended=recommended.point.method,
-            tokens_per_step=job.workload.tokens_per_step,
-            emulated_formats=formats,
-        ),
-    )
+    def _found_by(self, search_run: Search) -> SearchResult:
+        plan, store, search_id = self.plan, self.store, self.begun.search_id
+        job = plan.job
+        trials: list[Trial] = list(search_run.state.trials.values())
+        _check_any_is_measured(search_run)
+        if not trials:
+            _check_any_could_run(search_run)
+        _check_any_fits(trials or store.trials(search_id=search_id), plan)
+        # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
+        context: dict[str, Any] = {
+            "hardware_key": job.hardware.key,
+            "stack_key": job.stack.key,
+            "workload_key": job.workload.key,
+        }
+        frontier = Frontier.of(
+            search_run.state.measured(),
+            hardware=job.hardware,
+            workload=job.workload,
+            stack=job.stack,
+            trials=store.count(**context),
+            out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
+            contradictory=search_run.state.contradictory,
+        )
+        formats = emulated_formats(job, plan.lattice.configs, store)
+        recommended = recommendation(
+            frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
+        )
+        return SearchResult(
+            search_id=search_id,
+            recommendation=recommended,
+            frontier=frontier,
+            trials=search_run.progress.done,
+            out_of_memory=search_run.progress.out_of_memory,
+            ruled_out=search_run.progress.ruled_out,
+            answered_from_store=search_run.progress.from_store,
+            seconds=time.monotonic() - self.started,
+            stopped_because=search_run.progress.stopped_because,
+            regret_bound=search_run.progress.regret_bound,
+            disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
+            emulated=tuple(formats.values()),
+            unsupported=plan.unsupported,
+            beyond_goal=plan.beyond_goal,
+            impractical=begun_in_vain(
+                search_run.state,
+                recommended=recommended.point.method,
+                tokens_per_step=job.workload.tokens_per_step,
+                emulated_formats=formats,
+            ),
+        )
 
 
 def _check_any_is_measured(search_run: Search) -> None:

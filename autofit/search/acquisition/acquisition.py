@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,6 @@ from autofit.search.acquisition.surrogate import Rows
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
-from autofit.training.flops import least_token_seconds
-from autofit.trial.measure.pace import FULL, Mixed
 
 Array = NDArray[np.float64]
 
@@ -89,57 +86,21 @@ class _Weighed:
 
 
 class Acquisition:
-    """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
+    """Expected gains of the open configs, from the plan of a search and what is known of its lattice."""
 
-    def __init__(
-        self,
-        state: LatticeState,
-        lower_bounds: Mapping[Config, int],
-        methods: Sequence[str] = (),
-        *,
-        batch: int | None = None,
-        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
-        whole_steps: bool = False,
-        budget_seconds: float | None = None,
-        least_seconds: Callable[[str], float | None] = lambda method: None,
-        thorough: bool = False,
-    ) -> None:
-        """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
-        `budget_seconds`: of the search; `USUAL_SECONDS` if not given. `thorough`: all methods count alike for a whole
-        frontier, and any gain is worth its trial. The others are those of `Belief`."""
+    def __init__(self, plan: Plan, state: LatticeState) -> None:
         self._state = state
-        self._faithful = () if thorough else tuple(methods)
-        self._thorough = thorough
-        self._budget_seconds = budget_seconds or USUAL_SECONDS
-        self._area_weight = 0.5 if thorough else 0.2
-        self.belief = Belief(
-            state, lower_bounds, batch=batch, mixed=mixed, whole_steps=whole_steps, least_seconds=least_seconds
-        )
+        self._thorough = plan.thorough
+        self._faithful = () if plan.thorough else plan.goal.methods
+        """The most faithful method first: the first that fits will be recommended. In a thorough search all count
+        alike."""
+        self._budget_seconds = plan.limits.seconds or USUAL_SECONDS
+        self._area_weight = 0.5 if plan.thorough else 0.2
+        self.belief = Belief(plan, state)
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
         """The same of `_doubtful_method`."""
-
-    @classmethod
-    def of(cls, plan: Plan, state: LatticeState) -> Acquisition:
-        """That of a search for `plan`."""
-        job = plan.job
-
-        def least_seconds(method: str) -> float | None:
-            of_token = least_token_seconds(job, full=method == "full")
-            return None if of_token is None else of_token * job.workload.tokens_per_step
-
-        return cls(
-            state,
-            plan.lower_bounds,
-            plan.goal.methods,
-            batch=job.workload.batch_per_device,
-            mixed=partial(Mixed.of, job.workload),
-            whole_steps=job.workload.program is not None,
-            budget_seconds=plan.limits.seconds,
-            least_seconds=least_seconds,
-            thorough=plan.thorough,
-        )
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from autofit.core.frontier import MAX_TIE, Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
+from autofit.core.workload import METHODS
+from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
 from autofit.search.acquisition.regret import regret_bound, timing_deviation
@@ -18,7 +20,7 @@ from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
-from autofit.trial.measure.pace import FULL, Mixed
+from autofit.training.flops import least_token_seconds
 
 ORDER_DOUBT = 0.05
 """Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
@@ -27,35 +29,23 @@ that of the figures that a search states."""
 
 
 class Belief:
-    """About memory, step times and durations of trials, from the lattice, the trials so far and the memory floor."""
+    """About memory, step times and durations of trials, from the plan of a search and what is known of its lattice."""
 
-    def __init__(
-        self,
-        state: LatticeState,
-        lower_bounds: Mapping[Config, int],
-        *,
-        batch: int | None = None,
-        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
-        whole_steps: bool = False,
-        least_seconds: Callable[[str], float | None] = lambda method: None,
-    ) -> None:
-        """`lower_bounds`: bytes that each config takes at least. `batch`: sequences of a device's optimizer step; the
-        largest micro-batch if not given. `mixed` and `whole_steps`: as for `TrialCosts`. `least_seconds`: of a step of
-        each method, by what the device's arithmetic takes; None where that is unknown."""
+    def __init__(self, plan: Plan, state: LatticeState) -> None:
         self._state = state
-        configs = state.lattice.configs
-        self._row_of = state.lattice.row_of
-        self.methods = np.array([c.text("method") for c in configs])
+        self._row_of = plan.lattice.row_of
+        self.methods = np.array([c.text("method") for c in plan.lattice.configs])
         """Of each config of the lattice."""
-        least = {method: least_seconds(method) for method in set(self.methods.tolist())}
-        self._floor = np.array([math.log(s) if (s := least[method]) else -math.inf for method in self.methods])
-        """Logarithms of the seconds that a step takes at least."""
-        self._time = StepTimes(state.lattice, TIME)
+        least = {method: least_token_seconds(plan.job, full=method == "full") for method in METHODS}
+        tokens = plan.job.workload.tokens_per_step
+        self._floor = np.array([math.log(s * tokens) if (s := least[method]) else -math.inf for method in self.methods])
+        """Logarithms of the seconds that a step takes at least, by what the device's arithmetic takes; minus infinity
+        where that is unknown."""
+        self._time = StepTimes(plan.lattice, TIME)
         self.is_foretold = False
         """Whether times are predicted, and not only steered."""
-        self.memory = MemoryFit(state, lower_bounds)
-        batch = batch or max(c.number("micro_batch") for c in configs)
-        self._costs = TrialCosts(state.lattice, batch, mixed, whole_steps=whole_steps)
+        self.memory = MemoryFit(state, plan.lower_bounds)
+        self._costs = TrialCosts(plan)
 
     def use(self, predictions: Predictions) -> None:
         """As `Acquisition.use`."""

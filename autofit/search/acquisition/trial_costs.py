@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from autofit.core.lattice import Config, Lattice
+from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction, TimedOut, Trial
+from autofit.planning.plan import Plan
 from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.measure.pace import FULL, Mixed, micro_steps_run, running_seconds
+from autofit.trial.measure.pace import Mixed, micro_steps_run, running_seconds
 
 
 class TrialCosts:
-    """The expected seconds of the trials of one lattice's configs."""
+    """The expected seconds of the trials of a plan's configs."""
 
-    def __init__(
-        self,
-        lattice: Lattice,
-        batch: int,
-        mixed: Callable[[int], Mixed] = lambda micro_batch: FULL,
-        *,
-        whole_steps: bool = False,
-    ) -> None:
-        """`batch`: sequences of a device's optimizer step; `mixed`: of steps with some micro-batch. `whole_steps`: a
-        trial runs every micro-step of a step, as users' programs do."""
-        self._setup = LogLinear(lattice, SETUP)
-        accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
-        self._micro_steps = np.array(
-            [
-                int(each) if whole_steps else micro_steps_run(int(each), c)
-                for each, c in zip(accumulation, lattice.configs, strict=True)
-            ]
-        )
-        self._shares = self._micro_steps / accumulation
+    def __init__(self, plan: Plan) -> None:
+        workload, configs = plan.job.workload, plan.lattice.configs
+        sizes = [c.number("micro_batch") for c in configs]
+        accumulation = [max(1, workload.batch_per_device // size) for size in sizes]
+        # Users' programs run every micro-step of a step.
+        whole_steps = workload.program is not None
+        run = accumulation if whole_steps else list(map(micro_steps_run, accumulation, configs))
+        self._setup = LogLinear(plan.lattice, SETUP)
+        self._micro_steps = np.array(run)
+        self._shares = self._micro_steps / np.array(accumulation)
         """Of an optimizer step's seconds, those that a trial's step takes."""
-        self._mixed = [mixed(c.number("micro_batch")) for c in lattice.configs]
-        self._row_of = lattice.row_of
+        self._mixed = [Mixed.of(workload, size) for size in sizes]
+        self._row_of = plan.lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:
         """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""

@@ -22,6 +22,7 @@ from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction import predicted_frontier
 from autofit.prediction.allocator_shown import as_trials_show, shown
+from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.predicted_frontier import predict_frontier
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
@@ -111,8 +112,8 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
         Comparison(options, hardware=CARD.name, store=path)._job,
     ]
 
-    def predict_all(job: Job, *args: object, **kwargs: object) -> dict[object, object]:
-        jobs.append(job)
+    def predict_all(known: KnownEstimates, *args: object, **kwargs: object) -> dict[object, object]:
+        jobs.append(known.job)
         return {}
 
     monkeypatch.setattr(predicted_frontier, "predict_all", predict_all)

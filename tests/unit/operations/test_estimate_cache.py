@@ -11,13 +11,14 @@ import pytest
 from unit.operations.made_trials import make_job
 from unit.store.test_store_failures import locked, sql
 
+from autofit.core.lattice import Config
 from autofit.core.outcome import StepWork
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
-from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.store import Store
-from autofit.techniques import complete
+from autofit.techniques import Job, complete
 
 JOB = replace(make_job(), context_bytes=GIB)
 ON_CPU = replace(JOB, hardware=replace(JOB.hardware, kind="cpu"), context_bytes=None)
@@ -39,6 +40,17 @@ ESTIMATE = Estimate(
     seconds_to_estimate=1.25,
     work=StepWork(amounts={"product/bf16/nt": 1e15, "elementwise/bf16/far": 2.5e12, "launch": 3e4}, estimator=2),
 )
+OTHER = replace(ESTIMATE, config=ESTIMATE.config.replace(micro_batch=2))
+BOTH = [ESTIMATE.config, OTHER.config]
+
+
+def find(store: Store | None, *configs: Config, job: Job = JOB, limit: int = 80 * GIB) -> list[Estimate]:
+    """What is known of configs, of both if none is given."""
+    return list(KnownEstimates(job, store).find(configs or BOTH, memory_limit_bytes=limit).values())
+
+
+def keep(store: Store | None, *estimates: Estimate) -> None:
+    KnownEstimates(JOB, store).keep(estimates)
 
 
 @pytest.fixture
@@ -68,11 +80,11 @@ def test_a_prediction_says_what_the_estimate_says() -> None:
 
 
 def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
-    cache = EstimateCache(store)
-    assert cache.known(["a"], JOB, memory_limit_bytes=80 * GIB) == {}
-    cache.keep({"a": ESTIMATE})
-    assert cache.known(["a", "b"], JOB, memory_limit_bytes=80 * GIB) == {"a": ESTIMATE}
-    tight = EstimateCache(store).known(["a"], JOB, memory_limit_bytes=19 * GIB)["a"]
+    known = KnownEstimates(JOB, store)
+    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {}
+    known.keep([ESTIMATE])
+    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {ESTIMATE.config: ESTIMATE}
+    (tight,) = find(store, limit=19 * GIB)
     assert tight == replace(ESTIMATE, memory_limit_bytes=19 * GIB)
     assert not tight.fits
 
@@ -81,39 +93,35 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
     store: Store,
 ) -> None:
     """ESTIMATE has 1 of its 21 GiB in the allocator's cache, which may go back."""
-    cache = EstimateCache(store)
-    squeezed = replace(ESTIMATE, memory_limit_bytes=20 * GIB, device_bytes=20 * GIB, gives_back_cache=True)
-    cache.keep({"a": ESTIMATE, "b": squeezed})
-    assert cache.known(["a", "b"], JOB, memory_limit_bytes=20 * GIB) == {"b": squeezed}
-    assert set(cache.known(["a", "b"], JOB, memory_limit_bytes=21 * GIB)) == {"a"}
-    on_cpu = replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})
-    cache.keep({"c": on_cpu})
-    assert set(cache.known(["c"], ON_CPU, memory_limit_bytes=20 * GIB)) == {"c"}, "a heap gives nothing back"
-    cache.keep({"a": squeezed})
-    again = cache.known(["a"], JOB, memory_limit_bytes=20 * GIB)
-    assert again == {"a": squeezed}, "made once for each change of the limit"
+    squeezed = replace(OTHER, memory_limit_bytes=20 * GIB, device_bytes=20 * GIB, gives_back_cache=True)
+    keep(store, ESTIMATE, squeezed)
+    assert find(store, limit=20 * GIB) == [squeezed]
+    assert find(store, limit=21 * GIB) == [replace(ESTIMATE, memory_limit_bytes=21 * GIB)]
+    KnownEstimates(ON_CPU, store).keep([replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})])
+    assert len(find(store, job=ON_CPU, limit=20 * GIB)) == 1, "a heap gives nothing back"
+    again = replace(squeezed, config=ESTIMATE.config)
+    keep(store, again)
+    assert find(store, ESTIMATE.config, limit=20 * GIB) == [again], "made once for each change of the limit"
 
 
 def test_what_was_made_with_another_context_is_known_with_this_one(store: Store) -> None:
-    cache = EstimateCache(store)
-    cache.keep({"a": ESTIMATE})
+    keep(store, ESTIMATE)
     larger = replace(JOB, context_bytes=3 * GIB)
-    found = cache.known(["a"], larger, memory_limit_bytes=80 * GIB)["a"]
+    (found,) = find(store, job=larger)
     assert found.device_bytes == ESTIMATE.device_bytes + 2 * GIB and found.breakdown["context"] == 3 * GIB
     assert found.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
     assert sum(found.breakdown.values()) == found.device_bytes
-    assert cache.known(["a"], larger, memory_limit_bytes=22 * GIB) == {}, "the allocator may have to give back"
+    assert find(store, job=larger, limit=22 * GIB) == [], "the allocator may have to give back"
     paged = replace(ESTIMATE, config=ESTIMATE.config.replace(optimizer="paged-adamw-8bit"))
     assert paged.under(80 * GIB, 3 * GIB) is None, "more may be paged out"
     assert EstimateKeys(JOB).of(ESTIMATE.config) == EstimateKeys(larger).of(ESTIMATE.config)
 
 
 def test_borrowed_fragmentation_decides_under_no_limit_what_fits(store: Store) -> None:
-    cache = EstimateCache(store)
-    cache.keep({"a": replace(ESTIMATE, borrowed_error=0.1)})
-    assert cache.known(["a"], JOB, memory_limit_bytes=23 * GIB) == {}, "it may need 23.1 GiB"
-    assert cache.known(["a"], JOB, memory_limit_bytes=24 * GIB)["a"].fits
-    assert not cache.known(["a"], JOB, memory_limit_bytes=19 * GIB)["a"].fits, "more is allocated"
+    keep(store, replace(ESTIMATE, borrowed_error=0.1))
+    assert find(store, limit=23 * GIB) == [], "it may need 23.1 GiB"
+    assert [e.fits for e in find(store, limit=24 * GIB)] == [True]
+    assert [e.fits for e in find(store, limit=19 * GIB)] == [False], "more is allocated"
 
 
 def test_what_is_borrowed_says_so() -> None:
@@ -124,9 +132,8 @@ def test_what_is_borrowed_says_so() -> None:
 
 
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:
-    cache = EstimateCache(store)
-    cache.keep({"a": replace(ESTIMATE, memory_error=0.5), "b": ESTIMATE})
-    assert cache.known(["a", "b"], JOB, memory_limit_bytes=80 * GIB) == {"b": ESTIMATE}
+    keep(store, replace(ESTIMATE, memory_error=0.5), OTHER)
+    assert find(store) == [OTHER]
 
 
 def test_a_predictions_fit_allows_for_its_error() -> None:
@@ -135,36 +142,34 @@ def test_a_predictions_fit_allows_for_its_error() -> None:
 
 
 def test_without_a_store_nothing_is_known() -> None:
-    cache = EstimateCache(None)
-    cache.keep({"a": ESTIMATE})
-    assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
+    keep(None, ESTIMATE)
+    assert find(None) == []
 
 
 def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = EstimateCache(store)
+    known = KnownEstimates(JOB, store)
     with locked(path), caplog.at_level(logging.WARNING):
-        cache.keep({"a": ESTIMATE})
-        cache.keep({"a": ESTIMATE})
+        known.keep([ESTIMATE])
+        known.keep([ESTIMATE])
     assert "locked by another process" in caplog.text
     assert len(caplog.records) == 1, "what fails once is not waited for again"
-    assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
-    assert store.estimates.known(["a"]) == {}
+    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {}
+    assert find(store) == []
 
 
 def test_a_damaged_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = EstimateCache(store)
     sql(f"sqlite:///{path}", "DROP TABLE estimates")
     with caplog.at_level(logging.WARNING):
-        assert cache.known(["a"], JOB, memory_limit_bytes=1) == {}
+        assert find(store) == []
     assert "estimates" in caplog.text
 
 
 def test_an_estimate_that_makes_no_sense_is_made_anew(store: Store) -> None:
-    cache = EstimateCache(store)
-    store.estimates.keep({"a": {"device_bytes": 1}, "b": ESTIMATE.to_json()})
-    assert set(cache.known(["a", "b"], JOB, memory_limit_bytes=1)) == {"b"}
+    keys = EstimateKeys(JOB)
+    store.estimates.keep({keys.of(ESTIMATE.config): {"device_bytes": 1}, keys.of(OTHER.config): OTHER.to_json()})
+    assert find(store) == [OTHER]
 
 
 def test_what_json_has_not_is_not_kept(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    EstimateCache(store).keep({"a": replace(ESTIMATE, tokens_per_second=float("inf"))})
-    assert store.estimates.known(["a"]) == {}
+    keep(store, replace(ESTIMATE, tokens_per_second=float("inf")))
+    assert find(store) == []

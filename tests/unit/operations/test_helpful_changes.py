@@ -24,7 +24,7 @@ from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
-from autofit.prediction.estimate_cache import CachedEstimator
+from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates
 from autofit.prediction.estimating import why_not
 from autofit.prediction.helpful_changes import GAIN, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
@@ -237,7 +237,7 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
 
 
 def kept_estimator() -> CachedEstimator:
-    return CachedEstimator(estimator().job, RATES, None, estimator)
+    return CachedEstimator(KnownEstimates(estimator().job, None), RATES, estimator)
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:

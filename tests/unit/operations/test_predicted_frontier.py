@@ -134,7 +134,7 @@ def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> No
     assert choice is not None
     assert choice.estimate.config["method"] == "full"
     assert choice.estimate in found.of("full")
-    assert [a.estimate.config["method"] for a in choice.alternatives if a.role == "other method"] == ["lora"]
+    assert [a.point.config["method"] for a in choice.alternatives if a.role == "other method"] == ["lora"]
 
 
 def test_a_goal_narrows_what_is_predicted(request_: SearchRequest) -> None:
@@ -219,7 +219,7 @@ def test_the_recommendation_stops_at_the_first_method_that_fits() -> None:
     found = recommended([full, lora, qlora], Goal())
     assert found is not None
     assert found.estimate == lora
-    assert [(a.role, a.estimate) for a in found.alternatives] == [("other method", qlora)]
+    assert [(a.role, a.point) for a in found.alternatives] == [("other method", qlora)]
     assert found.changes_training and Effect.TRAINING > Effect.EXACT
     assert chosen([full, lora, qlora], Goal(method="qlora")) == qlora
     assert chosen([full]) is None
@@ -233,6 +233,6 @@ def test_beside_it_stand_the_next_faster_and_the_next_lighter() -> None:
     light, lightest = made("micro_batch=1", 50, 80), made("checkpointing=full", 40, 60)
     found = recommended([further, over, fits, light, lightest], Goal())
     assert found is not None
-    assert [(a.role, a.estimate) for a in found.alternatives] == [("faster, does not fit", over), ("lighter", light)]
-    assert found.alternatives[0].to_json()["over_limit_bytes"] == 5 * GIB
+    assert [(a.role, a.point) for a in found.alternatives] == [("faster, does not fit", over), ("lighter", light)]
+    assert found.to_json()["alternatives"][0]["over_limit_bytes"] == 5 * GIB
     assert found.alternatives[0].speedup == pytest.approx(1.3)

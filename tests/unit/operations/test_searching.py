@@ -34,6 +34,7 @@ from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import memory_deviations
 from autofit.prediction import predictor as predicting_ahead
+from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import LeaseLost, Store, UnderWay
@@ -534,18 +535,17 @@ class Predictor:
 
     def __call__(
         self,
-        job: Job,
+        known: KnownEstimates,
         configs: Sequence[Config],
         *,
         memory_limit_bytes: int,
-        store: Store | None,
         report: Callable[[int, int], None],
         **more: object,
     ) -> dict[Config, Estimate]:
         """What stands in for `predict_all`."""
         self.asked.append(len(configs))
         self.seconds.append(more["seconds"])
-        truth = Truth(job, Lattice(axes=(), configs=tuple(configs)), seed=1)
+        truth = Truth(known.job, Lattice(axes=(), configs=tuple(configs)), seed=1)
         report(len(configs), len(configs))
         return {c: made_estimate(c, int(0.9 * truth.memory(c)), memory_limit_bytes) for c in configs}
 
@@ -563,7 +563,7 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(job: Job, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: KnownEstimates, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
         takes = {c: here.host_memory_bytes + (2 if c["method"] == "qlora" else 3) * GIB for c in configs}
         made = {c: made_estimate(c, GIB, 2 * GIB) for c in configs}
         return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
@@ -582,7 +582,7 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
 def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: SearchRequest, store: Store) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(job: Job, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: KnownEstimates, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
         """Full training exceeds the host; a step of the others takes hours."""
         takes = {c: here.host_memory_bytes + (GIB if c["method"] == "full" else -GIB) for c in configs}
         made = {c: replace(made_estimate(c, GIB, 2 * GIB), step_seconds=3600.0) for c in configs}

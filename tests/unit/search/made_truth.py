@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from unit.operations import made_trials
 from unit.operations.made_trials import fits, make_trial
 
 from autofit.core.device.hardware import Hardware, Stack
@@ -25,6 +26,7 @@ from autofit.core.workload import METHODS, Goal, Workload
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.plan import Limits, Plan
 from autofit.prediction.predictions import Predictions, ReadyMade
+from autofit.search.lattice_state import LatticeState
 from autofit.search.loop import Search
 from autofit.search.progress import Progress
 from autofit.store.trial_log import TrialLog
@@ -51,6 +53,18 @@ def make_job(hardware: Hardware, stack: Stack, *, model: Any, global_batch: int 
     """A job of any model on any site."""
     workload = Workload(model=model.name, model_digest=model.digest, seq_len=128, global_batch=global_batch)
     return Job(model=model, workload=workload, hardware=hardware, stack=stack)
+
+
+def plan_of(state: LatticeState, **changes: Any) -> Plan:
+    """A plan that may have led to a state: of any job, without limits but the memory's, and with no least memory."""
+    plan = Plan(
+        job=made_trials.make_job(),
+        lattice=state.lattice,
+        lower_bounds=dict.fromkeys(state.lattice.configs, 0),
+        goal=Goal(),
+        limits=Limits(memory_bytes=state.memory_limit_bytes),
+    )
+    return replace(plan, **changes)
 
 
 def cpu_lattice(job: Job, goal: Goal | None = None) -> Lattice:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import Truth, cpu_lattice
+from unit.search.made_truth import Truth, cpu_lattice, plan_of
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config, Lattice
@@ -41,7 +42,7 @@ from autofit.search.acquisition.gains import Front, _area, _steps
 from autofit.search.acquisition.sampler import ABSENT, LatticeSampler, parameters, suggested
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
-from autofit.techniques import AXES, complete, only_slower
+from autofit.techniques import AXES, Job, complete, only_slower
 
 LATTICE = cpu_lattice(make_job())
 LIMIT = 10 * GIB
@@ -54,9 +55,19 @@ def floors(lattice: Lattice) -> dict[Config, int]:
 FLOORS = floors(LATTICE)
 
 
+def acquisition_of(state: LatticeState, **changes: Any) -> Acquisition:
+    """That of a search in `LATTICE`; `changes` are of its plan."""
+    return Acquisition(plan_of(state, **{"lower_bounds": FLOORS, **changes}), state)
+
+
+def full_only(state: LatticeState, truth: Truth) -> Acquisition:
+    """That of a search for full training in a world."""
+    return acquisition_of(state, lower_bounds=truth.lower_bounds, goal=Goal(method="full"))
+
+
 def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Adviser, LatticeState]:
     state = LatticeState(lattice, limit)
-    return Adviser(state, Acquisition(state, floors(lattice))), state
+    return Adviser(state, Acquisition(plan_of(state, lower_bounds=floors(lattice)), state)), state
 
 
 def ask(adviser: Adviser) -> Config:
@@ -158,7 +169,7 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
     }
     adviser, state = make_adviser()
     adviser.acquisition.use(Predictions(by_config=said))
-    plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none")
+    plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none" and c["method"] == "full")
     measured = replace(fits(gib, 250).measurement, stopped_early=early)
     adviser.tell(make_trial(plain, Fits(measurement=measured), limit=LIMIT))
     slower = only_slower(plain)
@@ -191,14 +202,20 @@ def test_what_was_cut_off_is_open_again() -> None:
     assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
+def job_at(peak_flops: float | None) -> Job:
+    """A job on a device of this peak."""
+    return replace(make_job(), hardware=replace(make_job().hardware, peak_flops=peak_flops))
+
+
 def test_nothing_is_faster_than_the_devices_arithmetic() -> None:
     """The bound grants an untried config no more than its FLOPs at the device's peak."""
-    bounds, step = {}, fits(4, 250).measurement.step_seconds.median
+    bounds, full = {}, next(c for c in LATTICE.configs if c["method"] == "full")
+    flops = 6.0 * shape(make_job().model).active_matmul_parameters  # of a token
     for share in (0.0, 0.5, 0.8):
         state = LatticeState(LATTICE, LIMIT)
-        acquisition = Acquisition(state, FLOORS, least_seconds=lambda method, share=share: share * step or None)
+        acquisition = acquisition_of(state, job=job_at(flops * 250 / share if share else None))
         adviser = Adviser(state, acquisition)
-        run(adviser, fits(4, 250))
+        adviser.tell(make_trial(full, fits(4, 250), limit=LIMIT))
         (winner,) = state.points()
         bounds[share] = acquisition.belief.regret_bound(winner)
     assert bounds[0.0] > 0.5, "one trial tells little of the others"
@@ -209,9 +226,9 @@ def test_nothing_is_faster_than_the_devices_arithmetic() -> None:
 @pytest.mark.parametrize("peak", [None, 1e12])
 def test_the_devices_arithmetic_is_that_of_its_data_sheet(peak: float | None) -> None:
     """6 FLOPs for each weight and token of full training and 4 of adapters; attention is left out."""
-    job = replace(make_job(), hardware=replace(make_job().hardware, peak_flops=peak))
+    job = job_at(peak)
     plan = Plan(job=job, lattice=LATTICE, lower_bounds=FLOORS, goal=Goal(), limits=Limits(memory_bytes=LIMIT))
-    floor = dict(zip(LATTICE.configs, np.exp(Acquisition.of(plan, LatticeState.of(plan)).belief._floor), strict=True))
+    floor = dict(zip(LATTICE.configs, np.exp(Acquisition(plan, LatticeState.of(plan)).belief._floor), strict=True))
     for config, seconds in floor.items():
         of_weight = 6.0 if config["method"] == "full" else 4.0
         flops = of_weight * shape(job.model).active_matmul_parameters * job.workload.tokens_per_step
@@ -272,7 +289,7 @@ def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
 
 def test_configs_without_an_axis_have_a_category_for_it() -> None:
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
+    sampler = LatticeSampler(state, acquisition_of(state))
     full = next(c for c in LATTICE.configs if c["method"] == "full")
     assert parameters(full, sampler.space)["rank"] == ABSENT
     for config in LATTICE.configs:
@@ -282,7 +299,7 @@ def test_configs_without_an_axis_have_a_category_for_it() -> None:
 
 def test_the_sampler_works_in_any_study() -> None:
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
+    sampler = LatticeSampler(state, acquisition_of(state))
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler, study_name="alone")
     expected = make_adviser()[0]
     for speed in (250.0, 100.0, 400.0):
@@ -304,7 +321,7 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[76]
     state = LatticeState(LATTICE, limit)
-    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
+    sampler = LatticeSampler(state, full_only(state, truth), truth.job)
     ran: list[Config] = []
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -335,7 +352,7 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
 
     def process(trials: int) -> LatticeState:
         state = LatticeState(LATTICE, limit)
-        sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
+        sampler = LatticeSampler(state, full_only(state, truth), truth.job)
         ran.append([])
 
         def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -364,7 +381,7 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
 @pytest.mark.parametrize("told", [(4.0 * GIB, math.inf), (4.0 * GIB, -1.0), (-math.inf, 250.0), (-1.0, 250.0)])
 def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) -> None:
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, FLOORS), make_job())
+    sampler = LatticeSampler(state, acquisition_of(state), make_job())
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     told_of: list[Config] = []
 
@@ -379,7 +396,7 @@ def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) ->
 def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
+    sampler = LatticeSampler(state, full_only(state, truth), truth.job)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     own = LATTICE.configs[-1]
 
@@ -395,7 +412,7 @@ def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
 def test_a_suggestion_that_the_user_overruled_in_part_is_open_again() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
+    sampler = LatticeSampler(state, full_only(state, truth), truth.job)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     first = sampler._acquisition.first().config
     other = next(c for c in LATTICE.configs if c["micro_batch"] != first["micro_batch"])
@@ -417,7 +434,7 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
     stopped: what several had under way then may still show that something else is."""
     truth = Truth(make_job(), LATTICE, seed=1)
     state = LatticeState(LATTICE, LIMIT)
-    acquisition = Acquisition(state, truth.lower_bounds, ("full",))
+    acquisition = full_only(state, truth)
     sampler = LatticeSampler(state, acquisition, truth.job)
     ran: list[Config] = []
 
@@ -440,7 +457,7 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
 @pytest.mark.parametrize("directions", [["maximize"], ["maximize", "minimize"], ["minimize", "maximize", "maximize"]])
 def test_a_study_of_other_objectives_is_told_which_it_needs(directions: list[str]) -> None:
     state = LatticeState(LATTICE, LIMIT)
-    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
+    sampler = LatticeSampler(state, acquisition_of(state))
     study = optuna.create_study(directions=directions, sampler=sampler)
     with pytest.raises(ValueError, match=rf"directions are {', '.join(directions)}: .*bytes and tokens per second"):
         study.ask(sampler.space)
@@ -535,7 +552,7 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
     truth = Truth(make_job(), LATTICE, seed=1)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[len(LATTICE.configs) // 2]
     state = LatticeState(LATTICE, limit)
-    adviser = Adviser(state, Acquisition(state, FLOORS, thorough=thorough))
+    adviser = Adviser(state, acquisition_of(state, thorough=thorough))
     unlikely = 0
     while (candidate := adviser.acquisition.best()) is not None:
         if state.points() and candidate.fit_probability < LIKELY:
@@ -578,9 +595,8 @@ def test_a_method_may_be_recommended_as_long_as_it_would_be_tried_and_is_practic
         np.array([chance, 1.0]),
         np.array([seconds, 2.0]),
     )
-    assert adviser.acquisition._recommended(*asked) is None
-    named = Acquisition(LatticeState(LATTICE, LIMIT), FLOORS, METHODS)
-    assert named._recommended(*asked) == recommended
+    assert adviser.acquisition._recommended(*asked) == recommended
+    assert acquisition_of(LatticeState(LATTICE, LIMIT), thorough=True)._recommended(*asked) is None
 
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
@@ -671,6 +687,12 @@ def gains(acquisition: Acquisition) -> dict[Config, float]:
     return {c.config: c.expected_gain for c in acquisition.candidates()}
 
 
+def alone(state: LatticeState) -> dict[Config, float]:
+    """What each config may gain for a user who wants no method but its own."""
+    of_method = {name: gains(acquisition_of(state, goal=Goal(method=name))) for name in METHODS}
+    return {config: of_method[config.text("method")][config] for config in state.open}
+
+
 def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
     """Once anything has fitted, all counts of the most faithful method that fits, or may."""
     for gone, recommended in ((), "full"), (("full",), "lora"):
@@ -678,10 +700,10 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
         for config in LATTICE.configs:
             if config["method"] in gone:
                 state.rule_out(config, "its weights alone take more")
-        assert gains(Acquisition(state, FLOORS)) == gains(Acquisition(state, FLOORS, METHODS))
+        assert gains(acquisition_of(state)) == alone(state)
         one = next(c for c in state.open if c["method"] == "qlora")
         state.learn(make_trial(one, fits(2, 100), limit=LIMIT))
-        alike, ours = gains(Acquisition(state, FLOORS)), gains(Acquisition(state, FLOORS, METHODS))
+        alike, ours = alone(state), gains(acquisition_of(state))
         for config in state.open:
             worth = 1.0 if config["method"] == recommended else BESIDE
             assert 0.0 < ours[config] == pytest.approx(worth * alike[config])
@@ -691,7 +713,7 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
 def test_a_method_of_which_nothing_is_measured_is_begun_only_where_it_may_keep_up(slow: float) -> None:
     """Also the one that would be recommended: on a device that emulates bf16, its trials take minutes for nothing."""
     state = LatticeState(LATTICE, LIMIT)
-    acquisition = Acquisition(state, FLOORS, METHODS)
+    acquisition = acquisition_of(state)
     said = {
         config: Prediction(
             peak_allocated_bytes=GIB,
@@ -715,17 +737,18 @@ def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked
     """Of a config that can only add to the frontier, nothing else is gained."""
     monkeypatch.setattr(belief, "ORDER_DOUBT", 0.0)
     lightest = next(c for c in LATTICE.configs if c["checkpointing"] == "full")
-    by_search = []
+    by_search, goal = [], Goal(method=lightest.text("method"))
     for thorough in (False, True):
         state = LatticeState(LATTICE, LIMIT)
         state.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
-        by_search.append(gains(Acquisition(state, FLOORS, thorough=thorough))[lightest])
+        by_search.append(gains(acquisition_of(state, goal=goal, thorough=thorough))[lightest])
     assert by_search[0] * 0.5 == pytest.approx(by_search[1] * 0.2) and by_search[0] > 0
 
 
 def test_no_method_takes_precedence_in_a_thorough_search() -> None:
     state = LatticeState(LATTICE, LIMIT)
-    assert gains(Acquisition(state, FLOORS, METHODS, thorough=True)) == gains(Acquisition(state, FLOORS, thorough=True))
+    of_any, of_one = (acquisition_of(state, goal=Goal(method=method), thorough=True) for method in ("any", "qlora"))
+    assert gains(of_any) == gains(of_one)
 
 
 def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> None:
@@ -737,7 +760,7 @@ def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> 
         state = LatticeState(LATTICE, LIMIT)
         for config, measured in ((full, 10), (lora, speed)):
             state.learn(make_trial(config, fits(2, measured), limit=LIMIT))
-        gained = gains(Acquisition(state, FLOORS, METHODS))
+        gained = gains(acquisition_of(state))
         found.append(max(gained[config] for config in others))
     beside_a_slow_one, beside_a_fast_one = found
     assert beside_a_fast_one < 0.2 * beside_a_slow_one
@@ -755,7 +778,7 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
             for size in [sizes if c["method"] == "full" else GIB]
         }
         state = LatticeState(LATTICE, LIMIT)
-        acquisition = Acquisition(state, FLOORS, METHODS)
+        acquisition = acquisition_of(state)
         acquisition.use(Predictions(by_config=said))
         adviser = Adviser(state, acquisition)
         tried = []
@@ -776,7 +799,7 @@ def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_tri
             noisy = replace(outcome, measurement=replace(outcome.measurement, step_seconds=measured))
             state.learn(make_trial(config, noisy, limit=LIMIT))
         (winner,) = [p for p in state.points() if p.config["checkpointing"] == "full"]
-        acquisition = Acquisition(state, FLOORS, METHODS)
+        acquisition = acquisition_of(state)
         for runs in (1, 2, 3):
             rival = acquisition.contender(winner)
             assert (None if rival is None else rival.config) == (contested if runs < 3 else None)
@@ -785,7 +808,7 @@ def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_tri
 
 def test_where_it_turns_out_not_to_fit_the_next_method_counts() -> None:
     state = LatticeState(LATTICE, LIMIT)
-    acquisition = Acquisition(state, FLOORS, METHODS)
+    acquisition = acquisition_of(state)
     one = next(c for c in LATTICE.configs if c["method"] == "qlora")
     state.learn(make_trial(one, fits(2, 100), limit=LIMIT))
     assert acquisition.first().config["method"] == "full"
@@ -798,7 +821,7 @@ def test_where_it_turns_out_not_to_fit_the_next_method_counts() -> None:
 def test_running_out_makes_its_like_less_likely_to_fit() -> None:
     """Also before anything has fitted, and also where the lattice's order says nothing."""
     state = LatticeState(LATTICE, LIMIT)
-    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, LIMIT // 2))
+    acquisition = acquisition_of(state, lower_bounds=dict.fromkeys(LATTICE.configs, LIMIT // 2))
     ran_out = max(acquisition.candidates(), key=lambda c: c.fit_probability).config
     before = {c.config: c.fit_probability for c in acquisition.candidates()}
     state.learn(make_trial(ran_out, out_of_memory(), limit=LIMIT))

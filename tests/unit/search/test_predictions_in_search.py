@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
+from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, plan_of, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
 from autofit.catalog.models import load
@@ -171,7 +171,7 @@ def test_a_trial_of_what_was_only_guessed_leaves_what_was_predicted(truth: Truth
 
     def likely(tried: Config | None = None) -> set[Config]:
         state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
         acquisition.use(replace(every, by_config=some))
         if tried is not None:
             state.take(tried)
@@ -350,7 +350,7 @@ def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> 
 
     def chances(known: Sequence[Config]) -> list[float]:
         state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
         acquisition.use(foreseen(truth, deviation=UNKNOWN))
         for config in known:
             state.take(config)
@@ -368,7 +368,7 @@ def test_the_lightest_is_tried_though_a_heavier_one_ran_out(truth: Truth) -> Non
     lightest, *_, heaviest = sorted(of_method, key=truth.memory)
     limit = truth.memory(lightest) + 1
     state = LatticeState(truth.lattice, limit)
-    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+    acquisition = Acquisition(plan_of(state), state)
     acquisition.use(foreseen(truth, lambda config: 0.2, deviation=0.02))
     state.take(heaviest)
     state.learn(truth.trial(heaviest, limit))
@@ -386,7 +386,7 @@ def margin(predictions: Predictions, truth: Truth, known: list[Config]) -> float
     """The least predicted memory over the limit that is not run any more, when `known` are measured."""
     limit = limit_for(truth, 0.5)
     state = LatticeState(truth.lattice, limit)
-    acquisition = Acquisition(state, truth.lower_bounds)
+    acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
     acquisition.use(predictions)
     for config in known:
         state.learn(truth.trial(config, limit))
@@ -437,7 +437,7 @@ def test_predictions_by_formula_are_wide_themselves_alone(truth: Truth) -> None:
 
     def out(predictions: Predictions, *, measured: float | None = None) -> set[Config]:
         state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
         acquisition.use(predictions)
         if measured is not None:
             one = min(rough, key=truth.memory)
@@ -460,7 +460,8 @@ def test_what_is_compiled_may_fit_where_its_eager_step_is_predicted_not_to(truth
     limit = int(truth.memory(eager) / 1.1)
     found = {c: predicted(truth.memory(c)) for c in truth.lattice.configs}
     sure = MemoryDeviation(mean=0.0, deviation=0.02, compared_on=100)
-    acquisition = Acquisition(LatticeState(lattice, limit), dict.fromkeys(lattice.configs, 0))
+    state = LatticeState(lattice, limit)
+    acquisition = Acquisition(plan_of(state), state)
     acquisition.use(Predictions(by_config={**found, compiled: found[eager]}, memory_deviation=sure))
     out = set(acquisition.predicted_out())
     assert eager in out
@@ -497,7 +498,7 @@ def test_where_all_are_by_formula_they_share_its_error(truth: Truth) -> None:
 
 def test_a_ruled_out_config_is_likely_not_to_fit_by_far(truth: Truth) -> None:
     state = LatticeState(truth.lattice, limit_for(truth, 0.5))
-    acquisition = Acquisition(state, truth.lower_bounds)
+    acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
     acquisition.use(foreseen(truth))
     out = set(acquisition.predicted_out())
     assert out

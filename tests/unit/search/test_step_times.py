@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
-from unit.search.made_truth import cpu_lattice
+from unit.search.made_truth import cpu_lattice, plan_of
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction, TimedOut
 from autofit.core.units import GIB
+from autofit.core.workload import Goal
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.acquisition import MUCH, Acquisition
 from autofit.search.acquisition.gains import Front, expected_gain
@@ -94,7 +95,7 @@ def test_a_bound_moves_the_belief_only_above_what_was_expected() -> None:
     def seconds(least: float | None) -> dict[str, float]:
         """Expected of the trial of a config in each format, after one in fp32 and one that was cut."""
         state = LatticeState(LATTICE, 4 * GIB)
-        acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+        acquisition = Acquisition(plan_of(state), state)
         acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, said)))
         state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
         if least is not None:
@@ -114,7 +115,7 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
 
     def found(*, is_proven: bool) -> tuple[float, LatticeState]:
         state = LatticeState(LATTICE, 4 * GIB)
-        acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+        acquisition = Acquisition(plan_of(state), state)
         state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
         state.take(cut)
         outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=2.0, is_proven=is_proven)
@@ -145,7 +146,7 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
 
     same_work = tuple(c for c in LATTICE.configs if c.replace(checkpointing="none") in plain)
     state = LatticeState(Lattice(axes=LATTICE.axes, configs=same_work), 4 * GIB)
-    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0), ("full",))
+    acquisition = Acquisition(plan_of(state, goal=Goal(method="full")), state)
     acquisition.use(Predictions(by_config={config: said(config) for config in same_work}))
     for config in plain:
         state.learn(make_trial(config, fits(1.0, 512.0 / 3.0)))
@@ -169,7 +170,7 @@ def test_what_all_slow_trials_share_is_suspected(slower: float, suspected: bool)
         )
 
     state = LatticeState(Lattice(axes=LATTICE.axes, configs=configs), 4 * GIB)
-    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0), ("full",))
+    acquisition = Acquisition(plan_of(state, goal=Goal(method="full")), state)
     acquisition.use(Predictions(by_config={config: said(config) for config in configs}))
     for config in adamw:
         state.learn(make_trial(config, fits(1.0, 512.0 / slower)))

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
+from unit.search.made_truth import plan_of
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, Prediction, TimedOut
+from autofit.core.units import GIB
 from autofit.planning.plan import Limits
 from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.budget import Budget
+from autofit.search.lattice_state import LatticeState
 from autofit.techniques import AXES, complete
 from autofit.trial.measure.pace import running_seconds
 
 BATCH = 64
 CONFIGS = tuple(complete({"method": "lora", "micro_batch": size}) for size in (1, 2, 32, 64))
-LATTICE = Lattice(axes=AXES, configs=CONFIGS)
 MICRO_STEPS = [2, 2, 2, 1]
 """Of each config's trial."""
 MICRO_SECONDS = 0.5
 """Of a micro-step of one sequence; of more, as many times as much."""
+
+
+def costs_of(*configs: Config, **changes: Any) -> TrialCosts:
+    """Those of configs for a batch of `BATCH` sequences; `changes` are of the workload."""
+    job, state = make_job(), LatticeState(Lattice(axes=AXES, configs=configs), GIB)
+    workload = replace(job.workload, global_batch=BATCH, **changes)
+    return TrialCosts(plan_of(state, job=replace(job, workload=workload)))
 
 
 def step_seconds(update: float = 0.0) -> np.ndarray:
@@ -40,19 +50,19 @@ def running(costs: TrialCosts, update: float = 0.0) -> list[float]:
 def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
     """At 1 sequence of 64, two micro-steps of half a second are a trial's step, and not 32 s."""
     steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
-    found = running(TrialCosts(LATTICE, BATCH))
+    found = running(costs_of(*CONFIGS))
     assert found == pytest.approx([running_seconds(step, 3.0, n) for step, n in zip(steps, MICRO_STEPS, strict=True)])
     assert found[0] < 10.0 < found[3]
 
 
 def test_a_users_program_runs_whole_steps() -> None:
     steps = [running_seconds(64 * MICRO_SECONDS, 3.0, n) for n in (64, 32, 2, 1)]
-    assert running(TrialCosts(LATTICE, BATCH, whole_steps=True)) == pytest.approx(steps)
+    assert running(costs_of(*CONFIGS, program="train.py")) == pytest.approx(steps)
 
 
 def test_where_ranks_or_a_host_share_the_work_a_trial_runs_three_micro_steps() -> None:
     config = complete({"method": "lora", "micro_batch": 1, "offload": "optimizer"})
-    costs = TrialCosts(Lattice(axes=AXES, configs=(config,)), BATCH)
+    costs = costs_of(config)
     (alone,), (found,) = (costs.seconds({}, np.array([0]), np.array([each])) for each in (0.0, BATCH * MICRO_SECONDS))
     expected = running_seconds(3 * MICRO_SECONDS, 3.0, 3) - running_seconds(0.0, 3.0, 3)
     assert found - alone == pytest.approx(expected)
@@ -61,7 +71,7 @@ def test_where_ranks_or_a_host_share_the_work_a_trial_runs_three_micro_steps() -
 def test_an_update_counts_in_full() -> None:
     """A step has one, whether it runs two micro-steps or 64."""
     update = 3.5
-    costs = TrialCosts(LATTICE, BATCH)
+    costs = costs_of(*CONFIGS)
     costs.use(
         {
             config: Prediction(
@@ -83,7 +93,7 @@ def test_an_update_counts_in_full() -> None:
 def test_set_ups_are_learnt_from_trials_without_their_warm_up() -> None:
     """A trial reports set-up and warm-up together. One that was cut during its steps shows nothing of its set-up; one
     that never began any took at least as long."""
-    costs, job = TrialCosts(LATTICE, BATCH), make_job()
+    costs, job = costs_of(*CONFIGS), make_job()
     (first, second, *_), rows, no_steps = CONFIGS, np.arange(len(CONFIGS)), np.zeros(len(CONFIGS))
 
     def set_up(outcome: Fits | TimedOut, config: Config = first) -> float:
