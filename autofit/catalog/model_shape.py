@@ -126,7 +126,7 @@ def _counted(model: Any, config: Any) -> ModelShape:
         tied_embeddings=tied,
         head_bias=getattr(head, "bias", None) is not None,
         # Fused kernels have no softcap; transformers before 5.23 would silently leave it out.
-        sdpa=bool(getattr(model, "_supports_sdpa", False)) and not getattr(text, "attn_logit_softcapping", None),
+        sdpa=bool(model._supports_sdpa) and not getattr(text, "attn_logit_softcapping", None),
         linear_parameters=_linear_weights(model, text.num_hidden_layers),
         experts=experts,
         experts_per_token=per_token,
@@ -140,7 +140,7 @@ def _counted(model: Any, config: Any) -> ModelShape:
 def _mean(text: Any, of: Callable[[Any], int]) -> int:
     """The mean over layers, rounded down, if transformers says that they differ; else the value of every layer."""
     # A config whose layers differ refuses to give the fields that differ.
-    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    layers = list(text.per_layer_config) if text.is_heterogeneous else [text]
     return sum(of(layer) for layer in layers) // len(layers)
 
 

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from autofit.cli.waiting import SECONDS_BETWEEN_LINES
+from autofit.cli.waiting import SECONDS_BETWEEN_LINES, Display, say
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
     from autofit.core.lattice import Config
     from autofit.operations.searching.over_hardware import Standing
     from autofit.search.progress import Progress
 
 
-class _Display:
-    """A block of text on a terminal, which `_live` shows; elsewhere that is None. A context manager."""
-
-    def __init__(self) -> None:
-        self._live: Live | None = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-
-class ProgressDisplay(_Display):
+class ProgressDisplay(Display):
     """Shows the progress of a search."""
 
     def __init__(self) -> None:
@@ -53,12 +26,12 @@ class ProgressDisplay(_Display):
         self._last_estimated = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        if self._live is not None:
-            self._live.update(block(progress))
+        if self.on_terminal:
+            self.show(block(progress))
         elif progress.estimated is not None:
             if time.monotonic() - self._last_estimated >= SECONDS_BETWEEN_LINES:
                 self._last_estimated = time.monotonic()
-                print(line(progress), file=sys.stderr, flush=True)
+                say(line(progress))
         else:
             self._print_changes(progress)
 
@@ -66,10 +39,10 @@ class ProgressDisplay(_Display):
         """Print a line when a trial has ended, and one when a trial starts."""
         if (progress.done, progress.from_store) != self._last:
             self._last = (progress.done, progress.from_store)
-            print(line(progress), file=sys.stderr, flush=True)
+            say(line(progress))
         for config in progress.running:
             if config not in self._running:
-                print(running(config, verifying=progress.verifying), file=sys.stderr, flush=True)
+                say(running(config, verifying=progress.verifying))
         self._running = progress.running
 
 
@@ -108,7 +81,7 @@ def running(config: Config, *, verifying: bool) -> str:
     return f"  {'verifying' if verifying else 'running '} {short(config)}"
 
 
-class StandingsDisplay(_Display):
+class StandingsDisplay(Display):
     """Shows how searches on several kinds of hardware stand."""
 
     def __init__(self) -> None:
@@ -117,12 +90,12 @@ class StandingsDisplay(_Display):
 
     def __call__(self, standings: Sequence[Standing]) -> None:
         lines = {standing.hardware: standing_line(standing) for standing in standings}
-        if self._live is not None:
-            self._live.update("\n".join(lines.values()))
+        if self.on_terminal:
+            self.show("\n".join(lines.values()))
             return
         for hardware, text in lines.items():
             if self._last.get(hardware) != text:
-                print(text, file=sys.stderr, flush=True)
+                say(text)
         self._last = lines
 
 

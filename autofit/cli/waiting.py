@@ -5,59 +5,81 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from autofit.core.units import format_duration
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.progress import Progress
 
 QUIET_SECONDS = 2.0
 """Nothing is shown for what takes less time than this."""
 SECONDS_BETWEEN_LINES = 5.0
 
 
-class Waiting:
-    """Shows how many configs have been predicted, or `what` else was done; a context manager."""
+class Display:
+    """A block on standard error that is renewed in place, if that is a terminal. A context manager."""
 
-    def __init__(self, what: str = "configs predicted") -> None:
-        self._what = what
-        self._started = time.monotonic()
-        self._last_line = self._started + QUIET_SECONDS - SECONDS_BETWEEN_LINES
-        self._terminal = sys.stderr.isatty()
-        self._bar: tuple[Progress, TaskID] | None = None
+    def __init__(self) -> None:
+        self.on_terminal = sys.stderr.isatty()
+        self._live: Live | None = None
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, block: RenderableType) -> None:
+        """Show it in place of the block before; for a terminal only."""
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(block)
+
+
+def say(text: str) -> None:
+    """Print a line, where there is no terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Waiting(Display):
+    """Shows how many configs have been predicted, or `what` else was done."""
+
+    def __init__(self, what: str = "configs predicted") -> None:
+        super().__init__()
+        self._what = what
+        self._started = time.monotonic()
+        self._last_line = self._started + QUIET_SECONDS - SECONDS_BETWEEN_LINES
+        self._bar: Progress | None = None
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Show that `done` are done, of `total` if that is known."""
         now = time.monotonic()
         if now - self._started < QUIET_SECONDS:
             return
-        if self._terminal:
-            progress, task = self._opened()
-            progress.update(task, completed=done, total=total)
+        if self.on_terminal:
+            self._bar = self._bar or self._new_bar()
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+            self.show(self._bar)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            print(line(done, total, now - self._started, self._what), file=sys.stderr, flush=True)
+            say(line(done, total, now - self._started, self._what))
 
-    def _opened(self) -> tuple[Progress, TaskID]:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    def _new_bar(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-            columns = (BarColumn(), MofNCompleteColumn(), self._what, TimeElapsedColumn())
-            progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            progress.start()
-            self._bar = progress, progress.add_task("", total=None)
-        return self._bar
+        bar = Progress(BarColumn(), MofNCompleteColumn(), self._what, TimeElapsedColumn())
+        bar.add_task("", total=None)
+        return bar
 
 
 def line(done: int, total: int | None, seconds: float, what: str = "configs predicted") -> str:

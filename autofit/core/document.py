@@ -47,16 +47,16 @@ def _plain(value: Any) -> Any:
 def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
     """For each field whose values JSON has in another form, what reads them."""
     kinds = get_type_hints(cls)
-    found = {field.name: _reader(kinds[field.name]) for field in fields(cls)}
-    return {name: reader for name, reader in found.items() if reader is not None}
+    found = {field.name: reader(kinds[field.name]) for field in fields(cls)}
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def _reader(kind: Any) -> Callable[[Any], Any] | None:
+def reader(kind: Any) -> Callable[[Any], Any] | None:
     """What reads values of this type; None if JSON has them as they are, and for a choice between several."""
     if hasattr(kind, "from_json"):
         own: Callable[[Any], Any] = kind.from_json
         return own
-    inner = [_reader(each) for each in get_args(kind) if each not in (type(None), ...)]
+    inner = [reader(each) for each in get_args(kind) if each not in (type(None), ...)]
     if len(inner) != 1:
         return None
     (one,) = inner

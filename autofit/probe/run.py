@@ -128,7 +128,7 @@ class _Progress:
             self._process, self.watch = process.pid, None
             writing.close()
             try:
-                why = self._listen(reading, request)
+                why = self._listen(reading, hardware)
                 if why is None:
                     process.join(2.0)  # it has said all
                     if process.exitcode == -signal.SIGKILL:
@@ -149,7 +149,7 @@ class _Progress:
             said = lines_of(Path(output.name).read_text(errors="replace"), "it said nothing")
             self._ended(why or said[-1][:300], ended_before)
 
-    def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
+    def _listen(self, reading: Connection, hardware: Hardware) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
         # Until its first part the process imports, which takes a busy machine that long.
         limit = 180.0
@@ -160,7 +160,7 @@ class _Progress:
                 return None
             if self._now is not None:
                 limit = self.silent_seconds
-            self.watch = self.watch or DeviceWatch(request, self._process, self._held_bytes)
+            self.watch = self.watch or DeviceWatch(hardware, self._process, self._held_bytes)
             if self.left:
                 self.watch.follow(False)
             else:

@@ -1,15 +1,17 @@
-"""Trials as JSON lines, to carry them from one store to another."""
+"""Trials as JSON lines, to carry them from one store to another; read strictly, as recorded tables are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from autofit import __version__
-from autofit.core.errors import UsageError, unknown
+from autofit.core.document import reader
+from autofit.core.errors import AutofitError, UsageError, unknown
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, Trial
 from autofit.store.database.engine import to_text
@@ -72,29 +74,15 @@ def read_lines(lines: Iterable[str]) -> Iterator[Trial]:
 
     Raises `UsageError` with the number of a bad line and what is wrong with it.
     """
-    begun = False
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            body = json.loads(line, parse_constant=_no_constant)
-            if not isinstance(body, dict):
-                raise ValueError("it is not a JSON object")
-            if begun:
-                yield _trial(body)
-            else:
-                _check_header(body)
-        except (ValueError, UsageError) as error:
-            raise UsageError(f"line {number} cannot be imported: {error}") from None
-        except RecursionError:
-            raise UsageError(f"line {number} cannot be imported: it is nested too deeply") from None
-        begun = True
-    if not begun:
+    read = read_values(
+        lines,
+        chain([_check_header], repeat(_trial)),
+        lambda number, reason: UsageError(f"line {number} cannot be imported: {reason}"),
+    )
+    if next(read, None) is None:
         raise UsageError('there is nothing to import: the first line must be {"schema": 1, ...}')
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
+    for _, trial in read:
+        yield trial
 
 
 def _check_header(body: dict[str, Any]) -> None:
@@ -107,27 +95,12 @@ def _check_header(body: dict[str, Any]) -> None:
 def _trial(body: dict[str, Any]) -> Trial:
     """The trial on one line, each field checked to be of its declared type; raises `ValueError` or `UsageError`."""
     given = {key: value for key, value in body.items() if key != "trial_id"}
-    kinds: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
-    outcome = given.get("outcome")
-    if not isinstance(outcome, str) or outcome not in kinds:
-        raise unknown("outcome", outcome, kinds)
+    own = [field for field in fields(Trial) if field.name not in ("config", "outcome")]
+    outcome = outcome_of({key: given[key] for key in given.keys() - {"config", *(field.name for field in own)}})
     of = get_type_hints(Trial)
-    present = [field.name for field in fields(Trial) if field.name in given or field.default is MISSING]
-    others = [name for name in present if name not in ("config", "outcome")]
-    trial = Trial(
-        config=_config(given),
-        outcome=_checked(kinds[outcome], {"": given}, ""),
-        **{name: _checked(of[name], given, name) for name in others},
-    )
-    own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
-    for name in given.keys() - own:
-        raise ValueError(f"{name!r} is not a field of a trial that ends with {outcome}")
-    try:
-        # The types are right by now; this rejects keys that no field would hold.
-        Trial.from_json(given)
-    except TypeError as error:
-        said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
-        raise ValueError(said) from None
+    present = [field.name for field in own if field.name in given or field.default is MISSING]
+    others = {name: checked(of[name], given, name) for name in present}
+    trial = Trial(config=config_of(given), outcome=outcome, **others)
     by_autofit = trial.workload.program is None
     if by_autofit and isinstance(trial.outcome, Fits) and not trial.outcome.measurement.losses:
         raise ValueError("measurement.losses is empty: a trial that fits has a loss for every step")
@@ -135,30 +108,85 @@ def _trial(body: dict[str, Any]) -> Trial:
     return trial
 
 
-def _config(given: dict[str, Any]) -> Config:
-    values = _checked(dict[str, Any], given, "config")
-    for name, value in values.items():
+def read_values(
+    lines: Iterable[str],
+    readers: Iterable[Callable[[dict[str, Any]], Any]],
+    wrong: Callable[[int, str], UsageError],
+) -> Iterator[tuple[int, Any]]:
+    """Each line's number, and what the next of `readers` makes of its JSON object; blank lines are skipped.
+
+    Raises what `wrong` makes of a line's number and the reason, if the line is no such object or its reader raises
+    `ValueError` or `AutofitError`.
+    """
+    each = iter(readers)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line, parse_constant=_no_constant)
+            if not isinstance(body, dict):
+                raise ValueError("not a JSON object")
+            value = next(each)(body)
+        except json.JSONDecodeError as error:
+            raise wrong(number, f"not JSON: {error}") from None
+        except (ValueError, AutofitError) as error:
+            raise wrong(number, str(error)) from None
+        except RecursionError:
+            raise wrong(number, "it is nested too deeply") from None
+        yield number, value
+
+
+def config_of(body: dict[str, Any]) -> Config:
+    """The field `config`. Raises `ValueError`."""
+    given = checked(dict[str, Any], body, "config")
+    for name, value in given.items():
         if not isinstance(value, str | int):
             raise ValueError(f"config.{name} is {value!r}: not a name, a whole number, true or false")
-    return Config.of(values)
+    return Config.of(given)
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # slow to load, and needed only where trials are imported
+def outcome_of(body: dict[str, Any]) -> Outcome:
+    """The outcome whose fields `body` has, and no others. Raises `ValueError` or `UsageError`."""
+    kinds: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
+    outcome = body.get("outcome")
+    if not isinstance(outcome, str) or outcome not in kinds:
+        raise unknown("outcome", outcome, kinds)
+    kind = kinds[outcome]
+    evidence = {name: value for name, value in body.items() if name != "outcome"}
+    for name in evidence.keys() - {field.name for field in fields(kind)}:
+        raise ValueError(f"{name!r} is not a field of a trial that ends with {outcome}")
+    found: Outcome = checked(kind, {"": evidence}, "")
+    return found
 
-    return TypeAdapter(kind)
 
-
-def _checked(kind: Any, given: dict[str, Any], name: str) -> Any:
-    """The field as a value of `kind`, with JSON types checked strictly; raises `ValueError`, naming the place."""
-    if name not in given:
+def checked(kind: Any, body: dict[str, Any], name: str) -> Any:
+    """The field as a value of `kind`, with JSON types checked strictly. Raises `ValueError`, naming the place, also for
+    a key that no field holds."""
+    if name not in body:
         raise ValueError(f"{name} is missing")
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(to_text(given[name]), strict=True)
+        value = _adapter(kind).validate_json(to_text(body[name]), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in (name, *first["loc"]) if part != "")
         raise ValueError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    try:
+        if (read := reader(kind)) is not None:
+            read(body[name])  # the types are right by now; this rejects keys that no field would hold
+    except TypeError as error:
+        said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
+        raise ValueError(said) from None
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # slow to load, and needed only where lines are read
+
+    return TypeAdapter(kind)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.document import Document, read
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Prediction, Trial, now
 from autofit.core.workload import Workload
@@ -21,15 +22,12 @@ from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
 
-_PLAIN = (
-    *("memory_limit_bytes", "deadline_seconds", "allowance_seconds", "timing_seconds", "least_tokens_per_second"),
-    *("compares_gradient", "sharing", "snapshot", "profile"),
-)
-"""The fields of a request that are JSON as they are."""
+_OF_JOB = ("model", "workload", "hardware", "stack")
+"""Of a request's JSON, the fields that are its job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class Rival(Document):
     """A measured config that a trial is compared with while it runs."""
 
     device_bytes: int
@@ -41,7 +39,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
+class TrialRequest(Document):
     """One config to run."""
 
     job: Job
@@ -77,18 +75,13 @@ class TrialRequest:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object. The first serialisation sets the time of asking; whatever passes it on keeps that."""
+        given_by_user = self.job.workload.program is not None
         return {
-            "model": self.job.model.to_json(),
-            "workload": self.job.workload.to_json(),
-            "hardware": self.job.hardware.to_json(),
-            "stack": self.job.stack.to_json(),
-            "config": self.config.to_json(),
+            **{name: getattr(self.job, name).to_json() for name in _OF_JOB},
+            **{name: value for name, value in Document.to_json(self).items() if name != "job"},
             "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
-            "rivals": [asdict(r) for r in self.rivals],
-            "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
             "asked": self.asked or (_clock(), time.monotonic()),
-            "folder": self.folder if self.job.workload.program is None else self.folder or os.getcwd(),
-            **{name: getattr(self, name) for name in _PLAIN},
+            "folder": self.folder or (os.getcwd() if given_by_user else None),
         }
 
     def trial(self, attempt: Attempt, prediction: Prediction | None = None) -> Trial:
@@ -114,29 +107,23 @@ class TrialRequest:
         left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
+    @property
+    def seconds_since_asked(self) -> float:
+        """Seconds since the request was made; 0 if that is not known, or was read from another machine's clock."""
+        clock, asked_at = self.asked or ("", 0.0)
+        return max(0.0, time.monotonic() - asked_at) if clock == _clock() else 0.0
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
-        return cls(
-            job=Job(
-                model=Model(**data["model"]),
-                workload=Workload.from_json(data["workload"]),
-                hardware=Hardware.from_json(data["hardware"]),
-                stack=Stack.from_json(data["stack"]),
-            ),
-            config=Config.from_json(data["config"]),
-            wait_seconds=math.inf if data["wait_seconds"] is None else data["wait_seconds"],
-            rivals=tuple(Rival(**r) for r in data["rivals"]),
-            rendezvous=None if data["rendezvous"] is None else Rendezvous.from_json(data["rendezvous"]),
-            asked=(data["asked"][0], data["asked"][1]),
-            folder=data["folder"],
-            **{name: data[name] for name in _PLAIN},
+        job = Job(
+            model=Model(**data["model"]),
+            workload=Workload.from_json(data["workload"]),
+            hardware=Hardware.from_json(data["hardware"]),
+            stack=Stack.from_json(data["stack"]),
         )
-
-
-def seconds_since_asked(data: Mapping[str, Any]) -> float:
-    """Seconds since the request in `data` was made; 0 if its time was read from another machine's clock."""
-    clock, asked_at = data.get("asked") or ("", 0.0)
-    return max(0.0, time.monotonic() - asked_at) if clock == _clock() else 0.0
+        own = {name: value for name, value in data.items() if name not in _OF_JOB}
+        wait_seconds = math.inf if own["wait_seconds"] is None else own["wait_seconds"]
+        return read(cls, {**own, "job": job, "wait_seconds": wait_seconds, "asked": tuple(own["asked"])})
 
 
 @cache

@@ -6,9 +6,9 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +16,17 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, Trial, machinery_failed, outcome_from_json
+from autofit.core.outcome import Fits, Outcome, Trial, machinery_failed
 from autofit.core.workload import Workload
 from autofit.operations.recording.pooling import pooled
+from autofit.store.exchange import checked, config_of, outcome_of, read_values
 from autofit.techniques import complete
 
 SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
-BESIDE_OUTCOME = ("config", "pass", "seconds", "device_state")
+BESIDE_OUTCOME = {"config", "pass", "seconds", "device_state"}
 """A row's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
 observed."""
 
@@ -104,25 +105,40 @@ def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
     `whole`, it is refused, and so is one without a trial; but one that ends with a whole row may be an unfinished
     recording all the same, or one of `--max-trials`.
     """
-    header, *rows = _objects(file, whole=whole)
+    lines, refused = _lines(file, whole=whole), partial(wrong, file)
+    table: RecordedTable = next(read_values(lines, [partial(_of_header, file)], refused))[1]
+    rows = read_values(lines, chain([lambda header: None], repeat(partial(_row, table))), refused)
+    next(rows)  # the header
+    found: dict[tuple[int, Config], tuple[int, Row]] = {}
+    for number, row in rows:
+        earlier, _ = found.setdefault((row.number, row.config), (number, row))
+        if earlier != number:
+            raise wrong(file, number, f"repeats the config of row {earlier}: {row.config}")
+    if whole and not found:
+        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
+    return replace(table, rows=tuple(row for _, row in found.values()))
+
+
+def _of_header(file: Path, header: dict[str, Any]) -> RecordedTable:
+    """The table without its rows. Raises `ValueError` for what is no header that this version reads."""
     if header.get("schema") != SCHEMA:
-        raise wrong(file, 1, f"schema {header.get('schema')!r}, and this version reads {SCHEMA}")
+        raise ValueError(f"schema {header.get('schema')!r}, and this version reads {SCHEMA}")
     missing = [name for name in SAME if name not in header]
     if missing:
-        raise wrong(file, 1, f"not the first line of `autofit bench record`: {', '.join(missing)} missing")
+        raise ValueError(f"not the first line of `autofit bench record`: {', '.join(missing)} missing")
     try:
-        hardware, stack = Hardware.from_json(header["hardware"]), Stack.from_json(header["stack"])
-        workload = Workload.from_json(header["workload"])
-    except (AutofitError, TypeError, ValueError) as error:
-        raise wrong(file, 1, f"not a header that this version reads: {error}") from error
-    limit, most = header["memory_limit_bytes"], hardware.memory_bytes
-    if type(limit) is not int or type(most) is not int or not 0 < limit <= most:
-        raise wrong(file, 1, f"memory_limit_bytes is {limit!r}, and must be above 0 and at most the device's {most!r}")
+        hardware, stack = checked(Hardware, header, "hardware"), checked(Stack, header, "stack")
+        workload, limit = checked(Workload, header, "workload"), checked(int, header, "memory_limit_bytes")
+    except (ValueError, AutofitError) as error:
+        raise ValueError(f"not a header that this version reads: {error}") from error
+    if not 0 < limit <= hardware.memory_bytes:
+        most = hardware.memory_bytes
+        raise ValueError(f"memory_limit_bytes is {limit}, and must be above 0 and at most the device's {most}")
     try:
         probe = None if header.get("probe") is None else Probe.from_json(header["probe"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise wrong(file, 1, f"not a probe that this version reads: {error}") from error
-    found = RecordedTable(
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not a probe that this version reads: {error}") from error
+    return RecordedTable(
         file=file,
         header=header,
         hardware=hardware,
@@ -131,9 +147,6 @@ def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
         memory_limit_bytes=limit,
         probe=probe,
     )
-    if whole and not rows:
-        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
-    return replace(found, rows=tuple(_checked(file, found, rows)))
 
 
 def is_table(file: Path) -> bool:
@@ -164,87 +177,59 @@ def wrong(file: Path, number: int, reason: str) -> UsageError:
     return UsageError(f"{file}, row {number}: {reason}")
 
 
-def _objects(file: Path, *, whole: bool) -> list[dict[str, Any]]:
-    """The lines as JSON objects, the header first."""
+def _lines(file: Path, *, whole: bool) -> list[str]:
+    """The lines that end."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    if not text:
+    if not text.strip():
         raise UsageError(f"{file} is empty: `autofit bench record --out {file}` writes a table")
-    if whole and not text.endswith("\n"):
-        raise wrong(file, len(text.splitlines()), "cut off: the same `autofit bench record` resumes from there")
-    rows = []
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not line.endswith("\n") and number > 1:
-            break
-        try:
-            row = json.loads(line, parse_constant=_no_number)
-        except ValueError as error:
-            raise wrong(file, number, f"not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise wrong(file, number, "not a JSON object")
-        rows.append(row)
-    return rows
+    lines = text.splitlines(keepends=True)
+    if lines[-1].endswith("\n"):
+        return lines
+    if whole:
+        raise wrong(file, len(lines), "cut off: the same `autofit bench record` resumes from there")
+    return lines[: max(1, len(lines) - 1)]
 
 
-def _checked(file: Path, table: RecordedTable, rows: list[dict[str, Any]]) -> Iterator[Row]:
-    first: dict[tuple[int, Config], int] = {}
-    for number, line in enumerate(rows, start=2):
-        if "schema" in line:
-            raise wrong(file, number, "the header of another recording: a file can hold only one")
-        try:
-            row = _row(line, table)
-        except KeyError as error:
-            raise wrong(file, number, f"{error.args[0]} is missing") from error
-        except (AutofitError, AttributeError, OverflowError, TypeError, ValueError) as error:
-            raise wrong(file, number, str(error)) from error
-        earlier = first.setdefault((row.number, row.config), number)
-        if earlier != number:
-            raise wrong(file, number, f"repeats the config of row {earlier}: {row.config}")
-        yield row
-
-
-def _row(line: dict[str, Any], table: RecordedTable) -> Row:
-    """Raises a `KeyError`, `TypeError` or `ValueError` for what is no trial, or for figures that no trial can have."""
-    config = Config.from_json(line["config"])
+def _row(table: RecordedTable, line: dict[str, Any]) -> Row:
+    """Raises `ValueError` or `UsageError` for what is no trial, or for figures that no trial can have."""
+    if "schema" in line:
+        raise ValueError("the header of another recording: a file can hold only one")
+    config = config_of(line)
     if complete(line["config"]) != config:
         raise ValueError("its config does not name every axis")
     batch = table.workload.batch_per_device
     if batch % config.number("micro_batch"):
         raise ValueError(f"micro_batch={config['micro_batch']} does not divide the {batch} sequences of a device")
-    outcome = outcome_from_json({k: v for k, v in line.items() if k not in BESIDE_OUTCOME})
+    outcome = outcome_of({name: line[name] for name in line.keys() - BESIDE_OUTCOME})
     if machinery_failed(outcome):
         raise ValueError("a failure of the machinery says nothing about its config")
-    number, seconds = line.get("pass", 1), line["seconds"]
-    if type(number) is not int or number < 1:
-        raise ValueError(f"pass is {number!r}, and must be a whole number from 1 on")
+    number, seconds = checked(int, {"pass": 1, **line}, "pass"), checked(float, line, "seconds")
+    _check_above_zero("pass", number)
     _check_above_zero("seconds", seconds)
     if isinstance(outcome, Fits):
         _check_measurement(outcome, table)
-    return Row(number, config, outcome, float(seconds))
+    return Row(number, config, outcome, seconds)
 
 
 def _check_measurement(outcome: Fits, table: RecordedTable) -> None:
     measured, limit = outcome.measurement, table.memory_limit_bytes
-    _check_above_zero("step_seconds.median", measured.step_seconds.median)
-    _check_above_zero("tokens_per_second", measured.tokens_per_second)
+    median, said = measured.step_seconds.median, measured.tokens_per_second
+    _check_above_zero("step_seconds.median", median)
+    _check_above_zero("tokens_per_second", said)
     if not 0 <= measured.device_bytes <= limit:
         raise ValueError(
-            f"device_bytes is {measured.device_bytes!r}: what fits has at least 0 and at most the limit of {limit}"
+            f"device_bytes is {measured.device_bytes}: what fits has at least 0 and at most the limit of {limit}"
         )
-    speed = table.workload.tokens_per_step / measured.step_seconds.median
-    if not math.isclose(speed, measured.tokens_per_second, rel_tol=0.01):  # rounding explains no more
-        said = measured.tokens_per_second
+    speed = table.workload.tokens_per_step / median
+    if not math.isclose(speed, said, rel_tol=0.01):  # rounding explains no more
         raise ValueError(f"tokens_per_second is {said!r}, and its step_seconds.median makes it {speed!r}")
-    if measured.stopped_early is not False:
+    if measured.stopped_early:
         raise ValueError("stopped_early is true, and every trial of a table runs to its end")
 
 
-def _check_above_zero(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value!r}, and must be above 0")
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a number")
+def _check_above_zero(name: str, figure: float) -> None:
+    if not 0 < figure < math.inf:
+        raise ValueError(f"{name} is {figure!r}, and must be above 0 and finite")

@@ -1,15 +1,18 @@
-"""What the self-test's checks have shown: values that a table and a bug report are made from."""
+"""The self-test's checks and what they have shown: values that a table and a bug report are made from."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.outcome import Trial
+
+if TYPE_CHECKING:
+    from autofit.operations.self_test.bench import Bench
 
 SCHEMA = 1
 """Version of the report's JSON."""
@@ -80,18 +83,33 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A check's name with what it has shown."""
+class Check:
+    """One thing to find out."""
 
     name: str
     shows: str
-    """What the check is for, in one sentence."""
-    technique: bool
+    """What it is for, in one sentence."""
+    run: Callable[[Bench, float], Finding]
+    """Called with the seconds that it may take; whatever it raises is a failure of this check alone."""
+    technique: bool = False
     """Whether it is one value of one axis."""
+    most_seconds: float = 45.0
+    """With more than this it hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A check with what it has shown."""
+
+    check: Check
     finding: Finding
 
+    @property
+    def name(self) -> str:
+        return self.check.name
+
     def to_json(self) -> dict[str, Any]:
-        named = {"name": self.name, "shows": self.shows, "technique": self.technique}
+        named = {"name": self.name, "shows": self.check.shows, "technique": self.check.technique}
         return named | self.finding.to_json()
 
 
@@ -127,7 +145,7 @@ class Report:
     @property
     def summary(self) -> str:
         """All of it in one or two sentences."""
-        counts = Counter(one.finding.verdict for one in self.shown if one.technique)
+        counts = Counter(one.finding.verdict for one in self.shown if one.check.technique)
         works = counts[Verdict.WORKS] + counts[Verdict.EMULATED]
         parts = [f"{works} of {counts.total()} techniques work"]
         parts += [f"{n} {'is' if n == 1 else 'are'} refused" for n in [counts[Verdict.REFUSED]] if n]

@@ -19,8 +19,7 @@ from autofit.core.units import format_duration
 from autofit.operations.doctor import libraries
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
-from autofit.operations.self_test.check import Check
-from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
+from autofit.operations.self_test.finding import Check, Finding, Report, Shown, Verdict
 from autofit.operations.self_test.judging import cut
 from autofit.probe.shapes import usual_model
 from autofit.trial.machine import device_lock
@@ -117,7 +116,7 @@ def self_test(
         for check in planned:
             finding = _run(check, bench, started + time_limit_seconds - time.monotonic())
             bench.findings[check.name] = finding
-            shown = Shown(name=check.name, shows=check.shows, technique=check.technique, finding=finding)
+            shown = Shown(check=check, finding=finding)
             report = replace(
                 report,
                 seconds=time.monotonic() - started,

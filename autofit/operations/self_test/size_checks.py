@@ -13,8 +13,7 @@ from autofit.core.units import MIB, format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.operations.self_test.bench import TINY, Bench
-from autofit.operations.self_test.check import Check
-from autofit.operations.self_test.finding import Finding, Verdict
+from autofit.operations.self_test.finding import Check, Finding, Verdict
 from autofit.operations.self_test.judging import memory_gap, size_figure, unfit
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported

@@ -10,8 +10,7 @@ from autofit.core.lattice import Axis, Config, Value
 from autofit.core.outcome import Trial
 from autofit.core.workload import Effect
 from autofit.operations.self_test.bench import TINY_BATCH, Bench
-from autofit.operations.self_test.check import Check
-from autofit.operations.self_test.finding import Finding, Verdict
+from autofit.operations.self_test.finding import Check, Finding, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure, unfit
 from autofit.techniques import AXES, complete
 

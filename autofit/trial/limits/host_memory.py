@@ -6,9 +6,6 @@ trial takes of its host, and what CUDA locks there is in no process's count: onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import format_bytes
 from autofit.trial.measure import process_memory
@@ -51,12 +48,11 @@ class HostWatch:
         return OutOfMemory(reason=str(error), phase=phase, host=True)
 
 
-def host_shortage(data: Mapping[str, Any], available: int | None) -> tuple[int, int]:
-    """Bytes by which the host falls short of the memory limits of all ranks of the trial that `data` describes, with
-    `available` bytes left (None where it does not say); and how many of them the other ranks may hold by now, each up
-    to its limit."""
+def host_shortage(limit: int, ranks: int, available: int | None) -> tuple[int, int]:
+    """Bytes by which the host falls short of the memory limits of all ranks of a trial, `limit` each, with `available`
+    bytes left (None where it does not say); and how many of them the other ranks may hold by now, each up to its
+    limit."""
     if available is None:
         return 0, 0
-    limit, ranks = data.get("memory_limit_bytes", 0), (data.get("rendezvous") or {}).get("ranks", 1)
     short = max(0, ranks * limit - available)
     return short, min(short, (ranks - 1) * limit)

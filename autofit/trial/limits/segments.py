@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where CUDA's allocator finds its settings: torch 2.9 and later in the first, earlier versions in the second."""
+"""Where CUDA's allocator finds its settings: in the second, torch's older name, if the first is not set."""
 EXPANDABLE = "expandable_segments"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
 _ASKED = re.compile(rf"{EXPANDABLE}\s*:\s*True")
@@ -59,5 +59,4 @@ def _set(settings: str) -> None:
     """Have the allocator read `settings`. The whole string, because what it leaves out may return to its default."""
     import torch
 
-    of_accelerators = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.10 and later
-    (of_accelerators or torch.cuda.memory._set_allocator_settings)(settings)
+    torch._C._accelerator_setAllocatorSettings(settings)

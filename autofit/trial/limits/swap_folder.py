@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Outcome
 from autofit.core.units import format_bytes
 from autofit.techniques.axes.sharding import NVME_VARIABLE
@@ -18,13 +18,13 @@ from autofit.training.prerequisites.nvme import own_prefix, remove_orphans
 
 
 @contextmanager
-def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """What to add to the environment of the trial that `request` describes; its files are removed afterwards.
+def swap_folder(config: Config) -> Iterator[dict[str, str]]:
+    """What to add to the environment of a trial of `config`; its files are removed afterwards.
 
     Nothing if the trial does not swap, or if no folder can be made: the trial itself then reports what is wrong.
     """
     named = os.environ.get(NVME_VARIABLE)
-    if named is None or request.get("config", {}).get("offload") != "nvme":
+    if named is None or config.get("offload") != "nvme":
         yield {}
         return
     made: str | None = None

@@ -153,8 +153,7 @@ def check_even(cards: Sequence[str]) -> None:
 
 def cores() -> int:
     """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(control_groups.processors(allowed)))
+    return max(1, int(control_groups.processors(len(os.sched_getaffinity(0)))))
 
 
 def threads() -> int:

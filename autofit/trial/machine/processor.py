@@ -31,8 +31,8 @@ class Counters:
 
 def read(session: int) -> Counters | None:
     """The counters now, for a trial whose processes are in the session of that number; None where the kernel does not
-    keep them (sandboxes, systems other than Linux)."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    keep them, as in sandboxes."""
+    allowed = os.sched_getaffinity(0)
     per_second = os.sysconf("SC_CLK_TCK")
     cores, busy, stolen = 0, 0, 0
     try:
@@ -59,7 +59,7 @@ def read(session: int) -> Counters | None:
 def cache_bytes() -> int:
     """Of the last level of cache of all processors that this process may use; 0 where the system does not say."""
     found: dict[tuple[int, str], int] = {}
-    for core in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
+    for core in os.sched_getaffinity(0):
         for index in (CORES / f"cpu{core}" / "cache").glob("index*"):
             with suppress(OSError, ValueError):
                 level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text()

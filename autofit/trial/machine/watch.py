@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState
+from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.machine import processor
 from autofit.trial.machine.card import CardWatch
 from autofit.trial.machine.detection import threads
@@ -19,13 +19,15 @@ class DeviceWatch:
     The kernel's counters are read at each end, which takes a few milliseconds.
     """
 
-    def __init__(self, data: Mapping[str, Any], process: int, others_bytes: int | None) -> None:
-        """For the trial that the request `data` describes, whose `process` leads a session of its own; `others_bytes`
-        is what others held of the card's memory before it began, None on the CPU and where it is not known."""
-        hardware, rendezvous = data.get("hardware", {}), data.get("rendezvous") or {}
+    def __init__(
+        self, hardware: Hardware, process: int, others_bytes: int | None, rendezvous: Rendezvous | None = None
+    ) -> None:
+        """For a trial whose `process` leads a session of its own; `others_bytes` is what others held of the card's
+        memory before it began, None on the CPU and where it is not known."""
+        ranks_here = 1 if rendezvous is None else rendezvous.ranks_here
         self._process, self._others_bytes = process, others_bytes
-        self._on_cpu = hardware.get("kind", "cpu") == "cpu"
-        self._threads = max(1, (hardware.get("cores") or threads()) // rendezvous.get("ranks_here", 1))
+        self._on_cpu = hardware.kind == "cpu"
+        self._threads = max(1, (hardware.cores or threads()) // ranks_here)
         self._is_timing = self._is_over = False
         self._begin()
 

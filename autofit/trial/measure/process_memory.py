@@ -63,7 +63,7 @@ def _fields() -> dict[str, int]:
 
 
 def is_readable() -> bool:
-    """Whether `read` works, which is all that a trial on an accelerator needs; macOS has no /proc."""
+    """Whether `read` works, which is all that a trial on an accelerator needs; some sandboxes have no /proc."""
     try:
         read()
     except (OSError, KeyError, ValueError):

@@ -61,7 +61,8 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Run the request in `data`; events go to the file descriptor `descriptor`. `asked_at` is in monotonic seconds."""
     events = Events(descriptor)
     process_memory.prefer_as_oom_victim()
-    ended = _run(TrialRequest.from_json(data), events, asked_at, data.get("listener"))
+    request = TrialRequest.from_json({name: value for name, value in data.items() if name != "listener"})
+    ended = _run(request, events, asked_at, data.get("listener"))
     # The result goes first: a failed recording must not affect it.
     events.result(ended.outcome, recording=ended.record is not None)
     if ended.record is not None:

@@ -160,8 +160,7 @@ def die_with_parent() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere orphans go to init
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _children() -> list[int]:

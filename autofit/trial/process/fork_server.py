@@ -30,10 +30,9 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from autofit.core.lattice import Config
-from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, TimedOut
+from autofit.core.outcome import Crashed, Fits, Outcome, TimedOut
 from autofit.core.units import MIB
-from autofit.core.workload import Workload
+from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial.attempt import Attempt
@@ -47,7 +46,7 @@ from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent
 from autofit.trial.process.commands import Commands, Stopped
-from autofit.trial.request import seconds_since_asked
+from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
@@ -104,34 +103,37 @@ class Host:
         if listener is not None:
             listener.close()
 
-    def run(self, data: Mapping[str, Any], commands: Commands) -> Attempt:
+    def run(self, request: TrialRequest, commands: Commands) -> Attempt:
         """One execution of a request. Raises `EOFError` if the commands' other end has closed."""
-        with swap_folder(data) as environment:
-            attempt = self._run(data, commands, environment)
+        with swap_folder(request.config) as environment:
+            attempt = self._run(request, commands, environment)
             attempt = replace(attempt, outcome=explained(attempt.outcome, environment))
         if not self._spawn and any(sign in getattr(attempt.outcome, "stderr_tail", "") for sign in FORK_FAILURES):
             self._spawn = True
-            return self.run(data, commands)
+            return self.run(request, commands)
         return attempt
 
-    def _run(self, data: Mapping[str, Any], commands: Commands, environment: Mapping[str, str]) -> Attempt:
+    def _run(self, request: TrialRequest, commands: Commands, environment: Mapping[str, str]) -> Attempt:
         started = time.monotonic()
-        on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
+        hardware, rendezvous = request.job.hardware, request.rendezvous
+        on_cpu = hardware.kind == "cpu"
         held_before = None if on_cpu else _device_held()
-        short_bytes, siblings_bytes = host_shortage(data, process_memory.host_available()) if on_cpu else (0, 0)
+        ranks = 1 if rendezvous is None else rendezvous.ranks
+        left = process_memory.host_available() if on_cpu else None
+        short_bytes, siblings_bytes = host_shortage(request.memory_limit_bytes, ranks, left)
         watch = None if on_cpu else HostWatch()
         kills = classify.kernel_oom_kills()
         segments = shared_memory.segments()
         try:
-            child = self._start(data, started - seconds_since_asked(data), environment)
+            child = self._start(request.to_json(), started - request.seconds_since_asked, environment)
         except OSError as error:
             reason = f"no process for the trial can be started: {error}"
             return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=time.monotonic() - started)
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
-        device = DeviceWatch(data, child.pid, held_before)
+        device = DeviceWatch(hardware, child.pid, held_before, rendezvous)
         try:
-            status, outcome = self._follow(child, data, started, commands, watch, device)
+            status, outcome = self._follow(child, request, started, commands, watch, device)
             if outcome is None:
                 outcome = classify.ended_without_result(
                     status=status,
@@ -163,7 +165,7 @@ class Host:
     def _follow(
         self,
         child: ChildProcess,
-        data: Mapping[str, Any],
+        request: TrialRequest,
         started: float,
         commands: Commands,
         watch: HostWatch | None,
@@ -171,8 +173,7 @@ class Host:
     ) -> tuple[int, Outcome | None]:
         """Listen to the child until it ends or its time is over, then end it; its exit status, and its outcome where it
         has one. Raises what `commands` and `watch` raise."""
-        deadline = float(data.get("deadline_seconds", DEADLINE_SECONDS))
-        allowance, longest = _allowance(data, deadline), _longest_step(data)
+        deadline, allowance, longest = request.deadline_seconds, _allowance(request), _longest_step(request)
         ends = started + deadline, started + allowance
         finished = self._listen(
             child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
@@ -307,24 +308,23 @@ def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = Fals
     )
 
 
-def _allowance(data: Mapping[str, Any], deadline: float) -> float:
+def _allowance(request: TrialRequest) -> float:
     """Seconds that the trial may take unless it earns more. Of several ranks the first judges it, for all of them."""
-    allowance = data.get("allowance_seconds")
-    return min(deadline, float(allowance)) if allowance is not None and _judges(data) else deadline
+    deadline, allowance = request.deadline_seconds, request.allowance_seconds
+    return min(deadline, allowance) if allowance is not None and _judges(request) else deadline
 
 
-def _judges(data: Mapping[str, Any]) -> bool:
+def _judges(request: TrialRequest) -> bool:
     """Whether this rank's time decides how long the trial goes on."""
-    return int((data.get("rendezvous") or {"rank": 0})["rank"]) == 0
+    return request.rendezvous is None or request.rendezvous.rank == 0
 
 
-def _longest_step(data: Mapping[str, Any]) -> float:
+def _longest_step(request: TrialRequest) -> float:
     """Seconds of an optimizer step beyond which the trial is of no use; infinite where any is."""
-    rivals = [float(rival["tokens_per_second"]) for rival in data.get("rivals") or ()]
-    useful = useful_speed(rivals, float(data.get("least_tokens_per_second", 0.0)))
-    if not useful or not _judges(data):
+    useful = useful_speed([rival.tokens_per_second for rival in request.rivals], request.least_tokens_per_second)
+    if not useful or not _judges(request):
         return math.inf
-    return Workload.from_json(data["workload"]).tokens_per_step / useful
+    return request.job.workload.tokens_per_step / useful
 
 
 def device_is_touched() -> bool:
@@ -374,19 +374,14 @@ def main() -> None:
         if "listen" in command:
             answer = _listening_answer(host, command["listen"])
         else:
+            request = TrialRequest.from_json(command)
             if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
-                host.preload(command["model"]["config"].get("model_type"), deepspeed=_uses_deepspeed(command))
+                host.preload(request.job.model.config.get("model_type"), deepspeed=uses_deepspeed(request.config))
             try:
-                answer = host.run(command, commands).to_json()
+                answer = host.run(request, commands).to_json()
             except EOFError:
                 return
         answers.write(json.dumps(answer) + "\n")
-
-
-def _uses_deepspeed(request: Mapping[str, Any]) -> bool:
-    from autofit.techniques.axes.sharding import uses_deepspeed
-
-    return uses_deepspeed(Config.from_json(request["config"]))
 
 
 def _listening_answer(host: Host, address: str) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.operations.self_test import running
 from autofit.operations.self_test.bench import Bench
-from autofit.operations.self_test.check import Check
-from autofit.operations.self_test.finding import Finding, Report, Verdict
+from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
 from autofit.operations.self_test.running import self_test
 from autofit.store import Store
 from autofit.trial.machine import detection as site

@@ -47,7 +47,9 @@ def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(
         shown(1)
         shown(2, 4)
         assert shown._bar is not None
-        (task,) = shown._bar[0].tasks
+        (task,) = shown._bar.tasks
         assert (task.completed, task.total) == (2, 4)
-    assert not shown._bar[0].live.is_started
+        live = shown._live
+        assert live is not None and live.is_started
+    assert not live.is_started
     assert capsys.readouterr().out == ""

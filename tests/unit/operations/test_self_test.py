@@ -21,8 +21,7 @@ from autofit.core.units import MIB
 from autofit.operations.self_test import bench as bench_module
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
-from autofit.operations.self_test.check import Check
-from autofit.operations.self_test.finding import Finding, Report, Verdict
+from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
 from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded

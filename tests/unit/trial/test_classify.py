@@ -271,8 +271,7 @@ def test_whose_memory_a_death_without_a_result_was_about(status: int, stderr: st
 def test_what_a_killed_ranks_siblings_may_have_held_is_not_laid_to_others(
     ranks: int, available: int, short: int, siblings: int, said: str | None
 ) -> None:
-    asked = {"memory_limit_bytes": 8 * GIB, "rendezvous": {"ranks": ranks} if ranks > 1 else None}
-    found = host_shortage(asked, available * GIB)
+    found = host_shortage(8 * GIB, ranks, available * GIB)
     assert found == (short * GIB, siblings * GIB)
     outcome = killed(1, short_bytes=found[0], siblings_bytes=found[1])
     assert isinstance(outcome, OutOfMemory if said is None else Crashed)
@@ -280,7 +279,7 @@ def test_what_a_killed_ranks_siblings_may_have_held_is_not_laid_to_others(
 
 
 def test_without_the_kernels_word_nothing_is_short() -> None:
-    assert host_shortage({"memory_limit_bytes": 8 * GIB}, None) == (0, 0)
+    assert host_shortage(8 * GIB, 1, None) == (0, 0)
 
 
 def test_kernel_books_are_read_where_there_are_any() -> None:

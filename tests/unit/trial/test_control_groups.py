@@ -22,7 +22,7 @@ UNLIMITED = "9223372036854771712"
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Puts this process, on a machine with eight processors, into groups with these files."""
-    monkeypatch.setattr(site.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(site.os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
 

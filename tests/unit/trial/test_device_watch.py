@@ -14,6 +14,7 @@ import pytest
 from jobs import tiny_request
 from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 
+from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
@@ -22,7 +23,7 @@ from autofit.trial.machine.card import CardWatch
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.process.runner import TrialRunner
 
-ON_CPU = {"hardware": {"kind": "cpu", "cores": 1}}
+ON_CPU = Hardware(name="cpu", kind="cpu", device_name="Some CPU", memory_bytes=GIB, cores=1)
 SPIN = "import sys; print(flush=True)\nwhile True: pass"
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +21,18 @@ from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
-from autofit.techniques import Job
 from autofit.trial import request as asked_for
 from autofit.trial.process import child, child_process
 from autofit.trial.process import fork_server as host
 from autofit.trial.process.commands import Commands
 from autofit.trial.process.runner import TrialRunner, trial_environment
-from autofit.trial.request import TrialRequest, seconds_since_asked
+from autofit.trial.request import TrialRequest
 
 CARD = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100 80GB HBM3", memory_bytes=81089 * MIB)
+
+
+def on_card(**request: Any) -> TrialRequest:
+    return tiny_request(job=replace(tiny_job(), hardware=CARD), **request)
 
 
 @pytest.fixture
@@ -112,7 +116,7 @@ def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, held: Iterable[int]) -> i
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        host.Host("entries:killed", spawn=False).run({"hardware": {"kind": "cuda"}}, Commands(read_end))
+        host.Host("entries:killed", spawn=False).run(on_card(), Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -144,7 +148,7 @@ def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(monkeypatch: py
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        attempt = host.Host("entries:raises", spawn=False).run({"hardware": {"kind": "cuda"}}, Commands(read_end))
+        attempt = host.Host("entries:raises", spawn=False).run(on_card(), Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -159,9 +163,8 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch: 
     monkeypatch.setattr(child_process.ChildProcess, "has_died", lambda child: False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
-    request = {"hardware": {"kind": "cpu"}, "deadline_seconds": 0.5}
     try:
-        attempt = host.Host("entries:hang", spawn=False).run(request, Commands(read_end))
+        attempt = host.Host("entries:hang", spawn=False).run(tiny_request(deadline_seconds=0.5), Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -175,8 +178,7 @@ def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as beside:
-        request = {"hardware": {"kind": "cpu"}}
-        attempt = host.Host("entries:stubborn_grandchild", spawn=False).run(request, Commands(read_end))
+        attempt = host.Host("entries:stubborn_grandchild", spawn=False).run(tiny_request(), Commands(read_end))
         os.close(write_end)
         os.close(read_end)
         assert isinstance(attempt.outcome, Crashed) and attempt.outcome.exit_code == 3
@@ -212,9 +214,9 @@ def test_asking_is_the_first_writing_down(monkeypatch: pytest.MonkeyPatch) -> No
     assert passed_on == request
     again = json.loads(json.dumps(passed_on.to_json()))
     assert again["asked"] == written["asked"]
-    assert seconds_since_asked(again) == 3.0
-    assert seconds_since_asked({**again, "asked": ["another boot", 1.0]}) == 0.0
-    assert seconds_since_asked({}) == 0.0
+    assert TrialRequest.from_json(again).seconds_since_asked == 3.0
+    assert TrialRequest.from_json({**again, "asked": ["another boot", 1.0]}).seconds_since_asked == 0.0
+    assert request.seconds_since_asked == 0.0, "it was not written down"
 
 
 def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
@@ -226,9 +228,6 @@ def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
 
 def test_a_busy_device_is_a_transient_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     install_cuda(monkeypatch, others=20_000 * MIB)
-    on_cpu = tiny_job()
-    job = Job(model=on_cpu.model, workload=on_cpu.workload, hardware=CARD, stack=on_cpu.stack)
-    request = tiny_request(job=job, memory_limit_bytes=20_000 * MIB)
-    outcome = child._run(request, child.Events(2), time.monotonic()).outcome
+    outcome = child._run(on_card(memory_limit_bytes=20_000 * MIB), child.Events(2), time.monotonic()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "other processes hold 19.53 GiB" in outcome.reason

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import tiny_job, tiny_request
 from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
@@ -39,7 +41,9 @@ def hanging(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        request = {"hardware": {"kind": kind}, "deadline_seconds": deadline}
+        job = tiny_job()
+        hardware = replace(job.hardware, kind=kind)
+        request = tiny_request(job=replace(job, hardware=hardware), deadline_seconds=deadline)
         outcome = host.Host("entries:hang", spawn=False).run(request, Commands(read_end)).outcome
     finally:
         os.close(write_end)

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.trial.limits.swap_folder import explained, swap_folder
 from autofit.trial.process.classify import stopped
 
-REQUEST = {"config": {"offload": "nvme"}}
+SWAPS = Config.of({"offload": "nvme"})
 
 
 def test_a_trial_has_its_own_for_as_long_as_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
-    with swap_folder(REQUEST) as first, swap_folder(REQUEST) as second:
+    with swap_folder(SWAPS) as first, swap_folder(SWAPS) as second:
         assert first != second
         (Path(first[NVME_VARIABLE]) / "zero_stage_3").mkdir()
         assert len(list(tmp_path.iterdir())) == 2
@@ -32,23 +33,23 @@ def test_what_killed_processes_of_this_machine_left_is_removed(tmp_path: Path, m
     monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with swap_folder(REQUEST) as running:
+    with swap_folder(SWAPS) as running:
         own = Path(running[NVME_VARIABLE]).name
         left = own.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
         elsewhere = left.replace("autofit-trial-", "autofit-trial-another-")
         for name in (left, elsewhere, "somebody's"):
             (tmp_path / name).mkdir()
-        with swap_folder(REQUEST):
+        with swap_folder(SWAPS):
             assert not (tmp_path / left).exists()
         assert sorted(p.name for p in tmp_path.iterdir()) == sorted([own, elsewhere, "somebody's"])
 
 
-@pytest.mark.parametrize("request_", [{"config": {"offload": "params"}}, {}])
+@pytest.mark.parametrize("config", [Config.of({"offload": "params"}), Config.of({})])
 def test_nothing_is_made_for_a_trial_that_does_not_swap(
-    request_: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
-    with swap_folder(request_) as added:
+    with swap_folder(config) as added:
         assert added == {}
     assert list(tmp_path.iterdir()) == []
 

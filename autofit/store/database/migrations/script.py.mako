@@ -13,8 +13,3 @@ down_revision = ${repr(down_revision)}
 def upgrade() -> None:
     """${message}"""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """The schema as it was before."""
-    ${downgrades if downgrades else "pass"}

@@ -31,12 +31,6 @@ def upgrade() -> None:
     _create_trials()
 
 
-def downgrade() -> None:
-    """Drops the tables, and with them everything measured."""
-    for name in ("trials", "searches", "workloads", "stacks", "hardware"):
-        op.drop_table(name)
-
-
 def _references(table: str) -> list[sa.ForeignKeyConstraint]:
     targets = (
         ("hardware_digest", "hardware.digest"),

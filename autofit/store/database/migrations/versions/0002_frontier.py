@@ -45,17 +45,7 @@ def upgrade() -> None:
     op.drop_index(_INDEX, "trials")
     order = ["stopped_early", "family", "device_bytes", "tokens_per_second", "id"]
     op.create_index(_INDEX, "trials", [*_CONTEXT, *order])
-    _renew_keys(("name", "kind", "device_name", "cores"))
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before."""
-    _renew_keys(("name", "kind", "device_name", "memory_bytes", "cores"))
-    op.drop_index(_INDEX, "trials")
-    before = ["config_key", "id", "family", "device_bytes", "tokens_per_second"]
-    op.create_index(_INDEX, "trials", [*_CONTEXT, *before])
-    for column in (*_FLAGS, "deadline_seconds"):
-        op.drop_column("trials", column)
+    _renew_keys()
 
 
 def _copy_deadlines() -> None:
@@ -66,13 +56,13 @@ def _copy_deadlines() -> None:
         connection.execute(deadline.values(deadline_seconds=evidence["deadline_seconds"]))
 
 
-def _renew_keys(fields: tuple[str, ...]) -> None:
-    """Recomputes hardware keys from `fields`; where trials of several keys come together, renumbers their attempts."""
+def _renew_keys() -> None:
+    """Recomputes hardware keys; where trials of several keys come together, renumbers their attempts."""
     connection = op.get_bind()
     # No two attempts may share a number at any moment; the negated ids, which are unique, serve in the meantime.
     op.execute("UPDATE trials SET attempt = -id")
     for digest, body in connection.execute(sa.select(_HARDWARE.c.digest, _HARDWARE.c.body)).all():
-        key = _digest([body[name] for name in fields])
+        key = _digest([body[name] for name in ("name", "kind", "device_name", "cores")])
         connection.execute(sa.update(_HARDWARE).where(_HARDWARE.c.digest == digest).values(key=key))
         renewed = sa.text("UPDATE trials SET hardware_key = :key WHERE hardware_digest = :digest")
         connection.execute(renewed, {"key": key, "digest": digest})

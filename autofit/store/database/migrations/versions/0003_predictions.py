@@ -19,9 +19,3 @@ def upgrade() -> None:
         sa.Column("recorded_at", sa.String, nullable=False),
         sa.PrimaryKeyConstraint("key", name="pk_estimates"),
     )
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before, without predictions and estimates."""
-    op.drop_table("estimates")
-    op.drop_column("trials", "prediction")

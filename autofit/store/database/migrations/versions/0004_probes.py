@@ -20,8 +20,3 @@ def upgrade() -> None:
         sa.Column("recorded_at", sa.String, nullable=False),
         sa.PrimaryKeyConstraint("hardware_key", "stack_key", "shapes_key", name="pk_probes"),
     )
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before."""
-    op.drop_table("probes")

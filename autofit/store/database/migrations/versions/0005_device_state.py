@@ -13,9 +13,3 @@ def upgrade() -> None:
     """Adds the columns."""
     op.add_column("trials", sa.Column("device_state", sa.JSON))
     op.add_column("trials", sa.Column("suspect", sa.Boolean, server_default=sa.false(), nullable=False))
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before, without the state of devices."""
-    op.drop_column("trials", "suspect")
-    op.drop_column("trials", "device_state")

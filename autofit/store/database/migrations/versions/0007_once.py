@@ -15,11 +15,3 @@ def upgrade() -> None:
     op.create_index("ix_trials_uid", "trials", ["uid"], unique=True)
     op.create_index("ix_trials_hardware", "trials", ["hardware_key", "id"])
     op.drop_column("trials", "method")
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before."""
-    op.add_column("trials", sa.Column("method", sa.String, server_default="", nullable=False))
-    op.drop_index("ix_trials_hardware", "trials")
-    op.drop_index("ix_trials_uid", "trials")
-    op.drop_column("trials", "uid")

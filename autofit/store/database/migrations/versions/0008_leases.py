@@ -25,7 +25,8 @@ def upgrade() -> None:
     for table, added in _added().items():
         for column in added:
             op.add_column(table, column)
-    _rename(_STATES)
+    for old, new in _STATES.items():
+        op.execute(f"UPDATE searches SET state = '{new}' WHERE state = '{old}'")
     # Nobody drives them any more, and whoever asks the same finds their trials.
     op.execute("UPDATE searches SET state = 'failed' WHERE state = 'running'")
     active = sa.text("state IN ('queued', 'running')")
@@ -46,19 +47,6 @@ def upgrade() -> None:
     )
 
 
-def downgrade() -> None:
-    """Restores the schema as it was before, but for what may be null; searches that never ran are lost."""
-    op.drop_table("events")
-    for index in ("ix_searches_state", "uq_searches_idempotency_key", "uq_searches_digest"):
-        op.drop_index(index, "searches")
-    op.execute("DELETE FROM searches WHERE stack_key IS NULL")
-    _rename({new: old for old, new in _STATES.items()} | {"nothing_fits": "done"})
-    for table, added in _added().items():
-        for column in added:
-            op.drop_column(table, column.name)
-    op.alter_column("searches", "state", new_column_name="status")
-
-
 def _added() -> dict[str, list[sa.Column[Any]]]:
     """The new columns of each table."""
     counters = [
@@ -77,11 +65,6 @@ def _added() -> dict[str, list[sa.Column[Any]]]:
         "searches": [*of_searches, *counters],
         "trials": [*of_trials, sa.Column("search_epoch", sa.Integer())],
     }
-
-
-def _rename(states: dict[str, str]) -> None:
-    for old, new in states.items():
-        op.execute(f"UPDATE searches SET state = '{new}' WHERE state = '{old}'")
 
 
 def _rebuild() -> None:

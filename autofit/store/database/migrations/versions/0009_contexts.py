@@ -42,9 +42,3 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["search_id"], ["searches.search_id"], name="fk_audit_search_id"),
     )
     op.create_index("ix_audit_search_id", "audit", ["search_id"])
-
-
-def downgrade() -> None:
-    """Drops them."""
-    for table in ("audit", "tokens", "contexts"):
-        op.drop_table(table)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,35 +23,19 @@ def upgrade() -> None:
     op.add_column("trials", sa.Column("driver", sa.String))
     connection = op.get_bind()
     stacks = connection.execute(sa.select(_STACKS.c.key, _STACKS.c.body)).all()
-    with _renumbered():
-        for old, body in stacks:
-            driver = body.get("driver")
-            if driver is not None:
-                noted = sa.text("UPDATE trials SET driver = :driver WHERE stack_key = :old")
-                connection.execute(noted, {"driver": driver, "old": old})
-                _move(old, _kept({**body, "driver": None}))
-
-
-def downgrade() -> None:
-    """Restores the schema as it was before."""
-    connection = op.get_bind()
-    drivers = sa.text("SELECT DISTINCT stack_key, driver FROM trials WHERE driver IS NOT NULL")
-    stacks = connection.execute(drivers).all()
-    with _renumbered():
-        for old, driver in stacks:
-            body = connection.scalar(sa.select(_STACKS.c.body).where(_STACKS.c.key == old))
-            new = _kept({**(body or {}), "driver": driver})
-            moved = sa.text("UPDATE trials SET stack_key = :new WHERE stack_key = :old AND driver = :driver")
-            connection.execute(moved, {"new": new, "old": old, "driver": driver})
-    op.drop_column("trials", "driver")
-
-
-@contextmanager
-def _renumbered() -> Iterator[None]:
-    """While stacks change, no two attempts share a number: the negated ids, which are unique, stand in for them. Then
-    attempts count up again, and contexts are those of the trials, with versions that they never had."""
+    # While stacks change, no two attempts share a number: the negated ids, which are unique, stand in for them.
     op.execute("UPDATE trials SET attempt = -id")
-    yield
+    for old, body in stacks:
+        driver = body.get("driver")
+        if driver is not None:
+            noted = sa.text("UPDATE trials SET driver = :driver WHERE stack_key = :old")
+            connection.execute(noted, {"driver": driver, "old": old})
+            _move(old, _kept({**body, "driver": None}))
+    _renumber()
+
+
+def _renumber() -> None:
+    """Attempts count up again, and contexts are those of the trials, with versions that they never had."""
     op.execute(f"UPDATE trials SET attempt = (SELECT count(*) FROM trials o WHERE {_SAME} AND o.id <= trials.id)")
     op.execute("DELETE FROM contexts")
     keys = ", ".join(_IDENTITY[:3])
