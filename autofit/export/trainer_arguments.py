@@ -57,12 +57,13 @@ def precision(task: Task) -> dict[str, object]:
 
 
 def padding(task: Task, name: str) -> list[str]:
-    """What is said of a trainer that pads micro-batches of sequences with lengths."""
-    if task.packs:
+    """What is said of a trainer that pads micro-batches of sequences with lengths, unless it was measured so
+    (`habits.masks_padding`)."""
+    config = task.config
+    measured = task.packs or task.workload.trainer is not None
+    if measured or config["micro_batch"] == 1 or config["attention"] == "flash":
         return []
-    return [
-        f"data: {name} passes a mask with what it pads, which may choose another attention kernel than was measured"
-    ]
+    return [NeedsMore(f"data: {name} passes a mask with what it pads, for which keys and values are repeated")]
 
 
 def run(task: Task) -> dict[str, object]:

@@ -4,7 +4,6 @@ from autofit.operations.diagnosis import Diagnosis as Diagnosis
 from autofit.operations.diagnosis import DiagnosisRequest as DiagnosisRequest
 from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.explaining import explain as explain
-from autofit.operations.sequence_length import longest_sequence as longest_sequence
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import RecordResult as RecordResult
@@ -17,6 +16,7 @@ from autofit.operations.searching.over_hardware import search_over_hardware as s
 from autofit.operations.searching.sampling import lattice_sampler as lattice_sampler
 from autofit.operations.searching.search import SearchResult as SearchResult
 from autofit.operations.searching.search import search as search
+from autofit.operations.sequence_length import longest_sequence as longest_sequence
 from autofit.operations.single_trial import trial as trial
 from autofit.operations.tracking import Tracked as Tracked
 from autofit.operations.tracking import track as track
