@@ -116,6 +116,8 @@ def _config_values(text: str) -> Mapping[str, object]:
     from autofit import techniques
     from autofit.core.errors import UsageError
 
+    if not text.strip():
+        raise UsageError("the config is empty: write axis=value pairs, such as method=lora,micro_batch=4")
     if "=" in text and not Path(text).exists():
         return techniques.parse(text)
     try:

@@ -25,6 +25,7 @@ from autofit.techniques.axes.precision import has_bf16
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import Trainer, recognised, trainer_named
 from autofit.trial.machine.detection import asked, detect
@@ -38,6 +39,8 @@ _BEYOND = {
     "vocabulary": "modules that are trained as a whole beside the adapters take",
 }
 """What weights beyond the config's formats are called."""
+OF_A_LOGIT = 12
+"""Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
 
 class _Case:
@@ -155,6 +158,10 @@ class _Case:
         if not self._user.also:
             return run
         together = {**run.config.to_json(), **self._user.also}
+        if run.narrower is not None and self._user.also.get("precision", "fp32") != "fp32":
+            # Said of frozen weights that the file alone would load in fp32.
+            narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
+            run = replace(run, beyond=narrow, narrower=None)
         if together["method"] == "full":
             together = {axis: value for axis, value in together.items() if axis not in ADAPTER_AXES}
         return replace(run, config=complete(together))
@@ -215,14 +222,15 @@ class _Case:
             more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
             if which in _BEYOND and more > GIB // 2:
                 yield f"{_BEYOND[which]} {format_bytes(more)} more"
+        tokens = self.run.config.number("micro_batch") * self.options.seq_len
+        logits = tokens * shape(model).vocabulary_size
         if self.run.trainer == "trl":
-            yield "trl is taken to be 1.7 or later: earlier ones compute all logits at once, which takes more"
+            earlier = "earlier ones compute all logits at once, which takes some"
+            yield f"trl is taken to be 1.7 or later: {earlier} {format_bytes(OF_A_LOGIT * logits)} more"
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
             return
-        tokens = self.run.config.number("micro_batch") * self.options.seq_len
-        logits = tokens * shape(model).vocabulary_size
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
         expected = found.peak_allocated_bytes + self._extra
@@ -236,7 +244,8 @@ class _Case:
         values = self._values
         try:
             after = replace(self._task, config=config)
-            edits = edits_for(self._trainer, values, self._task, after, lambda keys: self._read(keys).config)
+            named = deepspeed_file(values.get("deepspeed"), self._where)
+            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, named)
             run = self._read(applied(values, edits))
         except UsageError:  # the trainer refuses it
             return None

@@ -11,7 +11,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
 from autofit.core.outcome import Trial
-from autofit.core.units import format_bytes
+from autofit.core.units import MIB, format_bytes
 from autofit.core.verdict import in_words
 from autofit.core.workload import METHODS, Goal, Workload
 from autofit.planning.lattices import within
@@ -151,10 +151,11 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
         )
         if found is not None:
             return found.only(within(goal, (p.config for p in found.considered)))
+    own = None if limit == memory_limit(None, device, asked.devices) else limit
     raise NotMeasured(
         f"{workload.model} with {' and '.join(_options_of(workload))} "
         f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
-        remedy=f"run: {search_command(asked)}",
+        remedy=f"run: {search_command(asked, memory_limit_bytes=own)}",
     )
 
 
@@ -234,7 +235,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
     return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
 
 
-def search_command(options: Asked, goal: Goal | None = None) -> str:
+def search_command(options: Asked, goal: Goal | None = None, memory_limit_bytes: int | None = None) -> str:
     """The search command whose trials would answer a question with these options."""
     goal, usual = goal or Goal(), Goal()
     words = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
@@ -245,6 +246,8 @@ def search_command(options: Asked, goal: Goal | None = None) -> str:
     ):
         if value != default:
             words.append(f"--{name} {value}")
+    if memory_limit_bytes is not None:
+        words.append(f"--memory-limit {memory_limit_bytes / MIB:.12g}MiB")
     return " ".join(words)
 
 

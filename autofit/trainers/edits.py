@@ -34,12 +34,14 @@ def edits_for(
     before: Task,
     after: Task,
     read: Callable[[Mapping[str, Any]], Config],
+    deepspeed: Mapping[str, Any] | None = None,
 ) -> dict[KeyPath, Any]:
     """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`, or for what
     comes nearest in the trainer's words.
 
     `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
-    change neither memory nor speed.
+    change neither memory nor speed. `deepspeed` is what the file that the key of this name says has in it: whatever
+    takes its place goes on with that.
     """
     differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
     then, now = (_written(trainer, task, values) for task in (before, after))
@@ -51,7 +53,12 @@ def edits_for(
         if read(applied(values, more)) == after.config:
             edits, found = more, after.config
     doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
-    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
+    edits = _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
+    if not isinstance(values.get("deepspeed"), dict) and any(path[0] == "deepspeed" for path in edits):
+        # DeepSpeed starts with all that it needs only.
+        needed = {path: value for path, (_, value) in now.items() if path[0] == "deepspeed"}
+        edits = {**dict(_leaves(deepspeed or {}, ("deepspeed",))), **needed, **edits}
+    return edits
 
 
 def _edits(

@@ -73,14 +73,8 @@ def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
         return value, "deepspeed"
     if not isinstance(value, str):
         raise UsageError(f"deepspeed is {value!r}: it must be a file or its settings")
-    for path in (where.folder / value, *(folder / value for folder in where.folder.resolve().parents)):
-        if path.is_file():
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{path} is not a DeepSpeed configuration: {error}") from error
-            if isinstance(found, dict):
-                return found, f"deepspeed ({value})"
+    if (found := deepspeed_file(value, where)) is not None:
+        return found, f"deepspeed ({value})"
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", value.lower())
     if stage is None:
         raise UsageError(f"deepspeed names {value}, which is not here: put it beside the config")
@@ -91,6 +85,22 @@ def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
         if "param" in value.lower() or stage[1] == "3":
             zero["offload_param"] = {"device": "cpu"}
     return {"zero_optimization": zero}, f"deepspeed ({value})"
+
+
+def deepspeed_file(name: object, where: Where) -> Mapping[str, Any] | None:
+    """The settings in the file of this name, beside the user's own file or in a folder above it; None if it is not
+    here. Raises `UsageError` if it holds something else."""
+    if not isinstance(name, str):
+        return None
+    for path in (where.folder / name, *(folder / name for folder in where.folder.resolve().parents)):
+        if path.is_file():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{path} is not a DeepSpeed configuration: {error}") from error
+            if isinstance(found, dict):
+                return found
+    return None
 
 
 def _stage(settings: Mapping[str, Any]) -> int:

@@ -60,6 +60,8 @@ def read(keys: Keys, where: Where) -> Run:
 
 def _seq_len(keys: Keys) -> int | None:
     """`max_length`, which was called `max_seq_length` until trl 0.20; empty, it cuts no sequence."""
+    if keys.value("max_seq_length") is not None:
+        keys.count_not("max_seq_length", "more", "only trl before 0.20 has it, which computes all logits at once")
     if keys.is_null("max_length"):
         return None
     return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)

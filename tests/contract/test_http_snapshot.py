@@ -126,7 +126,7 @@ def test_an_estimate_has_the_command_lines_options_and_defaults(document: dict[s
 
     only_here, only_there = (
         {"advice"},
-        {"--price", "--tokens", "--explain", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
+        {"--price", "--tokens", "--explain", "--longest", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
     )
     options = command_line()["estimate"]
     body = document["components"]["schemas"]["AskedEstimate"]["properties"]

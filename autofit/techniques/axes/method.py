@@ -48,7 +48,7 @@ class Method(Technique):
         if counts.experts:
             return (
                 f"qlora cannot quantise the experts of {job.model.name}: bitsandbytes quantises Linear layers, and "
-                "transformers keeps experts as stacked tensors"
+                "transformers keeps experts as stacked tensors; use method=lora"
             )
         if counts.linear_parameters == 0:
             return (

@@ -79,7 +79,7 @@ def test_cards_are_compared_the_smallest_that_it_fits_first(autofit: Autofit) ->
     done = autofit(*ESTIMATE, *config, *cards)
     assert done.code == 0
     verdict, _, *rows = done.out.splitlines()
-    assert verdict.startswith("l4 is the smallest that it fits with room to spare. ")
+    assert verdict.startswith("l4 is the smallest that it fits. ")
     assert [row.split()[0] for row in rows] == ["card", "l4", "h100-80g", "t4"]
     assert "precision=bf16 is only emulated on t4" in rows[-1]
     found = json.loads(autofit(*ESTIMATE, *config, *cards, "--memory-limit", "2GiB", "--json").out)["cards"]

@@ -168,6 +168,11 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     assert remedy.settings == {"dtype": "bfloat16"} and remedy.change.effect.label == "numerics"
     assert remedy.diff is not None and "+dtype: bfloat16" in remedy.diff
     assert remedy.change.estimate.device_bytes == narrow.device_bytes
+    said = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
+    assert said.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
+        "as the user says beside the file"
+    )
+    assert not any("fp32" in note for note in said.notes)
     smaller = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{narrow.device_bytes * 9 // 10} B")
     assert smaller.remedies and all(r.settings["dtype"] == "bfloat16" for r in smaller.remedies)
     assert all(len(r.settings) > 1 for r in smaller.remedies)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from autofit.prediction.estimating import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
 from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS, Trainer
 from autofit.trainers.yaml_text import edited_text
@@ -176,3 +179,37 @@ def test_text_is_edited_in_place(path: tuple[str, ...], value: object, now: str)
 @pytest.mark.parametrize("text", ["{a: 1, b: 2}", "a: &x {b: 1}\nc: *x\n"])
 def test_text_that_cannot_be_edited_exactly_is_left_alone(text: str) -> None:
     assert SourceFile.of("mine.yml", text).changed({("c", "b"): 2}) in (None, "{a: 1, b: 2, c: {b: 2}}")
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_takes_the_place_of_a_deepspeed_file_is_one_that_deepspeed_starts_with(
+    is_here: bool, tmp_path: Path
+) -> None:
+    """All that it needs, and what the user's own file has in it."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    own = {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}, "steps_per_print": 99}
+    if is_here:
+        (tmp_path / "ds_z3.json").write_text(json.dumps(own))
+    values = {
+        **{"model_name_or_path": "x", "stage": "sft", "finetuning_type": "full", "cutoff_len": 512, "bf16": True},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "deepspeed": "ds_z3.json"},
+    }
+    where, trainer = Where(folder=tmp_path, devices=2), READERS["llamafactory"]
+    run = trainer.read(values, where)
+    wanted, task = run.config.replace(offload="optimizer"), task_of(run)
+    edits = edits_for(
+        trainer,
+        values,
+        task,
+        replace(task, config=wanted),
+        lambda keys: trainer.read(keys, where).config,
+        deepspeed_file("ds_z3.json", where),
+    )
+    made = applied(values, edits)["deepspeed"]
+    assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert made["zero_optimization"]["stage"] == 3
+    assert ("steps_per_print" in made) is is_here
+    del made["optimizer"]  # whose values Trainer fills in
+    started = DeepSpeedConfig(made | {"train_batch_size": 8})
+    assert started.train_micro_batch_size_per_gpu == 4
