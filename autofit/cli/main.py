@@ -72,6 +72,8 @@ def main() -> None:
 
 def _run() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is what nohup sets
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         code = app(standalone_mode=False)
         if code == 130:  # click has caught the interrupt itself
@@ -83,10 +85,12 @@ def _run() -> None:
         error = not_installed(raised) if isinstance(raised, ModuleNotFoundError) else raised
         if not isinstance(error, AutofitError):
             raise
-        print(f"autofit: {error}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"autofit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("autofit: interrupted", file=sys.stderr)
+        with suppress(OSError):  # a terminal that has gone
+            print("autofit: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone: nobody is left to tell

@@ -265,11 +265,13 @@ def kill_again_and_again(folder: Path, kills: Iterable[Kill], *more: str) -> lis
             command(folder, "--memory-limit", "2GiB", *more, program=EVEN_SPEEDS),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         time.sleep(START_UP_SECONDS)
         wait_until(search, partial(how.is_due, folder))
-        search.send_signal(how.kind)
+        # A batch system stops whole groups: Ray is not to end before those who ask it to.
+        os.killpg(search.pid, how.kind) if how.kind == signal.SIGTERM else search.send_signal(how.kind)
         ends.append(search.wait())
         wait_until_gone(folder)
         now = trials(folder)

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
@@ -114,7 +116,7 @@ def _join(address: str | None) -> _Joined:
     folder = PrivateFolder() if address is None else None
     where = {"address": address} if folder is None else _private(folder)
     try:
-        with _sigterm_kept():
+        with _sigterm_kept(), _in_a_group_of_their_own():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
         if folder is not None:
@@ -170,6 +172,17 @@ def _sigterm_kept() -> Iterator[None]:
         signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _in_a_group_of_their_own() -> Iterator[None]:
+    """Start a private Ray's processes outside of our process group. A batch system's SIGTERM reaches a whole group: Ray
+    would end first, and whoever asks it then to end its workers waits for a minute. As Ray has it, they die with us."""
+    from ray._private import services
+
+    grouped = partial(services.ConsolePopen, process_group=0)
+    with patch.object(services, "ConsolePopen", grouped):
+        yield
 
 
 def _on_loopback_only(address: str) -> bool:

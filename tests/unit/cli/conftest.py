@@ -57,7 +57,7 @@ def autofit(
     store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Autofit]:
     """Runs `autofit` with the arguments given, in an empty folder."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
     # What else runs beside the tests is not to repeat their trials.
     monkeypatch.setattr(DeviceState, "doubts", lambda state, hardware: ())
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,8 @@ def autofit(
         return Done(ended.value.code, out, err)
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
 
 
 @pytest.fixture
