@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,7 @@ class _Neighbourhood:
         changes = [self._change(estimate) for estimate in fits if _method(estimate.config) == first]
         best = {
             "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
-            "fastest": max(changes, key=lambda change: _speed_or_memory(change.estimate)),
+            "fastest": _fastest(changes),
             "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate))),
         }
         options: dict[Config, Change] = {}
@@ -160,7 +160,8 @@ class _Neighbourhood:
         return tuple(options.values())
 
     def lightest(self) -> Lightest:
-        """The config with every axis at the lightest value that can be estimated here."""
+        """The config with every axis at the lightest value that can be estimated here; where that is likely to fit, as
+        much of the training stays as it was as then still fits."""
         config = self._found.config
         for axis in AXES:
             if axis.name in config:
@@ -168,6 +169,13 @@ class _Neighbourhood:
                 said = (self._said(wanted) for wanted in lighter if self._possible(wanted))
                 config = next((lighter for lighter in said if lighter is not None), config)
         estimate = self._estimate(config)
+        for name in ("method", "rank", "targets", "optimizer"):
+            kept = self._found.config.get(name)
+            if estimate.likely_fits and kept is not None and estimate.config.get(name) not in (None, kept):
+                wanted = _with(estimate.config, {name: kept})
+                nearer = self._said(wanted) if self._possible(wanted) else None
+                if nearer is not None and (other := self._estimate(nearer)).likely_fits:
+                    estimate = other
         return Lightest(estimate=estimate, card=self._card(estimate))
 
     def _lighter(self, effect: Effect, changes: int) -> list[Config]:
@@ -272,6 +280,14 @@ def _with(config: Config, values: dict[str, Value]) -> Config:
     if together["method"] == "full":
         together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
     return complete(together)
+
+
+def _fastest(changes: Sequence[Change]) -> Change:
+    """The one that changes least of those whose speed nobody could tell from the highest."""
+    top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
+    least = speed(top.estimate) * (1 - GAIN)
+    alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
+    return min(alike, key=lambda change: (change.effect, len(change.values), -speed(change.estimate)))
 
 
 def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:

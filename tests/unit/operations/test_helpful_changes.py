@@ -26,7 +26,7 @@ from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
 from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates
 from autofit.prediction.estimating import why_not
-from autofit.prediction.helpful_changes import GAIN, _Neighbourhood, effect_of
+from autofit.prediction.helpful_changes import GAIN, _fastest, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
@@ -359,3 +359,26 @@ def test_lightness_puts_nothing_before_what_needs_less() -> None:
     pairs = [(a, b) for a, b in itertools.permutations(configs, 2) if order.is_lighter_or_equal(a, b)]
     assert pairs
     assert all(lightness(a) < lightness(b) for a, b in pairs)
+
+
+def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
+    def change(speed: float | None, effect: Effect, **values: Value) -> Change:
+        estimate: Any = SimpleNamespace(tokens_per_second=speed, device_bytes=GIB * len(values))
+        return Change(values=values, effect=effect, estimate=estimate)
+
+    plain = change(1000.0, Effect.EXACT, checkpointing="none")
+    eight_bits = change(1001.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
+    assert _fastest([eight_bits, plain]) is plain
+    worth_it = change(1100.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
+    assert _fastest([worth_it, plain]) is worth_it
+    unknown = [change(None, Effect.EXACT, micro_batch=1), change(None, Effect.EXACT, micro_batch=1, rank=8)]
+    assert _fastest(unknown) is unknown[1], "where no speed is known, what takes the most memory"
+
+
+def test_the_lightest_that_fits_trains_what_was_asked_for_if_that_fits_too() -> None:
+    asked = complete({"method": "lora", "rank": 16, "precision": "bf16", "micro_batch": 8, "loss": "full"})
+    heavy = replace(predicted(asked), memory_limit_bytes=4 * GIB)
+    near = _Neighbourhood(heavy, kept_estimator(), lambda c: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0)
+    found = near.lightest().estimate
+    assert found.likely_fits
+    assert [found.config[axis] for axis in ("method", "rank", "optimizer")] == ["lora", 16, asked["optimizer"]]
