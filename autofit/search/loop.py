@@ -13,7 +13,7 @@ from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_
 from autofit.core.units import format_bytes
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
-from autofit.search.acquisition.acquisition import BESIDE, MUCH, Acquisition, Candidate
+from autofit.search.acquisition.acquisition import MUCH, Acquisition, Candidate
 from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
@@ -226,9 +226,8 @@ class Search:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._acquisition.worthwhile_gain()
         return (
-            f"no untried config is expected to gain enough on average: {gain:.1%} where it is likely to fit, "
-            f"{MUCH:.0%} where not, and {1 / BESIDE:.0f} times as much by a method that is only shown beside the "
-            "recommended one"
+            f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or {MUCH:.0%} "
+            "where it may not fit"
         )
 
     def _must_verify(self) -> bool:

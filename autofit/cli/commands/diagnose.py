@@ -63,7 +63,7 @@ def diagnose(
     if config is None:
         if failure is None:
             raise UsageError("nothing to diagnose: give your trainer's --config, or the --traceback of an error")
-        print_json({"traceback": failure.to_json()}) if as_json else print(failure_text(failure))
+        print_json({"traceback": failure.to_json()}) if as_json else print(f"{failure_text(failure)}\n{NEXT}")
         return
     user = operations.DiagnosisRequest(
         hardware=hardware,
@@ -93,3 +93,7 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+NEXT = "Add --config with your trainer's own file for where the bytes are, and what to change."
+"""Said where there is an error's text and nothing else."""
