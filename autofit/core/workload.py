@@ -109,7 +109,9 @@ class Workload(Document):
 
     @property
     def key(self) -> str:
-        return digest(self.to_json())
+        """That of trials whose padding was not masked (before `techniques.habits.masks_padding`) is another one."""
+        masked = {"padding": "masked"} if self.trainer is not None and self.lengths is not None else {}
+        return digest({**self.to_json(), **masked})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def padding(task: Task, name: str) -> list[str]:
     (`habits.masks_padding`)."""
     config = task.config
     measured = task.packs or task.workload.trainer is not None
-    if measured or config["micro_batch"] == 1 or config["attention"] == "flash":
+    if measured or config["micro_batch"] == 1 or config["attention"] != "sdpa":
         return []
     return [NeedsMore(f"data: {name} passes a mask with what it pads, for which keys and values are repeated")]
 

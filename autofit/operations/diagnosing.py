@@ -158,7 +158,7 @@ class _Case:
         if not self._user.also:
             return run
         together = {**run.config.to_json(), **self._user.also}
-        if run.narrower is not None and self._user.also.get("precision", "fp32") != "fp32":
+        if run.narrower is not None and self._user.also.get("precision") == "bf16":
             # Said of frozen weights that the file alone would load in fp32.
             narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
             run = replace(run, beyond=narrow, narrower=None)

@@ -113,10 +113,11 @@ def estimate_each(
     *,
     memory_limit_bytes: int | None = None,
     store: str | None = None,
+    spreads: bool = True,
     report: Callable[[int], None] = lambda done: None,
 ) -> list[OnCard]:
     """What each card's config of `configs` takes on it: first those that it is likely to fit, the smallest first. Where
-    one device does not hold it, the fewest of that card are named that do (`_on_several`).
+    one device does not hold it and it `spreads`, the fewest of that card are named that do (`_on_several`).
 
     `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them.
     """
@@ -124,7 +125,8 @@ def estimate_each(
     with readable(store) as opened:
         estimating = _Estimating(memory_limit_bytes, store, opened)
         for done, (name, config) in enumerate(configs.items(), start=1):
-            rows.append(_on_several(estimating.row(asked, name, config), asked, config, estimating))
+            row = estimating.row(asked, name, config)
+            rows.append(_on_several(row, asked, config, estimating) if spreads and asked.devices == 1 else row)
             report(done)
     if all(row.estimate is None for row in rows):
         raise UsageError(rows[0].reason or "no card was named")
@@ -167,16 +169,16 @@ class _Estimating:
 
 
 SHARDINGS = ("fsdp", "zero3")
-"""What shares weights, gradients and optimizer states among devices; the first that a config supports is tried."""
+"""What shares weights, gradients and optimizer states among devices, in the order in which it is tried."""
 SEVERAL = (2, 4, 8)
 """Devices as machines have them."""
 
 
 def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating: _Estimating) -> OnCard:
     """The row with the fewest devices of this card that the sharded config fits; the same row where one is enough, or
-    where several were asked for or do not hold it either."""
+    several do not hold it either."""
     alone = row.estimate
-    if alone is None or row.fits or asked.devices > 1:
+    if alone is None or row.fits:
         return row
     for devices in SEVERAL:
         if alone.device_bytes > devices * alone.memory_limit_bytes:  # also if everything could be shared
@@ -185,8 +187,8 @@ def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating:
             estimating.row(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
             for sharding in SHARDINGS
         )
-        found = next((each for each in shared if each.estimate is not None), row)
-        if found.fits:
+        found = next((each for each in shared if each.fits), None)
+        if found is not None:
             return found
     return row
 

@@ -43,6 +43,14 @@ def edits_for(
     change neither memory nor speed. `deepspeed` is what the file that the key of this name says has in it: whatever
     takes its place goes on with that.
     """
+    if deepspeed is not None and isinstance(values.get("deepspeed"), str):
+        whole = {**values, "deepspeed": dict(deepspeed)}
+        edits = edits_for(trainer, whole, before, after, read)
+        if not any(path[0] == "deepspeed" for path in edits):
+            return edits
+        changed = applied(whole, edits).get("deepspeed")
+        beside = {path: value for path, value in edits.items() if path[0] != "deepspeed"}
+        return beside | (dict(_leaves(changed, ("deepspeed",))) if changed else {("deepspeed",): REMOVED})
     differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
     then, now = (_written(trainer, task, values) for task in (before, after))
     edits = _edits(trainer, values, then, now, differ)
@@ -56,8 +64,7 @@ def edits_for(
     edits = _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
     if not isinstance(values.get("deepspeed"), dict) and any(path[0] == "deepspeed" for path in edits):
         # DeepSpeed starts with all that it needs only.
-        needed = {path: value for path, (_, value) in now.items() if path[0] == "deepspeed"}
-        edits = {**dict(_leaves(deepspeed or {}, ("deepspeed",))), **needed, **edits}
+        edits = {path: value for path, (_, value) in now.items() if path[0] == "deepspeed"} | edits
     return edits
 
 

@@ -79,11 +79,15 @@ def estimate(
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
+    from autofit.trial.machine.detection import detect
 
     asked = workload.asked()
     if len(configs) > 1:
-        _on_each(asked, configs, per_hour, total, memory_limit_bytes=limit, as_json=as_json)
+        spreads = not given(context, "devices")
+        _on_each(asked, configs, per_hour, total, memory_limit_bytes=limit, spreads=spreads, as_json=as_json)
     ((hardware, chosen),) = configs.items()
+    if hardware == "auto" and detect()[0].kind == "cpu":
+        warn("there is no GPU here, so this is for the processor: name a card with --hardware")
     if other is not None:
         _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return
@@ -93,8 +97,6 @@ def estimate(
         estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
         found = estimation.estimate() if no_advice else estimation.advised(waiting)
     print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
-    if hardware == "auto" and estimation.job.hardware.kind == "cpu":
-        warn("there is no GPU here, so this is for the processor: name a card with --hardware")
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export.charts import memory_chart
@@ -146,6 +148,7 @@ def _on_each(
     tokens: int | None,
     *,
     memory_limit_bytes: int | None,
+    spreads: bool,
     as_json: bool,
 ) -> NoReturn:
     """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
@@ -154,7 +157,7 @@ def _on_each(
     from autofit.operations.hardware_compared import estimate_each
 
     with Waiting() as waiting:
-        found = estimate_each(asked, configs, memory_limit_bytes=memory_limit_bytes, report=waiting)
+        found = estimate_each(asked, configs, memory_limit_bytes=memory_limit_bytes, spreads=spreads, report=waiting)
     rows = [row.to_json(prices.get(row.name), tokens) for row in found]
     print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens, asked.devices))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)

@@ -129,12 +129,14 @@ def trace_decoder(
 
 
 def trace_evaluation(
-    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int
+    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int, masked: bool = False
 ) -> MemoryTrace:
     """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`, at
-    the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences."""
+    the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences. `masked` as
+    for `trace_decoder`."""
     config = config if config.get("rank") is None else config.replace(rank=RANK)
     plan = _fake_plan(config, job)
+    plan.masks_padding = masked
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
     recorder = Recorder(scratch)
 

@@ -112,8 +112,9 @@ class Traces:
             return None
         config, job = alone(config, spread), self._job(spread)
         axes = ("method", "precision", "attention", "loss", "targets")
-        key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences
-        return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences))
+        masked = masks_padding(config, self.job)
+        key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
+        return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences, masked=masked))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
@@ -217,15 +218,16 @@ class Traces:
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))
 
-    def _trace_evaluation(self, config: Config, job: Job, sequences: int) -> Evaluation:
+    def _trace_evaluation(self, config: Config, job: Job, sequences: int, *, masked: bool) -> Evaluation:
         kinds = layer_kinds(config.replace(checkpointing="none"), job)
+        run = partial(trace_evaluation, config, job, scratch=self._scratch, sequences=sequences, masked=masked)
         if not self._exact:
             layers, representative = representatives(kinds)
-            small = trace_evaluation(config, job, layers, self._scratch, sequences=sequences)
+            small = run(layers)
             with suppress(NotUniform):
                 return Evaluation.of(repeat_layers(small, representative))
         every = tuple(range(len(kinds)))
-        return Evaluation.of(trace_evaluation(config, job, every, self._scratch, sequences=sequences))
+        return Evaluation.of(run(every))
 
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> Update:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)

@@ -106,7 +106,10 @@ def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
     recording all the same, or one of `--max-trials`.
     """
     lines, refused = _lines(file, whole=whole), partial(wrong, file)
-    table: RecordedTable = next(read_values(lines, [partial(_of_header, file)], refused))[1]
+    header = next(read_values(lines, [partial(_of_header, file)], refused), None)
+    if header is None:
+        raise UsageError(f"{file} is empty: it has no header")
+    table: RecordedTable = header[1]
     rows = read_values(lines, chain([lambda header: None], repeat(partial(_row, table))), refused)
     next(rows)  # the header
     found: dict[tuple[int, Config], tuple[int, Row]] = {}

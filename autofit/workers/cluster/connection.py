@@ -178,8 +178,11 @@ def _sigterm_kept() -> Iterator[None]:
 def _in_a_group_of_their_own() -> Iterator[None]:
     """Start a private Ray's processes outside of our process group. A batch system's SIGTERM reaches a whole group: Ray
     would end first, and whoever asks it then to end its workers waits for a minute. As Ray has it, they die with us."""
-    from ray._private import services
+    from ray._private import services, utils
 
+    if not utils.detect_fate_sharing_support():  # then Ray ends its processes by their group
+        yield
+        return
     grouped = partial(services.ConsolePopen, process_group=0)
     with patch.object(services, "ConsolePopen", grouped):
         yield

@@ -309,6 +309,7 @@ def test_a_table_that_is_wrong_is_refused_by_row(kind: str, lines: Lines, tmp_pa
     [
         (lambda text: text[:-20], r"row \d+: cut off: the same `autofit bench record` resumes"),
         (lambda text: "", "is empty"),
+        (lambda text: "\n\n", "is empty"),
         (lambda text: text.replace("\n", "\n{\n", 1), "row 2: not JSON"),
         (lambda text: text.replace("\n", "\n[1]\n", 1), "row 2: not a JSON object"),
         (

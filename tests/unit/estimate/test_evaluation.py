@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_trace import MODELS
@@ -17,6 +18,7 @@ from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.identity import EstimateKeys
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.export.charts.memory_chart import course
 from autofit.techniques import Job, complete, parse
 
@@ -103,3 +105,17 @@ def test_the_answer_and_the_chart_say_that_evaluation_sets_the_peak() -> None:
     assert "evaluation         sets the peak: training alone allocates" in estimate_text(found)
     drawn = course(estimator.trace(found.config).timeline, found, of_heap=False)
     assert drawn.peak_phase == EVALUATION and [phase for phase, _, _ in drawn.phases] == [EVALUATION]
+
+
+def test_what_was_traced_of_full_sequences_is_not_taken_for_padded_ones(tmp_path: Path) -> None:
+    """These are masked in evaluation, too."""
+    text, cache = "method=lora,precision=bf16,loss=chunked,micro_batch=1", TraceCache(tmp_path)
+    of = job(64)
+    full = replace(of, workload=replace(of.workload, trainer="transformers"))
+    padded = replace(full, workload=replace(full.workload, lengths=(8, of.workload.seq_len)))
+    fresh, unmasked, after_it = (
+        Estimator(each, None, cache=known).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB).phase_peaks
+        for each, known in ((padded, None), (full, cache), (padded, cache))
+    )
+    assert after_it == fresh
+    assert fresh[EVALUATION] > unmasked[EVALUATION]

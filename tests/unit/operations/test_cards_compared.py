@@ -93,5 +93,7 @@ def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
         replace(OPTIONS, devices=2), {"h100-80g": full.replace(sharding="ddp")}, memory_limit_bytes=limit
     )
     assert (asked_for.devices, asked_for.fits) == (2, False), "of two that were asked for, no more are tried"
+    (alone_only,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit, spreads=False)
+    assert (alone_only.devices, alone_only.fits) == (1, False)
     (none,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=2**28)
     assert (none.devices, none.fits) == (1, False)

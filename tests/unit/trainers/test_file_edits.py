@@ -13,7 +13,7 @@ import yaml
 from unit.trainers.trainer_examples import EXAMPLES, Example
 
 from autofit.core.errors import UsageError
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Value
 from autofit.export.document import Task
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import site
@@ -181,35 +181,51 @@ def test_text_that_cannot_be_edited_exactly_is_left_alone(text: str) -> None:
     assert SourceFile.of("mine.yml", text).changed({("c", "b"): 2}) in (None, "{a: 1, b: 2, c: {b: 2}}")
 
 
-@pytest.mark.parametrize("is_here", [False, True])
-def test_what_takes_the_place_of_a_deepspeed_file_is_one_that_deepspeed_starts_with(
-    is_here: bool, tmp_path: Path
-) -> None:
-    """All that it needs, and what the user's own file has in it."""
-    from deepspeed.runtime.config import DeepSpeedConfig
+DS_VALUES = {
+    **{"model_name_or_path": "x", "stage": "sft", "finetuning_type": "full", "cutoff_len": 512, "bf16": True},
+    **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "deepspeed": "ds_z3.json"},
+}
 
-    own = {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}, "steps_per_print": 99}
-    if is_here:
-        (tmp_path / "ds_z3.json").write_text(json.dumps(own))
-    values = {
-        **{"model_name_or_path": "x", "stage": "sft", "finetuning_type": "full", "cutoff_len": 512, "bf16": True},
-        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "deepspeed": "ds_z3.json"},
-    }
-    where, trainer = Where(folder=tmp_path, devices=2), READERS["llamafactory"]
-    run = trainer.read(values, where)
-    wanted, task = run.config.replace(offload="optimizer"), task_of(run)
+
+def deepspeed_of(folder: Path, **changed: Value) -> Any:
+    """What takes the place of the file's DeepSpeed settings for a config with these values, once they are edited."""
+    where, trainer = Where(folder=folder, devices=2), READERS["llamafactory"]
+    run = trainer.read(DS_VALUES, where)
+    wanted, task = run.config.replace(**changed), task_of(run)
     edits = edits_for(
         trainer,
-        values,
+        DS_VALUES,
         task,
         replace(task, config=wanted),
         lambda keys: trainer.read(keys, where).config,
         deepspeed_file("ds_z3.json", where),
     )
-    made = applied(values, edits)["deepspeed"]
+    made = applied(DS_VALUES, edits)
+    assert trainer.read(made, where).config == wanted
+    return made["deepspeed"]
+
+
+def test_what_takes_the_place_of_a_deepspeed_file_that_is_not_here_is_one_that_deepspeed_starts_with(
+    tmp_path: Path,
+) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    made = deepspeed_of(tmp_path, offload="optimizer")
     assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert made["zero_optimization"]["stage"] == 3
-    assert ("steps_per_print" in made) is is_here
     del made["optimizer"]  # whose values Trainer fills in
     started = DeepSpeedConfig(made | {"train_batch_size": 8})
     assert started.train_micro_batch_size_per_gpu == 4
+
+
+def test_what_takes_the_place_of_a_deepspeed_file_goes_on_with_what_is_in_it(tmp_path: Path) -> None:
+    own = {
+        "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7, "offload_optimizer": {"device": "cpu"}},
+        **{"steps_per_print": 99, "gradient_clipping": 0.5, "bf16": {"enabled": "auto"}},
+        **{"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"},
+    }
+    (tmp_path / "ds_z3.json").write_text(json.dumps(own))
+    made = deepspeed_of(tmp_path, offload="none")
+    assert "offload_optimizer" not in made["zero_optimization"] or not made["zero_optimization"]["offload_optimizer"]
+    kept = ("steps_per_print", "gradient_clipping", "bf16", "train_micro_batch_size_per_gpu")
+    assert {name: made[name] for name in kept} == {name: own[name] for name in kept}
