@@ -33,8 +33,8 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any
 }
 """Each function with its command, and the client's method."""
 COMMANDS_OWN = {"context", "as_json", "form", "out", "html", "png", "verbose", "explain", "dry_run", "fewer_devices"}
-COMMANDS_OWN |= {"price", "tokens", "anyway"}
-"""What the command line prints and writes, and three that have functions of their own in `autofit.operations`."""
+COMMANDS_OWN |= {"price", "tokens", "anyway", "longest"}
+"""What the command line prints and writes, and some that have functions of their own in `autofit.operations`."""
 NEGATED = {"no_predict": "predict", "no_advice": "advice"}
 RUNNERS_OWN = {"device", "workers", "ray_address", "in_place", "store", "exact", "command"}
 """What is not for a client to say; a command least of all, which would run on the server."""

@@ -95,7 +95,7 @@ def test_a_models_weights_are_where_its_architecture_came_from() -> None:
 def test_what_a_program_decides_itself_is_not_asked_for(more: dict[str, object], said: str) -> None:
     given = {"devices": 1, **more}
     with pytest.raises(UsageError, match=said):
-        WorkloadOptions.of("tiny", 32, 8, 0.0, seed=0, program="train", **given)  # type: ignore[arg-type]
+        WorkloadOptions.of("tiny", 32, 8, 0.0, seed=0, command="train", **given)  # type: ignore[arg-type]
 
 
 def test_a_programs_trials_are_a_context_of_their_own() -> None:
