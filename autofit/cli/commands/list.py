@@ -126,6 +126,8 @@ def doctor(
         return
     from autofit.operations.doctor import examine
 
+    if not quick and sys.stderr.isatty():
+        print("a small trial runs, and Ray starts: that takes half a minute (--quick skips both)", file=sys.stderr)
     checks = examine(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
     if as_json:
         print_json([c.to_json() for c in checks])
