@@ -38,7 +38,7 @@ $(INSTALLED)-%: $(INSTALLED)
 search: install
 	$(BIN)/autofit search $(SEARCH)
 
-# Four at a time on two cores: much of their time goes into waiting.
+# Four at a time keep two cores busy: some of their time goes into waiting.
 test: install $(DEV)
 	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
 

@@ -108,10 +108,14 @@ class Workload(Document):
         return self.global_batch // self.devices
 
     @property
+    def masks_padding(self) -> bool:
+        """Whether the trainer says where sequences are padded (`techniques.habits.masks_padding`)."""
+        return self.trainer is not None and self.lengths is not None
+
+    @property
     def key(self) -> str:
-        """That of trials whose padding was not masked (before `techniques.habits.masks_padding`) is another one."""
-        masked = {"padding": "masked"} if self.trainer is not None and self.lengths is not None else {}
-        return digest({**self.to_json(), **masked})
+        """That of trials whose padding was not masked, as it once was, is another one."""
+        return digest({**self.to_json(), **({"padding": "masked"} if self.masks_padding else {})})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class EstimateKeys:
         trainer = () if workload.trainer is None else (workload.trainer,)
         evaluated = () if workload.eval_batch is None else ({"eval_batch": workload.eval_batch},)
         lengths = () if workload.lengths is None else (list(workload.lengths),)
-        masked = () if workload.lengths is None or workload.trainer is None else ("padding is masked",)
+        masked = ("padding is masked",) if workload.masks_padding else ()
         self._begun = hashlib.sha256(
             _canonical(
                 {

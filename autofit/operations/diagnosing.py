@@ -61,6 +61,7 @@ class _Case:
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
+        self._deepspeed = deepspeed_file(self._values.get("deepspeed"), where)
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
@@ -244,8 +245,7 @@ class _Case:
         values = self._values
         try:
             after = replace(self._task, config=config)
-            named = deepspeed_file(values.get("deepspeed"), self._where)
-            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, named)
+            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, self._deepspeed)
             run = self._read(applied(values, edits))
         except UsageError:  # the trainer refuses it
             return None

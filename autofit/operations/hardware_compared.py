@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import card
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
@@ -97,7 +98,7 @@ class OnCard:
     def to_json(self, price_per_hour: float | None = None, tokens: int | None = None) -> dict[str, Any]:
         return {
             "hardware": self.name,
-            "devices": self.devices,
+            "devices": None if self.estimate is None else self.devices,
             "provenance": "predicted" if self.trial is None else "measured",
             "estimate": None if self.estimate is None else self.estimate.short_json(),
             "trial": None if self.trial is None else self.trial.outcome.to_json(),
@@ -123,7 +124,7 @@ def estimate_each(
     """
     rows = []
     with readable(store) as opened:
-        estimating = _Estimating(memory_limit_bytes, store, opened)
+        estimating = _Estimating(memory_limit_bytes, store, opened, [] if opened is None else opened.hardware())
         for done, (name, config) in enumerate(configs.items(), start=1):
             row = estimating.row(asked, name, config)
             rows.append(_on_several(row, asked, config, estimating) if spreads and asked.devices == 1 else row)
@@ -140,6 +141,8 @@ class _Estimating:
     memory_limit_bytes: int | None
     url: str | None
     store: Store | None
+    hardware: Sequence[Hardware]
+    """What the store has trials of."""
 
     def row(self, asked: WorkloadOptions, name: str, config: Config) -> OnCard:
         """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
@@ -154,11 +157,8 @@ class _Estimating:
 
     def _trial(self, name: str, config: Config, workload_key: str) -> Trial | None:
         """The trial that settles the config there, under the newest stack that has one."""
-        if self.store is None:
-            return None
-        for hardware in self.store.hardware():
-            if hardware.name != name:
-                continue
+        for hardware in (each for each in self.hardware if each.name == name):
+            assert self.store is not None
             limit = hardware.memory_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
             for stack in self.store.stacks(hardware.key, workload_key):
                 known = self.store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)

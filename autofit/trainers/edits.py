@@ -61,11 +61,7 @@ def edits_for(
         if read(applied(values, more)) == after.config:
             edits, found = more, after.config
     doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
-    edits = _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
-    if not isinstance(values.get("deepspeed"), dict) and any(path[0] == "deepspeed" for path in edits):
-        # DeepSpeed starts with all that it needs only.
-        edits = {path: value for path, (_, value) in now.items() if path[0] == "deepspeed"} | edits
-    return edits
+    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
 
 
 def _edits(
@@ -151,13 +147,14 @@ def _whole(
     values: Mapping[str, Any], edits: dict[KeyPath, Any], now: Mapping[KeyPath, tuple[str, Any]]
 ) -> dict[KeyPath, Any]:
     """A list of plugins keeps the user's own. A mapping that the user has as something else, such as the name of a
-    file, is written as a whole."""
+    file, is written as a whole, and so are DeepSpeed's settings where there are none: it starts with all of them only.
+    """
     made: dict[KeyPath, Any] = {}
     for path, value in edits.items():
         own = values.get(path[0])
         if path == ("plugins",) and isinstance(own, list) and isinstance(value, list):
             made[path] = [*own, *(name for name in value if name not in own)]
-        elif len(path) > 1 and own is not None and not isinstance(own, dict):
+        elif len(path) > 1 and not isinstance(own, dict) and (own is not None or path[0] == "deepspeed"):
             made |= {inner: said for inner, (_, said) in now.items() if inner[0] == path[0]}
         else:
             made[path] = value
@@ -173,7 +170,12 @@ def _without_idle(
 ) -> dict[KeyPath, Any]:
     """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
     writes alike before and after, which the user has in words of their own, and what it no longer writes."""
-    idle = [path for path, value in edits.items() if path in doubtful or (value is False and not _has(values, path))]
+    whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
+    idle = [
+        path
+        for path, value in edits.items()
+        if path[0] not in whole and (path in doubtful or (value is False and not _has(values, path)))
+    ]
     for path in idle:
         fewer = {other: value for other, value in edits.items() if other != path}
         if read(applied(values, fewer)) == wanted:

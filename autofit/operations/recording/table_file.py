@@ -106,12 +106,11 @@ def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
     recording all the same, or one of `--max-trials`.
     """
     lines, refused = _lines(file, whole=whole), partial(wrong, file)
-    header = next(read_values(lines, [partial(_of_header, file)], refused), None)
+    rows = read_values(lines, chain([partial(_of_header, file)], repeat(lambda body: _row(table, body))), refused)
+    header = next(rows, None)
     if header is None:
         raise UsageError(f"{file} is empty: it has no header")
     table: RecordedTable = header[1]
-    rows = read_values(lines, chain([lambda header: None], repeat(partial(_row, table))), refused)
-    next(rows)  # the header
     found: dict[tuple[int, Config], tuple[int, Row]] = {}
     for number, row in rows:
         earlier, _ = found.setdefault((row.number, row.config), (number, row))

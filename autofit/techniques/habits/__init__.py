@@ -45,8 +45,7 @@ def masks_padding(config: Config, job: Job) -> bool:
     values are repeated for all heads (`use_gqa_in_sdpa` of integrations/sdpa_attention.py). The flash-attn package
     takes the padding out instead.
     """
-    workload = job.workload
-    return workload.lengths is not None and workload.trainer is not None and config["attention"] != "flash"
+    return job.workload.masks_padding and config["attention"] != "flash"
 
 
 def usual(trainer: str | None) -> Mapping[str, Value]:

@@ -9,14 +9,7 @@ import pytest
 from jobs import tiny_model
 from unit.cli.conftest import Autofit
 
-SPACE = """
-axes:
-  method: [full]
-  micro_batch: [2, 4]
-  checkpointing: [none]
-defaults:
-  precision: fp32
-"""
+SPACE = "axes: {method: [full], micro_batch: [2, 4]}"
 
 
 @pytest.mark.parametrize(
