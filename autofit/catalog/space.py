@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,7 +82,7 @@ class Space:
             line = self.lines.get("micro_batch")
             place = self.path if line is None else f"{self.path}:{line}"
             raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
-        return self._combinations(values)
+        return self._combinations(values, {axis.name: axis.says for axis in axes})
 
     def with_ranks_from(self, lowest: int) -> Space:
         """The same space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
@@ -90,6 +90,11 @@ class Space:
         ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
         defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
         return replace(self, axes={**self.axes, "rank": ranks}, defaults=defaults)
+
+    def with_all_of(self, axis: Axis) -> Space:
+        """The same space with every value of `axis`, if the file does not name it."""
+        named = axis.name in self.axes or axis.name in self.defaults
+        return self if named else replace(self, axes={**self.axes, axis.name: axis.values})
 
     def count(self, axes: Sequence[Axis], *, batch: int) -> int:
         """How many configs the space has; arguments and errors as for `configs`."""
@@ -106,7 +111,9 @@ class Space:
             return values
         return tuple(d for d in _divisors(batch) if values == EVERY_DIVISOR or d in values)
 
-    def _combinations(self, values: Mapping[str, tuple[Value, ...]]) -> Iterator[Config]:
+    def _combinations(
+        self, values: Mapping[str, tuple[Value, ...]], says: Mapping[str, Callable[[Value], bool]]
+    ) -> Iterator[Config]:
         for method in values["method"]:
             absent = ADAPTER_AXES if method == "full" else frozenset()
             here = {name: among for name, among in values.items() if name not in absent}
@@ -114,7 +121,7 @@ class Space:
             for chosen in itertools.product(*here.values()):
                 config = dict(zip(here, chosen, strict=True))
                 if not any(rule.excludes(config) for rule in self.rules):
-                    yield Config.of(config)
+                    yield Config.of({name: value for name, value in config.items() if says[name](value)})
 
 
 def names() -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class Axis:
     """What a value changes relative to the plain recipe; a value not listed is `Effect.EXACT`."""
     recipe: Value | None = None
     """The value of the plain recipe, and of a config that does not name the axis."""
+    is_unsaid: bool = False
+    """Whether configs leave out the recipe's value, as those do that were stored before there was the axis."""
     lighter: Pairs = frozenset()
     """Pairs (a, b) where a is claimed to need no more memory than b, all else equal; only these rule configs out."""
     slower: Pairs = frozenset()
@@ -55,6 +57,10 @@ class Axis:
     def numeric(self) -> bool:
         """Whether values are positive integers, compared as numbers."""
         return not self.values
+
+    def says(self, value: Value) -> bool:
+        """Whether a config names the axis where it has this value."""
+        return not self.is_unsaid or value != self.recipe
 
     @property
     def exact(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from operator import index
 from pathlib import Path
@@ -17,6 +19,8 @@ MOST_TOKENS = 2**31 - 1
 """Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
 GROUPS = 200
 """Into how many groups of equal size a data set's sequences are summed up."""
+PACKED = 1000
+"""Of how many sequences it is found out how well they fill rows."""
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
 """What tokenised data sets call a sequence's tokens."""
 COUNTS = ("length", "n_tokens", "num_tokens")
@@ -66,25 +70,49 @@ def mean(tokens: Sequence[int], power: int = 1) -> float:
     return math.fsum(length**power for length in tokens) / len(tokens)
 
 
-def padded(tokens: Sequence[int], sequences: int) -> Padded:
+def padded(tokens: Sequence[int], sequences: int) -> Batches:
     """The length of a micro-batch of so many sequences, which are drawn at random and padded to the longest of them.
 
     `tokens` are those of `Lengths`, of the groups from which sequences are drawn.
     """
     # The longest of n draws comes from one of the first i of k groups with probability (i / k) ** n.
     reached = [(place / len(tokens)) ** sequences for place in range(len(tokens) + 1)]
-    return Padded(tuple((length, b - a) for length, (a, b) in zip(tokens, pairwise(reached), strict=True)))
+    return Batches(tuple((length, b - a) for length, (a, b) in zip(tokens, pairwise(reached), strict=True)))
+
+
+def grouped(tokens: Sequence[int], micro_batches: int) -> Batches:
+    """The same where the sequences of so many micro-batches are sorted by length and then cut into them."""
+    cuts = min(micro_batches, len(tokens))
+    longest = (tokens[-(-len(tokens) * cut // cuts) - 1] for cut in range(1, cuts + 1))
+    return Batches(tuple((length, 1.0 / cuts) for length in longest))
+
+
+@lru_cache(maxsize=16)
+def packed(tokens: tuple[int, ...], row: int) -> Batches:
+    """The same where sequences share rows of `row` tokens, as many as have room: the longest first, each in the row
+    with the least room that takes it (best-fit decreasing, trl's `bfd`). None is cut, so that this is also
+    the least that trainers fill which cut them.
+
+    Rows take the place of more sequences than there are rows, so shares sum to less than 1.
+    """
+    room: list[int] = []
+    every = sorted(tokens * -(-PACKED // len(tokens)), reverse=True)
+    for length in every:
+        place = bisect_left(room, length)
+        left = (room.pop(place) if place < len(room) else row) - length
+        insort(room, left)
+    return Batches(((row, len(room) / len(every)),))
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
-    """How likely a micro-batch has a length."""
+class Batches:
+    """How long micro-batches are."""
 
     shares: tuple[tuple[int, float], ...]
-    """(tokens of each padded sequence, probability), shortest first."""
+    """(tokens of each row, micro-batches of this length for each that has one row for a sequence), shortest first."""
 
     def moment(self, power: int) -> float:
-        """The mean of the length raised to `power`."""
+        """The mean of the length raised to `power`, for each micro-batch that has one row for a sequence."""
         return math.fsum(share * length**power for length, share in self.shares)
 
     @property
@@ -96,17 +124,18 @@ class Padded:
         quadratic (Golub and Welsch 1969, "Calculation of Gauss quadrature rules"). Rounding to whole tokens keeps the
         mean.
         """
-        mean = self.moment(1)
-        variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares)
+        every = self.moment(0)
+        mean = self.moment(1) / every
+        variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares) / every
         if variance < 1.0:
-            return ((max(2, round(mean)), 1.0),)
-        skewness = math.fsum(share * (length - mean) ** 3 for length, share in self.shares) / variance**1.5
+            return ((max(2, round(mean)), every),)
+        skewness = math.fsum(share * (length - mean) ** 3 for length, share in self.shares) / every / variance**1.5
         # In units of the standard deviation the nodes are the roots of x**2 - skewness * x - 1.
         middle, apart = skewness / 2, math.sqrt(1.0 + skewness**2 / 4)
         short = max(2, math.floor(mean + math.sqrt(variance) * (middle - apart)))
         long = math.ceil(mean + math.sqrt(variance) * (middle + apart))
         of_long = (mean - short) / (long - short)
-        return ((short, 1.0 - of_long), (long, of_long))
+        return ((short, every * (1.0 - of_long)), (long, every * of_long))
 
     def weights(self, lengths: Sequence[int]) -> list[float]:
         """What is known at these lengths, weighted so that the sum is the mean over micro-batches of whatever is a

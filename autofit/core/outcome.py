@@ -261,8 +261,8 @@ class StepWork:
 
     @classmethod
     def mean(cls, weighted: Sequence[tuple[float, StepWork]]) -> StepWork:
-        """The work of a step that is like each of these as often as its weight says; the weights add up to 1. Negative
-        ones, as of an interpolation, make no amount negative."""
+        """The work of a step that is like each of these as often as its weight says. Negative weights, as of an
+        interpolation, make no amount negative."""
         kinds = ("amounts", "update", "waits", "beside")
         found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
         for weight, work in weighted:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
-from autofit.core.lengths import MOST_TOKENS, Padded, mean, padded
+from autofit.core.lengths import MOST_TOKENS, mean
 
 _WITHOUT_SAYING = ("trainer", "eval_batch", "lengths", "program")
 """Fields of a workload that are said only where they are set."""
@@ -91,11 +91,6 @@ class Workload(Document):
         """Tokens that an optimizer step trains on; padding is none of them."""
         each = self.seq_len if self.lengths is None else mean(self.lengths)
         return round(each * self.global_batch)
-
-    def micro_batches(self, micro_batch: int) -> Padded | None:
-        """How long micro-batches of so many sequences are; None where every sequence is full. Ranks wait for the
-        longest of all of theirs."""
-        return None if self.lengths is None else padded(self.lengths, micro_batch * self.devices)
 
     @property
     def sequence(self) -> str:

@@ -31,6 +31,7 @@ from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
+from autofit.techniques.axes.batching import micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.habits import is_under_autocast
@@ -117,7 +118,8 @@ class Estimator:
 
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced, paged_out = self.trace(config), 0
-        shorter = {length: each.trace(config) for length, each in self._of_lengths().items()}
+        among = {} if packs(config) else self._of_lengths()
+        shorter = {length: each.trace(config) for length, each in among.items()}
         if _cuda(self.job):
             others = [each.timeline for each in shorter.values()]
             found, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
@@ -145,7 +147,7 @@ class Estimator:
         """The work of a mean step, where sequences have lengths: by a parabola through that of the longest and of two
         that stand for all sequences, as products are linear in the length and attention is quadratic. Which lengths
         are traced does not depend on the micro-batch."""
-        mixed = self.job.workload.micro_batches(config.number("micro_batch"))
+        mixed = micro_batches(config, self.job.workload)
         if mixed is None:
             return self._work(config, traced, sheet, paged_out)
         every = {self.job.workload.seq_len: traced, **shorter}

@@ -100,6 +100,10 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     return settings(note, training={**training, "selective_checkpointing": {"save": ["attention"]}})
 
 
+def _batching(value: Value, task: Task) -> Settings:
+    return ta.batching(value, task, ("group_by_length", True))
+
+
 def _optimizer(value: Value, task: Task) -> Settings:
     name, notes = OPTIMIZERS[str(value)].trainer, []
     if value == "adamw-8bit" and distributed.by_fsdp(task):
@@ -158,6 +162,7 @@ TABLE: Mapping[str, Emit] = {
     "targets": _targets,
     "precision": _precision,
     "micro_batch": _micro_batch,
+    "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
     "attention": _attention,

@@ -18,6 +18,7 @@ from autofit.core.lengths import mean
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
 from autofit.techniques import AXES
+from autofit.techniques.axes.batching import packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,8 @@ class Task:
 
     @property
     def packs(self) -> bool:
-        """Whether every sequence was full, as packing makes them; otherwise they were padded."""
-        return self.workload.lengths is None
+        """Whether every row was full, as packing makes them; otherwise sequences were padded."""
+        return self.workload.lengths is None or packs(self.config)
 
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
@@ -155,6 +156,10 @@ def merge(*parts: Settings) -> Settings:
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
+_MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.is_unsaid}
+"""Axes that a whole config may not name."""
+
+
 def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = False) -> Settings:
     """The table applied to the config. An axis missing from either becomes a note, so that none is lost.
 
@@ -169,7 +174,7 @@ def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = Fa
     for name, emit in table.items():
         if name in config:
             parts.append(emit(config[name], task))
-        elif name not in ADAPTER_AXES:
+        elif name not in _MAY_LACK:
             parts.append(settings(f"{name}: the config does not name it; the trainer's own default applies"))
     others = [f"{name}={config[name]}" for name in config if name not in table]
     if others and starts_a_script:

@@ -18,6 +18,9 @@ SYNCHRONISED = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 """`accelerator_config` with FSDP: gradients are reduced after each micro-batch, as was measured; waiting for the last
 keeps them unsharded until then."""
 
+GROUPING = ("train_sampling_strategy", "group_by_length")
+"""The argument of transformers from 5.2 on; `group_by_length=True` before."""
+
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
 
 
@@ -103,6 +106,11 @@ def batch(value: Value, task: Task) -> Settings:
             "auto_find_batch_size": False,
         }
     )
+
+
+def batching(value: Value, task: Task, grouping: tuple[str, object] = GROUPING) -> Settings:
+    """The argument that groups sequences by length. Packing is said with the data: see `Task.packs`."""
+    return settings(training=dict([grouping]) if value == "grouped" else {})
 
 
 def optimizer(value: Value, task: Task) -> Settings:

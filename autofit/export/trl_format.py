@@ -98,6 +98,7 @@ TABLE: Mapping[str, Emit] = {
     "targets": _targets,
     "precision": _precision,
     "micro_batch": ta.batch,
+    "batching": ta.batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,

@@ -13,8 +13,9 @@ from autofit.catalog.space import Space
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Lattice
-from autofit.core.workload import Goal, check_count
+from autofit.core.workload import Effect, Goal, check_count
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
+from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
 from autofit.techniques.habits import usual
@@ -74,7 +75,10 @@ def narrow(
     kept: dict[Config, None] = {}
     reasons: Counter[str] = Counter()
     beyond = 0
-    listed_by_space = space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device)
+    whole = space.with_ranks_from(goal.min_rank)
+    if job.workload.lengths is not None and goal.allow is Effect.TRAINING:
+        whole = whole.with_all_of(Batching.axis)
+    listed_by_space = whole.configs(AXES, batch=job.workload.batch_per_device)
     every = list(dict.fromkeys(_one_name(config, job) for config in listed_by_space))
     allowed = within(goal, every)
     for listed in every:

@@ -13,6 +13,7 @@ from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import habits
 from autofit.techniques.axes.attention import Attention
+from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.axes.compilation import Compilation
 from autofit.techniques.axes.loss import Loss
@@ -34,6 +35,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Targets(),
     Precision(),
     MicroBatch(),
+    Batching(),
     Checkpointing(),
     Optimizer(),
     Attention(),
@@ -114,7 +116,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)
         value = known.get(name, fallback)
-        if value is not None:
+        if value is not None and technique.axis.says(value):
             filled[name] = value
     return Config.of(filled)
 

@@ -84,6 +84,11 @@ TRAINER_NAMES = (
         target="loss",
         values={"true": "fused", "liger": "fused", "false": "full"},
     ),
+    TrainerName(
+        keys=("train_sampling_strategy",), target="batching", values={"group_by_length": "grouped", "random": "padded"}
+    ),
+    TrainerName(keys=("group_by_length",), target="batching", values={"true": "grouped", "false": "padded"}),
+    TrainerName(keys=("packing", "sample_packing"), target="batching", values={"true": "packed", "false": "padded"}),
     TrainerName(keys=("torch_compile",), target="compile", values={"true": "true", "false": "false"}),
     TrainerName(
         keys=("offload_optimizer", "offload_optimizer_device"),

@@ -67,14 +67,6 @@ def test_a_workload_keeps_the_longest_that_is_left() -> None:
         WorkloadOptions(model="smollm2-135m", seq_len=10_000, lengths=Lengths.of([30, 9000])).resolve()
 
 
-def test_ranks_wait_for_the_longest_of_all() -> None:
-    tokens = Lengths.of(COUNTS).tokens
-    one, two = (
-        Workload(model="m", model_digest="0" * 16, seq_len=tokens[-1], lengths=tokens, devices=n) for n in (1, 2)
-    )
-    assert two.micro_batches(4) == one.micro_batches(8)
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -6,6 +6,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
 from autofit.core.workload import Effect, Workload
+from autofit.techniques.axes.batching import micro_batches
 
 SAME_TRAINING = "trains exactly as the plain recipe does"
 EMULATED = (
@@ -14,6 +15,7 @@ EMULATED = (
 """Of what was measured on a card that is not there."""
 MUCH_PADDING = 0.2
 """The share of padding from which it is said what would spare it."""
+SPARES_PADDING = "--allow training tries batching=packed and batching=grouped, too, which spare most of the padding"
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
     Effect.NUMERICS: "numerics: rounds differently",
@@ -52,11 +54,11 @@ def step_text(workload: Workload) -> str:
 
 def padding_text(workload: Workload, config: Config) -> str | None:
     """What padding costs, where sequences have lengths."""
-    padded = workload.micro_batches(config.number("micro_batch"))
-    if padded is None or workload.lengths is None:
+    batches = micro_batches(config, workload)
+    if batches is None or workload.lengths is None:
         return None
-    share = 1.0 - mean(workload.lengths) / padded.moment(1)
+    share = 1.0 - mean(workload.lengths) / batches.moment(1)
     said = (
         f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
     )
-    return said if share < MUCH_PADDING else f"{said}. Packing, or grouping by length, would spare most of the padding"
+    return said if share < MUCH_PADDING else f"{said}. {SPARES_PADDING}"

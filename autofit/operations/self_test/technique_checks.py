@@ -45,9 +45,9 @@ def methods() -> Iterator[Check]:
 
 
 def others() -> Iterator[Check]:
-    """Every other axis of one device, without compilation."""
+    """Every other axis of one device, without compilation, and without batching: a check's sequences are all full."""
     for axis in AXES:
-        if axis.name not in ("precision", "method", "compile", "sharding"):
+        if axis.name not in ("precision", "method", "compile", "sharding", "batching"):
             for value in axis.values or EXTENT[axis.name]:
                 if value != axis.recipe:
                     yield _check(axis, value, _of_value(axis, value))

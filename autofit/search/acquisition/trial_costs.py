@@ -29,7 +29,7 @@ class TrialCosts:
         self._micro_steps = np.array(run)
         self._shares = self._micro_steps / np.array(accumulation)
         """Of an optimizer step's seconds, those that a trial's step takes."""
-        self._mixed = [Mixed.of(workload, size) for size in sizes]
+        self._mixed = [Mixed.of(config, workload) for config in configs]
         self._row_of = plan.lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
+from autofit.techniques.axes.batching import packs
 from autofit.techniques.habits.habit import Habit, Trainer
 from autofit.techniques.habits.known_trainers import TRAINERS
 from autofit.techniques.habits.of_the_step import LogitsInEvaluation, TiledLoss, UnderAutocast
@@ -45,7 +46,7 @@ def masks_padding(config: Config, job: Job) -> bool:
     values are repeated for all heads (`use_gqa_in_sdpa` of integrations/sdpa_attention.py). The flash-attn package
     takes the padding out instead.
     """
-    return job.workload.masks_padding and config["attention"] != "flash"
+    return job.workload.masks_padding and config["attention"] != "flash" and not packs(config)
 
 
 def usual(trainer: str | None) -> Mapping[str, Value]:

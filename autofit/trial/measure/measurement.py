@@ -13,6 +13,7 @@ import torch
 
 from autofit.core.outcome import EVALUATION, PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement
 from autofit.techniques import needs_process_group
+from autofit.techniques.axes.batching import micro_batches
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
 from autofit.training.flops import mfu
@@ -80,8 +81,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     forward_seconds = time.monotonic() - forward_began
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
-    padded = job.workload.micro_batches(step.micro_batch)
-    steps = Steps(step, tokens, accumulation, meter, shared, ranks, () if padded is None else padded.nodes)
+    batches = micro_batches(request.config, job.workload)
+    steps = Steps(step, tokens, accumulation, meter, shared, ranks, () if batches is None else batches.nodes)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
@@ -296,7 +297,7 @@ def _time(
     step takes `longest_seconds`: in what the allocator has made of the others' memory."""
     began = time.monotonic()
     progress(TIMING)
-    mixed = Mixed.of(request.job.workload, request.config.number("micro_batch"))
+    mixed = Mixed.of(request.config, request.job.workload)
     least = least_repeats(longest_seconds * mixed.together / mixed.longest)
     stopped_early = _repeat(steps, meter, request, ranks, least, left_seconds)
     progress(TIMED)

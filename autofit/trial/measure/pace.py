@@ -11,6 +11,7 @@ from autofit.core.outcome import TimedOut
 from autofit.core.units import format_duration
 from autofit.core.workload import Workload
 from autofit.techniques import needs_process_group
+from autofit.techniques.axes.batching import micro_batches
 from autofit.trial.request import Rival, TrialRequest
 
 WARM_UPS = 2
@@ -65,13 +66,13 @@ class Mixed(NamedTuple):
     """Those together whose mean is timed."""
 
     @classmethod
-    def of(cls, workload: Workload, micro_batch: int) -> Mixed:
-        """Those of a workload's micro-batches, as if time were proportional to the length."""
-        padded = workload.micro_batches(micro_batch)
-        if padded is None:
+    def of(cls, config: Config, workload: Workload) -> Mixed:
+        """Those of a config's micro-batches, as if time were proportional to the length."""
+        batches = micro_batches(config, workload)
+        if batches is None:
             return cls()
-        mean = padded.moment(1)
-        return cls(workload.seq_len / mean, sum(length for length, _ in padded.nodes) / mean)
+        mean = batches.moment(1)
+        return cls(workload.seq_len / mean, sum(length for length, _ in batches.nodes) / mean)
 
     def warm_up_seconds(self, step_seconds: float, micro_steps: int) -> float:
         """Seconds before the first timed step: on the longest sequences at least twice, then once on each length."""
@@ -160,13 +161,13 @@ class Pace:
     def of(cls, request: TrialRequest, accumulation: int) -> Pace:
         """The one that a request asks for."""
         workload = request.job.workload
-        padded = workload.micro_batches(request.config.number("micro_batch"))
+        batches = micro_batches(request.config, workload)
         return cls(
             tokens_per_step=workload.tokens_per_step,
             accumulation=accumulation,
             # Nothing in a micro-step grows faster than with the square of the length.
-            least_share=1.0 if padded is None else padded.moment(2) / workload.seq_len**2,
-            mean_share=1.0 if padded is None else padded.moment(1) / workload.seq_len,
+            least_share=1.0 if batches is None else batches.moment(2) / workload.seq_len**2,
+            mean_share=1.0 if batches is None else batches.moment(1) / workload.seq_len,
             rivals=request.rivals,
             least_tokens_per_second=request.least_tokens_per_second,
             allowance_seconds=request.allowance_seconds,

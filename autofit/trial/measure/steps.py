@@ -49,7 +49,7 @@ class Steps:
     """Runs optimizer steps on a few micro-batches and extrapolates their time to the full accumulation.
 
     Where the data's sequences have lengths, a timed step is the mean of several, each on the beginning of the tokens,
-    with the weights of these lengths (`Padded.nodes`).
+    with the weights of these lengths (`Batches.nodes`).
 
     An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
     the refilling. So a step is read only once the next one has been issued, and beside the queue; the host has none.

@@ -48,6 +48,7 @@ def test_every_axis_of_the_contract_is_there_once_in_its_order() -> None:
         "targets",
         "precision",
         "micro_batch",
+        "batching",
         "checkpointing",
         "optimizer",
         "attention",

@@ -1,0 +1,58 @@
+"""How sequences of different lengths are put together into micro-batches."""
+
+from __future__ import annotations
+
+from autofit.core.lattice import Axis, Config
+from autofit.core.lengths import Batches, grouped, packed, padded
+from autofit.core.workload import Effect, Workload
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Technique
+
+MEGA_BATCHES = 50
+"""Optimizer steps among whose sequences transformers' Trainer sorts by length (`get_length_grouped_indices` of
+trainer_pt_utils.py)."""
+
+
+def micro_batches(config: Config, workload: Workload) -> Batches | None:
+    """How long the config's micro-batches are; None where every sequence is full. Ranks wait for the longest of all of
+    theirs."""
+    lengths, size = workload.lengths, config.number("micro_batch")
+    if lengths is None:
+        return None
+    if packs(config):
+        return packed(lengths, workload.seq_len)
+    if config.get("batching") == "grouped":
+        # Each process sorts for itself, and all take their micro-batches from the result in turn.
+        return grouped(lengths, max(1, MEGA_BATCHES * workload.batch_per_device // size // workload.devices))
+    return padded(lengths, size * workload.devices)
+
+
+def packs(config: Config) -> bool:
+    """Whether sequences share rows, which are all of one length and have next to no padding."""
+    return config.get("batching") == "packed"
+
+
+class Batching(Technique):
+    """`padded`: drawn at random and padded to the longest of the micro-batch. `grouped`: the same with those of about
+    the same length. `packed`: whole sequences one after the other in rows of `seq_len` tokens, each of which the
+    model takes for one sequence."""
+
+    axis = Axis(
+        name="batching",
+        values=("packed", "grouped", "padded"),
+        effects={"packed": Effect.TRAINING, "grouped": Effect.TRAINING},
+        recipe="padded",
+        is_unsaid=True,
+        does="How sequences of different lengths make a micro-batch.",
+        meanings={
+            "packed": "whole ones, one after the other, in rows as long as the longest; the batch counts rows",
+            "grouped": "those of similar length together, padded to the longest",
+            "padded": "drawn at random, padded to the longest",
+        },
+        where="with --lengths",
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if "batching" in config and job.workload.lengths is None:
+            return f"batching={config['batching']} needs --lengths: without them every sequence is full"
+        return None
