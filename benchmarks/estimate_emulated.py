@@ -1,16 +1,17 @@
 """The estimator held to emulated cards: what is allocated, what is reserved, and what fits.
 
     python benchmarks/estimate_emulated.py FOLDER [--cards h100-80g,...] [--configs 3000] [--ranks 1] [--seed 0]
-                                           [--evaluate] [--processes 2] [--home .venv/emulated-card]
-                                           [--again | --pairs]
+                                           [--evaluate] [--trainers] [--processes 2]
+                                           [--home .venv/emulated-card] [--again | --pairs]
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
 models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a
 file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. With
-`--evaluate`, each also evaluates 1 to 64 sequences at a time between steps. `--again` runs nothing: it predicts anew
-what the folder holds, whose files may be compressed (gzip).
+`--evaluate`, each also evaluates 1 to 64 sequences at a time between steps; with `--trainers`, each trains as one of
+the known trainers does. `--again` runs nothing: it predicts anew what the folder holds, whose files may be compressed
+(gzip).
 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
 the card refuses. The words must be those for the catalog's card, which are compared.
@@ -52,6 +53,7 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import site as catalog_site
 from autofit.techniques import AXES, Job, complete, unsupported
 from autofit.techniques.axes.precision import mixed_precision
+from autofit.techniques.habits import TRAINERS
 from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.limits.segments import ALLOCATOR, EXPANDABLE
 from autofit.trial.machine.detection import detect
@@ -147,7 +149,7 @@ class Row:
 class Drawing:
     """Configs drawn for one workload on this machine's card, each predicted and trained."""
 
-    def __init__(self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, evaluates: bool) -> None:
+    def __init__(self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, evaluates: bool, trained: bool) -> None:
         self._random = random.Random(seed)
         longest: int | None = 0
         while longest is not None and longest < SEQ_LENS[0]:
@@ -158,6 +160,8 @@ class Drawing:
         self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * ranks}
         if evaluates:
             self._about["eval_batch"] = self._random.choice(EVAL_BATCHES)
+        if trained:
+            self._about["trainer"] = self._random.choice(sorted(TRAINERS))
         self._ranks = ranks
         self._job = WorkloadOptions(**self._about, devices=ranks).job(site)
 
@@ -291,7 +295,7 @@ def record_pairs(file: Path, seed: int, ranks: int) -> None:
                 print(f"{site[0].name}: {number} of {len(configs)}", file=sys.stderr, flush=True)
 
 
-def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool) -> None:
+def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool, trained: bool) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
     done = read(file)[1:] if file.exists() else []
@@ -304,7 +308,7 @@ def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool) 
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
-            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, evaluates=evaluates)
+            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, evaluates=evaluates, trained=trained)
             for row in itertools.islice(drawing.rows(runners), configs - have):
                 _add(file, {"group": groups, **row})
                 have += 1
@@ -412,6 +416,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--home", default=".venv/emulated-card")
     parser.add_argument("--evaluate", action="store_true", help="also evaluate between steps")
+    parser.add_argument("--trainers", action="store_true", help="train as the known trainers do")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--again", action="store_true")
     what.add_argument("--pairs", action="store_true")
@@ -421,7 +426,8 @@ def main() -> int:
         record_pairs(asked.folder, asked.seed, asked.ranks)
         return 0
     if asked.here:
-        record(asked.folder, asked.configs, asked.seed, asked.ranks, evaluates=asked.evaluate)
+        extras = {"evaluates": asked.evaluate, "trained": asked.trainers}
+        record(asked.folder, asked.configs, asked.seed, asked.ranks, **extras)
         return 0
     if not asked.again:
         asked.folder.mkdir(parents=True, exist_ok=True)
@@ -432,7 +438,7 @@ def main() -> int:
             program = [__file__, str(asked.folder / f"{card}.jsonl"), "--here"]
             numbers = {"--configs": asked.configs // len(cards), "--seed": asked.seed, "--ranks": asked.ranks}
             options = [str(word) for pair in numbers.items() for word in pair]
-            flags = ["--pairs"] * asked.pairs + ["--evaluate"] * asked.evaluate
+            flags = ["--pairs"] * asked.pairs + ["--evaluate"] * asked.evaluate + ["--trainers"] * asked.trainers
             subprocess.run([sys.executable, *machine, *program, *options, *flags], check=True)
 
         with ThreadPoolExecutor(asked.processes) as threads:

@@ -111,7 +111,7 @@ class _TiledLogProbs(torch.autograd.Function):
         tokens = hidden.shape[0]
         largest = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)
         total, own = (hidden.new_zeros(tokens, dtype=torch.float32) for _ in range(2))
-        for rows, words, tile, _, _ in _tiles(hidden, weight, bias, dtype):
+        for rows, words, tile, *_ in _tiles(hidden, weight, bias, dtype, forward=True):
             logits = tiles.transformed(tile[tiles.rows(tile)])
             at = slice(rows.start, rows.start + logits.shape[0])
             higher = torch.maximum(largest[at], logits.amax(-1))
@@ -149,9 +149,10 @@ class _TiledLogProbs(torch.autograd.Function):
 
 
 def _tiles(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, forward: bool = False
 ) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Each tile's rows and words, its logits in a buffer that the next one takes, and the two factors."""
+    """Each tile's rows and words, its logits in a buffer that the next one takes, and the two factors. The backward
+    pass holds both until the next are there; the `forward` pass does not, and gets empty ones."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     with torch.autocast(hidden.device.type, enabled=False):
         buffer = torch.empty(min(tokens, TILE_TOKENS), TILE_WORDS, dtype=dtype, device=hidden.device)
@@ -165,4 +166,6 @@ def _tiles(
                 torch.mm(inputs, narrow.t(), out=tile)
                 if bias is not None:
                     tile.add_(bias[words].to(dtype))
-                yield rows, words, tile, inputs, narrow
+                if forward:
+                    narrow = narrow.new_empty(0)
+                yield rows, words, tile, narrow if forward else inputs, narrow

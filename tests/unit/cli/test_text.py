@@ -286,8 +286,8 @@ def test_what_padding_costs_is_said_and_from_a_fifth_on_what_would_spare_it() ->
     unlike = replace(alike, lengths=(10, 20, 100))
     assert padding_text(replace(alike, lengths=None), CONFIG) is None
     said, more = (str(padding_text(workload, CONFIG)) for workload in (alike, unlike))
-    assert said.startswith("3% of what it computes is padding") and "grouping" not in said
-    assert more.startswith("48% of what it computes is padding") and "grouping by length" in more
+    assert said.startswith("3% of what it computes is padding") and "batching" not in said
+    assert more.startswith("48% of what it computes is padding") and "--allow training tries batching=packed" in more
     assert step_text(unlike) == "43 tokens in the mean, 100 at most, x 64 sequences a step"
 
 

@@ -35,6 +35,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "targets": ("attention", "all-linear"),
     "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
     "micro_batch": (1, 2, 8),
+    "batching": ("packed", "grouped", "padded"),
     "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
     "optimizer": (
         "sgd",
@@ -75,6 +76,8 @@ def make_config(**values: Value) -> Config:
         filled = {k: v for k, v in filled.items() if k not in ("rank", "targets")}
     else:
         filled = {"rank": 16, "targets": "all-linear", **filled}
+    if filled.get("batching") == "padded":
+        del filled["batching"]  # goes without saying
     return Config.of(filled)
 
 

@@ -59,7 +59,9 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
             config = make_config(**{"method": method, axis: value})
             task = Recommended.of(make_recommendation(config), "x")
             made = collect({**TABLES, **STARTERS}[name], task, starts_a_script=name in STARTERS)
-            assert (made.sections, made.notes) not in seen or (axis, value) == ("sharding", "none"), (axis, value)
+            # Packing is said with the data, as it is where every sequence is full.
+            alike = (axis, value) in (("sharding", "none"), ("batching", "padded"))
+            assert (made.sections, made.notes) not in seen or alike, (axis, value)
             seen.append((made.sections, made.notes))
 
 
