@@ -58,6 +58,11 @@ class Axis:
         """Whether values are positive integers, compared as numbers."""
         return not self.values
 
+    def of(self, config: Config) -> Value | None:
+        """The config's value, also where it goes without saying; None where the axis does not apply."""
+        value = config.get(self.name)
+        return self.recipe if value is None and self.is_unsaid else value
+
     def says(self, value: Value) -> bool:
         """Whether a config names the axis where it has this value."""
         return not self.is_unsaid or value != self.recipe

@@ -80,11 +80,21 @@ def padded(tokens: Sequence[int], sequences: int) -> Batches:
     return Batches(tuple((length, b - a) for length, (a, b) in zip(tokens, pairwise(reached), strict=True)))
 
 
-def grouped(tokens: Sequence[int], micro_batches: int) -> Batches:
+def grouped(tokens: Sequence[int], sequences: int, micro_batches: int) -> Batches:
     """The same where the sequences of so many micro-batches are sorted by length and then cut into them."""
     cuts = min(micro_batches, len(tokens))
-    longest = (tokens[-(-len(tokens) * cut // cuts) - 1] for cut in range(1, cuts + 1))
-    return Batches(tuple((length, 1.0 / cuts) for length in longest))
+    # The longest of n in order lies beyond their middle by half of what n - 1 of them span.
+    beyond = (1.0 - 1.0 / sequences) / (2.0 * micro_batches)
+    longest = (_quantile(tokens, (cut + 0.5) / cuts + beyond) for cut in range(cuts))
+    return Batches(tuple((round(length), 1.0 / cuts) for length in longest))
+
+
+def _quantile(tokens: Sequence[int], share: float) -> float:
+    """The length that so many of the sequences do not exceed, between the means of their groups."""
+    place = min(max(share * len(tokens) - 0.5, 0.0), len(tokens) - 1.0)
+    below = int(place)
+    above = min(below + 1, len(tokens) - 1)
+    return tokens[below] + (place - below) * (tokens[above] - tokens[below])
 
 
 @lru_cache(maxsize=16)
@@ -92,8 +102,6 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
     """The same where sequences share rows of `row` tokens, as many as have room: the longest first, each in the row
     with the least room that takes it (best-fit decreasing, trl's `bfd`). None is cut, so that this is also
     the least that trainers fill which cut them.
-
-    Rows take the place of more sequences than there are rows, so shares sum to less than 1.
     """
     room: list[int] = []
     every = sorted(tokens * -(-PACKED // len(tokens)), reverse=True)
@@ -101,7 +109,8 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
         place = bisect_left(room, length)
         left = (room.pop(place) if place < len(room) else row) - length
         insort(room, left)
-    return Batches(((row, len(room) / len(every)),))
+    filled = len(room) - max(room) / row  # more data would fill the emptiest
+    return Batches(((row, 1.0),), rows=filled / len(every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +118,17 @@ class Batches:
     """How long micro-batches are."""
 
     shares: tuple[tuple[int, float], ...]
-    """(tokens of each row, micro-batches of this length for each that has one row for a sequence), shortest first."""
+    """(tokens of each row, probability), shortest first."""
+    rows: float = 1.0
+    """Rows for each sequence: fewer than one where sequences share them."""
+
+    @property
+    def tokens(self) -> float:
+        """What is computed for each sequence, padding included."""
+        return self.rows * self.moment(1)
 
     def moment(self, power: int) -> float:
-        """The mean of the length raised to `power`, for each micro-batch that has one row for a sequence."""
+        """The mean of the length raised to `power`."""
         return math.fsum(share * length**power for length, share in self.shares)
 
     @property
@@ -124,18 +140,17 @@ class Batches:
         quadratic (Golub and Welsch 1969, "Calculation of Gauss quadrature rules"). Rounding to whole tokens keeps the
         mean.
         """
-        every = self.moment(0)
-        mean = self.moment(1) / every
-        variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares) / every
+        mean = self.moment(1)
+        variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares)
         if variance < 1.0:
-            return ((max(2, round(mean)), every),)
-        skewness = math.fsum(share * (length - mean) ** 3 for length, share in self.shares) / every / variance**1.5
+            return ((max(2, round(mean)), 1.0),)
+        skewness = math.fsum(share * (length - mean) ** 3 for length, share in self.shares) / variance**1.5
         # In units of the standard deviation the nodes are the roots of x**2 - skewness * x - 1.
         middle, apart = skewness / 2, math.sqrt(1.0 + skewness**2 / 4)
         short = max(2, math.floor(mean + math.sqrt(variance) * (middle - apart)))
         long = math.ceil(mean + math.sqrt(variance) * (middle + apart))
         of_long = (mean - short) / (long - short)
-        return ((short, every * (1.0 - of_long)), (long, every * of_long))
+        return ((short, 1.0 - of_long), (long, of_long))
 
     def weights(self, lengths: Sequence[int]) -> list[float]:
         """What is known at these lengths, weighted so that the sum is the mean over micro-batches of whatever is a

@@ -152,7 +152,8 @@ class Estimator:
             return self._work(config, traced, sheet, paged_out)
         every = {self.job.workload.seq_len: traced, **shorter}
         works = {length: self._work(config, each, sheet, paged_out) for length, each in every.items()}
-        return StepWork.mean(list(zip(mixed.weights(list(works)), works.values(), strict=True)))
+        weights = [mixed.rows * weight for weight in mixed.weights(list(works))]
+        return StepWork.mean(list(zip(weights, works.values(), strict=True)))
 
     def _of_lengths(self) -> Mapping[int, Estimator]:
         """Estimators of the same job on sequences that are all of one length: those that stand for all of them, but the

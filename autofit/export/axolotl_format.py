@@ -101,7 +101,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    return ta.batching(value, task, ("group_by_length", True))
+    return merge(ta.batching(value, task, ("group_by_length", True)), settings(*ta.keeps_apart(value, task, "axolotl")))
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
@@ -194,7 +194,7 @@ def export_axolotl(task: Recommended) -> Export:
                 "sequence_len": workload.seq_len,
                 "sample_packing": task.packs,
                 "pad_to_sequence_len": task.packs,
-                **({} if task.packs else {"excess_length_strategy": "truncate"}),
+                **({} if workload.lengths is None else {"excess_length_strategy": "truncate"}),
             },
             training={
                 "learning_rate": CHOOSE,

@@ -18,7 +18,7 @@ from autofit.core.lengths import mean
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
 from autofit.techniques import AXES
-from autofit.techniques.axes.batching import packs
+from autofit.techniques.axes.batching import packs, rows_per_sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +191,12 @@ def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Seque
     hardware = recommendation.hardware
     rows = [
         ("Model", f"{workload.model}, loaded from {task.source}"),
-        ("Workload", _workload(workload)),
+        ("Workload", _workload(workload, task.config)),
         ("Config", str(recommendation.point.config)),
-        (recommendation.provenance.capitalize(), _measurement(recommendation)),
+        (
+            recommendation.provenance.capitalize(),
+            _measurement(recommendation, rows_per_sequence(task.config, workload)),
+        ),
         ("Hardware", f"{hardware.name} ({hardware.device_name}, {format_bytes(hardware.memory_bytes)})"),
         ("Stack", ", ".join(f"{k} {v}" for k, v in recommendation.stack.to_json().items() if v)),
         ("Needs", ", ".join(needs)),
@@ -212,21 +215,25 @@ def _fidelity(words: Mapping[str, str]) -> str:
     return f"{', '.join(others)}; all else same" if others else "all same"
 
 
-def _workload(workload: Workload) -> str:
+def _workload(workload: Workload, config: Config) -> str:
     devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
     devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
     own = "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"
     sequences = f"{workload.global_batch} sequences of {own or workload.seq_len} tokens"
+    if packs(config):
+        share = workload.global_batch / rows_per_sequence(config, workload)
+        sequences = f"{workload.global_batch} rows of {workload.seq_len} tokens, {share:.0f} sequences,"
     evaluated = "" if workload.eval_batch is None else f"; {workload.eval_batch} evaluated at a time"
     return f"{sequences} per optimizer step, on {devices}{evaluated}"
 
 
-def _measurement(recommendation: Recommendation) -> str:
+def _measurement(recommendation: Recommendation, rows: float) -> str:
+    """`rows` for each sequence: a step of the trainer has as many as the global batch."""
     point = recommendation.point
     measured = point.measurement
     trial = "" if point.trial_id is None else f", trial {point.trial_id}"
     return (
-        f"{measured.tokens_per_second:,.0f} tokens/s, {measured.step_seconds.median:.3g} s a step, "
+        f"{measured.tokens_per_second:,.0f} tokens/s, {measured.step_seconds.median / rows:.3g} s a step, "
         f"{format_bytes(measured.device_bytes)} of device memory "
         f"({format_bytes(recommendation.headroom_bytes)} below the limit of "
         f"{format_bytes(recommendation.memory_limit_bytes)}){trial}"

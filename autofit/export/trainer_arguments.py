@@ -113,6 +113,13 @@ def batching(value: Value, task: Task, grouping: tuple[str, object] = GROUPING) 
     return settings(training=dict([grouping]) if value == "grouped" else {})
 
 
+def keeps_apart(value: Value, task: Task, trainer: str) -> list[str]:
+    """A note where the trainer's flash attention does not look beyond a packed sequence, as trials do."""
+    if value != "packed" or task.config["attention"] != "flash":
+        return []
+    return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
+
+
 def optimizer(value: Value, task: Task) -> Settings:
     """The argument `optim`, and the weight decay of trials."""
     notes = []
@@ -215,5 +222,6 @@ def libraries(config: Config) -> list[str]:
         "bitsandbytes": config["method"] == "qlora" or (optimizer is not None and optimizer.of_bitsandbytes),
         "liger-kernel": config.get("loss") == "fused",
         "flash-attn": config.get("attention") == "flash",
+        "transformers >= 5.2": config.get("batching") == "grouped",
     }
     return [name for name, is_needed in needed.items() if is_needed]

@@ -86,6 +86,13 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
     return dict.fromkeys((*part.imports, *others))
 
 
+def _batching(value: Value, task: Task) -> Settings:
+    notes = (
+        ["batching=packed: the script takes rows; put whole sequences into them yourself"] if value == "packed" else []
+    )
+    return merge(ta.batching(value, task), settings(*notes))
+
+
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
         return settings(training={"use_liger_kernel": True, "liger_kernel_config": LIGER_LOSS_ONLY})
@@ -145,7 +152,7 @@ TABLE: Mapping[str, Emit] = {
     "targets": _targets,
     "precision": _precision,
     "micro_batch": ta.batch,
-    "batching": ta.batching,
+    "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": ta.attention,

@@ -46,8 +46,9 @@ def _precision(value: Value, task: Task) -> Settings:
             said = "trl trains the adapters of a 16-bit base in fp32; bf16 was measured"
             notes.append(NeedsMore(f"precision=bf16: {said}"))
         if method == "qlora" and value != "bf16":
-            said = "trl trains the adapters of a 4-bit base in bf16; fp32 was measured"
-            notes.append(Near(f"precision={value}: {said}"))
+            said = f"precision={value}: trl trains the adapters of a 4-bit base in bf16"
+            dies = f"{said}, for which torch refuses loss scaling: it ends at the first step"
+            notes.append(dies if value == "fp16-mixed" else Near(f"{said}; fp32 was measured"))
     return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=ta.precision(task))
 
 
@@ -65,6 +66,13 @@ def _checkpointing(value: Value, task: Task) -> Settings:
         if task.config["method"] != "full":
             notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 ignores it with adapters")
     return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
+
+
+def _batching(value: Value, task: Task) -> Settings:
+    notes = ta.keeps_apart(value, task, "trl")
+    if value == "packed" and not notes:
+        notes.append(Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted"))
+    return merge(ta.batching(value, task), settings(*notes))
 
 
 def _attention(value: Value, task: Task) -> Settings:
@@ -98,7 +106,7 @@ TABLE: Mapping[str, Emit] = {
     "targets": _targets,
     "precision": _precision,
     "micro_batch": ta.batch,
-    "batching": ta.batching,
+    "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,

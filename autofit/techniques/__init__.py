@@ -51,7 +51,7 @@ AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
 
 def lightness(config: Config) -> tuple[int, ...]:
     """A sort key under which no config precedes one that is claimed to need less memory."""
-    return tuple(axis.place(config.get(axis.name)) for axis in AXES)
+    return tuple(axis.place(axis.of(config)) for axis in AXES)
 
 
 def unsupported(config: Config, job: Job) -> str | None:

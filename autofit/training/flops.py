@@ -6,7 +6,6 @@ from autofit.catalog.models import ModelShape, shape
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import packs
 
 
 def flops_per_token(model: ModelShape, *, seq_len: float, full: bool) -> float:
@@ -27,7 +26,7 @@ def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
     peak = job.hardware.peak_flops
     if peak is None:
         return None
-    lengths = None if packs(config) else job.workload.lengths
+    lengths = job.workload.lengths
     # Attention's share of a token grows with its sequence, of which longer ones have more tokens.
     seq_len = job.workload.seq_len if lengths is None else mean(lengths, 2) / mean(lengths)
     needed = flops_per_token(shape(job.model), seq_len=seq_len, full=config["method"] == "full")

@@ -6,7 +6,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
 from autofit.core.workload import Effect, Workload
-from autofit.techniques.axes.batching import micro_batches
+from autofit.techniques.axes.batching import micro_batches, packs
 
 SAME_TRAINING = "trains exactly as the plain recipe does"
 EMULATED = (
@@ -57,8 +57,10 @@ def padding_text(workload: Workload, config: Config) -> str | None:
     batches = micro_batches(config, workload)
     if batches is None or workload.lengths is None:
         return None
-    share = 1.0 - mean(workload.lengths) / batches.moment(1)
+    share = 1.0 - mean(workload.lengths) / batches.tokens
+    if packs(config):
+        return f"rows have {workload.seq_len} tokens, of which {share:.0%} are padding; a row counts as one sequence"
     said = (
         f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
     )
-    return said if share < MUCH_PADDING else f"{said}. {SPARES_PADDING}"
+    return said if share < MUCH_PADDING or "batching" in config else f"{said}. {SPARES_PADDING}"

@@ -153,7 +153,10 @@ def alikeness(config: Config) -> tuple[Hashable, Hashable]:
     What is fragmented depends little on the optimizer and the rank, which change small blocks, and much on whether the
     logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on.
     """
-    decoder = config.without("optimizer", "micro_batch", "rank", "loss", "compile"), config["loss"] == "full"
+    decoder = (
+        config.without("optimizer", "micro_batch", "batching", "rank", "loss", "compile"),
+        config["loss"] == "full",
+    )
     return decoder, (decoder, (config.number("micro_batch").bit_length() - 1) // 2)
 
 

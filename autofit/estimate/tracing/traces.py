@@ -196,7 +196,9 @@ class Traces:
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return at_primes(config, self.job).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
+        return at_primes(config, self.job).without("optimizer", "loss", "compile", "batching"), tied and config[
+            "loss"
+        ] == "full"
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
         kinds = layer_kinds(config, job)

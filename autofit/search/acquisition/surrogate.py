@@ -123,7 +123,7 @@ class Features:
         self._columns: list[tuple[str, Value | None]] = []
         means, spreads = [prior.intercept], [prior.intercept_spread]
         for axis in lattice.axes:
-            found = {c.get(axis.name) for c in configs} - {None}
+            found = {axis.of(c) for c in configs} - {None}
             if len(found) < 2:
                 continue
             if axis.numeric:

@@ -9,22 +9,30 @@ from autofit.techniques.job import Job
 from autofit.techniques.technique import Technique
 
 MEGA_BATCHES = 50
-"""Optimizer steps among whose sequences transformers' Trainer sorts by length (`get_length_grouped_indices` of
-trainer_pt_utils.py)."""
+"""Optimizer steps among whose sequences transformers' Trainer sorts by length, where a quarter of the data has as many
+(`get_length_grouped_indices` of trainer_pt_utils.py)."""
 
 
 def micro_batches(config: Config, workload: Workload) -> Batches | None:
     """How long the config's micro-batches are; None where every sequence is full. Ranks wait for the longest of all of
     theirs."""
-    lengths, size = workload.lengths, config.number("micro_batch")
+    lengths = workload.lengths
     if lengths is None:
         return None
     if packs(config):
         return packed(lengths, workload.seq_len)
+    size = config.number("micro_batch")
     if config.get("batching") == "grouped":
         # Each process sorts for itself, and all take their micro-batches from the result in turn.
-        return grouped(lengths, max(1, MEGA_BATCHES * workload.batch_per_device // size // workload.devices))
+        sorted_at_once = max(1, MEGA_BATCHES * workload.batch_per_device // size // workload.devices)
+        return grouped(lengths, size * workload.devices, sorted_at_once)
     return padded(lengths, size * workload.devices)
+
+
+def rows_per_sequence(config: Config, workload: Workload) -> float:
+    """1, or less where sequences share rows: a step of the whole global batch then has as many times their number."""
+    batches = micro_batches(config, workload)
+    return 1.0 if batches is None else batches.rows
 
 
 def packs(config: Config) -> bool:
@@ -54,5 +62,5 @@ class Batching(Technique):
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if "batching" in config and job.workload.lengths is None:
-            return f"batching={config['batching']} needs --lengths: without them every sequence is full"
+            return f"batching={config['batching']} needs --lengths: without them every sequence is full, as if packed"
         return None

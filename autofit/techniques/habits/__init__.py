@@ -68,7 +68,12 @@ def of_formats(config: Config, trainer: str | None) -> tuple[WeightFormat, ...]:
 def why_not(config: Config, job: Job) -> str | None:
     """Why the workload's trainer trains something else than the config says; None if it does not."""
     trainer = job.workload.trainer
-    return None if trainer is None else named(trainer).why_not(config)
+    if trainer is None:
+        return None
+    if config["precision"] == "fp16-mixed" and trained_format(config, trainer) == "bfloat16":
+        said = "trains the adapters in bf16, for which torch refuses loss scaling"
+        return f"precision=fp16-mixed is not possible with {trainer}, which {said}"
+    return named(trainer).why_not(config)
 
 
 __all__ = [

@@ -13,7 +13,7 @@ import torch
 
 from autofit.core.outcome import EVALUATION, PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement
 from autofit.techniques import needs_process_group
-from autofit.techniques.axes.batching import micro_batches
+from autofit.techniques.axes.batching import micro_batches, rows_per_sequence
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
 from autofit.training.flops import mfu
@@ -82,7 +82,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
     batches = micro_batches(request.config, job.workload)
-    steps = Steps(step, tokens, accumulation, meter, shared, ranks, () if batches is None else batches.nodes)
+    lengths = () if batches is None else tuple((length, batches.rows * weight) for length, weight in batches.nodes)
+    steps = Steps(step, tokens, accumulation, meter, shared, ranks, lengths)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
@@ -229,7 +230,8 @@ def _compared(
     # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length. Backwards,
     # the tokens are new to the model: of those that it knows by heart, the gradient may be rounding alone.
     tokens = tokens.flip(1)
-    seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device
+    rows = job.workload.batch_per_device * rows_per_sequence(request.config, job.workload)
+    seconds = measurement.step_seconds.median * step.micro_batch / rows
     if is_brief(seconds) and request.config.get("compile") is not True:
         tokens = tokens[:, :COMPARED_TOKENS]
     try:
@@ -253,7 +255,11 @@ def _with_shares(progress: Progress, request: TrialRequest, pace: Pace) -> Progr
         return lambda phase, share=None, /: progress(phase, None if phase in PHASES else share)
     workload = request.job.workload
     evaluated = (workload.eval_batch or 0) / (workload.batch_per_device * pace.least_share)
-    shares = {"forward": 1.0 / (pace.accumulation * pace.least_share), "optimizer": 1.0, EVALUATION: evaluated}
+    shares = {
+        "forward": 1.0 / (pace.accumulation * pace.least_share),
+        "optimizer": 1.0 / pace.update_share,
+        EVALUATION: evaluated,
+    }
     return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
 
 
@@ -302,7 +308,7 @@ def _time(
     stopped_early = _repeat(steps, meter, request, ranks, least, left_seconds)
     progress(TIMED)
     steps.finish()
-    if request.job.workload.lengths is not None:
+    if not mixed.is_one_length:
         (is_late,) = ranks.largest([float(time.monotonic() - began + longest_seconds > left_seconds)])
         if not is_late:
             steps.once()

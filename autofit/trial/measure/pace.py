@@ -71,13 +71,18 @@ class Mixed(NamedTuple):
         batches = micro_batches(config, workload)
         if batches is None:
             return cls()
-        mean = batches.moment(1)
+        mean = batches.tokens
         return cls(workload.seq_len / mean, sum(length for length, _ in batches.nodes) / mean)
+
+    @property
+    def is_one_length(self) -> bool:
+        """Whether the longest sequences are all that is timed."""
+        return self.longest == self.together
 
     def warm_up_seconds(self, step_seconds: float, micro_steps: int) -> float:
         """Seconds before the first timed step: on the longest sequences at least twice, then once on each length."""
         longest = self.longest * step_seconds
-        if self == FULL:
+        if self.is_one_length:
             return warm_up_seconds(longest, micro_steps)
         again = longest if warm_ups(longest) == 1 else 0.0
         return warm_up_seconds(longest, micro_steps) + again + self.together * step_seconds
@@ -91,7 +96,7 @@ def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int
     """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
     together = mixed.together * step_seconds
     repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(together) * together)
-    again = 0.0 if mixed == FULL else mixed.longest * step_seconds  # at the end
+    again = 0.0 if mixed.is_one_length else mixed.longest * step_seconds  # at the end
     return mixed.warm_up_seconds(step_seconds, micro_steps) + repeats + again
 
 
@@ -149,6 +154,8 @@ class Pace:
     lengths, and the longest are judged."""
     mean_share: float = 1.0
     """The same as if time were proportional to the length."""
+    update_share: float = 1.0
+    """Of an update that a mean step has: less than 1 where sequences share rows."""
     rivals: tuple[Rival, ...] = ()
     least_tokens_per_second: float = 0.0
     """What makes the trial's method practical."""
@@ -166,8 +173,9 @@ class Pace:
             tokens_per_step=workload.tokens_per_step,
             accumulation=accumulation,
             # Nothing in a micro-step grows faster than with the square of the length.
-            least_share=1.0 if batches is None else batches.moment(2) / workload.seq_len**2,
-            mean_share=1.0 if batches is None else batches.moment(1) / workload.seq_len,
+            least_share=1.0 if batches is None else batches.rows * batches.moment(2) / workload.seq_len**2,
+            mean_share=1.0 if batches is None else batches.tokens / workload.seq_len,
+            update_share=1.0 if batches is None else batches.rows,
             rivals=request.rivals,
             least_tokens_per_second=request.least_tokens_per_second,
             allowance_seconds=request.allowance_seconds,

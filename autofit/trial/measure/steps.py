@@ -69,10 +69,10 @@ class Steps:
         ranks: Ranks | None = None,
         lengths: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """`lengths`: tokens of a sequence, with their weights; if there are none, every sequence is full."""
+        """`lengths`: tokens of a sequence, with their weights in a mean step; if there are none, every one is full."""
         self._step = step
         self._tokens = tokens
-        self._mixes = bool(lengths)
+        self._mixes = any(length != tokens.shape[1] for length, _ in lengths)
         self._lengths = lengths or ((tokens.shape[1], 1.0),)
         self._next_length = itertools.cycle(self._lengths)
         self._means: list[tuple[float, float, float]] = []

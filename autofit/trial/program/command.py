@@ -52,7 +52,7 @@ class Command:
 
     def arguments(self, config: Config, workload: Workload, source: str) -> list[str]:
         """The words for a config; `source` is where the program finds the model's weights: a hub id or a folder."""
-        values = {axis.name: ABSENT.get(axis.name, "") for axis in AXES}
+        values = {axis.name: ABSENT.get(axis.name, str(axis.recipe)) for axis in AXES}
         values |= {name: spelled(value) for name, value in config.items}
         values |= {
             "accumulation": str(workload.batch_per_device // config.number("micro_batch")),

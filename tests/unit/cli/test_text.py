@@ -288,6 +288,10 @@ def test_what_padding_costs_is_said_and_from_a_fifth_on_what_would_spare_it() ->
     said, more = (str(padding_text(workload, CONFIG)) for workload in (alike, unlike))
     assert said.startswith("3% of what it computes is padding") and "batching" not in said
     assert more.startswith("48% of what it computes is padding") and "--allow training tries batching=packed" in more
+    packed = str(padding_text(unlike, CONFIG.replace(batching="packed")))
+    assert packed == "rows have 100 tokens, of which 0% are padding; a row counts as one sequence"
+    grouped = str(padding_text(unlike, CONFIG.replace(batching="grouped")))
+    assert "of what it computes is padding" in grouped and "--allow" not in grouped
     assert step_text(unlike) == "43 tokens in the mean, 100 at most, x 64 sequences a step"
 
 

@@ -78,6 +78,17 @@ def test_the_recipe_is_one_that_the_trainer_trains() -> None:
     assert refused == "loss=full is not possible with trl, which always chunks the loss"
 
 
+def test_adapters_in_bf16_cannot_have_loss_scaling() -> None:
+    mixed = {method: complete({"method": method, "precision": "fp16-mixed"}) for method in ("lora", "qlora")}
+    assert unsupported(mixed["qlora"], job(trainer="trl")) == (
+        "precision=fp16-mixed is not possible with trl, which trains the adapters in bf16, for which torch refuses loss "
+        "scaling"
+    )
+    for trainer, method in ((None, "qlora"), ("transformers", "qlora"), ("trl", "lora")):
+        said = unsupported(mixed[method], job(trainer=trainer)) or ""
+        assert "loss scaling" not in said
+
+
 def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
     of = job(trainer="llamafactory")
     assert unsupported(complete({"method": "full", "precision": "fp32"}), of) is None

@@ -141,6 +141,18 @@ def test_a_timed_step_is_the_mean_of_those_on_each_length(kind: str) -> None:
     assert counted.lengths[-1] == 8 and len(steps.seconds) == 2
 
 
+def test_a_step_on_packed_rows_counts_as_much_as_they_take_the_place_of() -> None:
+    """Every row is full: nothing else is trained than where all sequences are."""
+    meter = Queued("cpu")
+    counted = Counted(meter)
+    steps = Steps(
+        cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), lambda phase, share=None: None, lengths=((8, 0.2),)
+    )
+    steps.warm_up(lambda seconds: 2, 20)
+    assert steps.timed() == 5.0 * 0.2 * 3
+    assert counted.lengths == [8, 8, 8] and steps.losses == [1.0, 2.0, 3.0] and not steps.later_losses
+
+
 @pytest.mark.parametrize(
     ("spans", "accumulation", "seconds"),
     [
