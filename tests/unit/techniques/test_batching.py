@@ -98,7 +98,8 @@ def test_padded_goes_without_saying_and_the_others_need_lengths() -> None:
     assert "batching" not in complete({}) and complete({"batching": "padded"}) == complete({})
     job = tiny.job()
     assert (
-        unsupported(config("grouped"), job) == "batching=grouped needs --lengths: without them every sequence is full"
+        unsupported(config("grouped"), job)
+        == "batching=grouped needs --lengths: without them every sequence is full, as if packed"
     )
     assert [change.split(" changes ")[0] for change in changes(config("packed")) if "batching" in change] == [
         "batching=packed instead of padded"
