@@ -51,6 +51,8 @@ class Estimate(Document):
     """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
     """Of the predicted time."""
+    waits_for_launches: bool | None = None
+    """Whether the host is slower than the device (`roofline.waits_for_launches`)."""
     stand_in: str | None = None
     """What a guessed time is taken from in place of the hardware's own data sheet (`Rates.stand_in`)."""
     memory_error: float = 0.0
@@ -160,12 +162,12 @@ class Estimate(Document):
     def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
         """The values of the fields that state the time."""
         from autofit.estimate.assumptions import COMPILE_ERROR
-        from autofit.estimate.time.roofline import micro_step_seconds, seconds
+        from autofit.estimate.time.roofline import micro_step_seconds, seconds, waits_for_launches
         from autofit.training.flops import mfu
 
         if rates is None or self.work is None:
-            unknown = ("step_seconds", "micro_step_seconds", "tokens_per_second", "mfu", "relative_error", "stand_in")
-            return {**dict.fromkeys(unknown), "calibrated_on": 0}
+            unknown = ("step_seconds", "micro_step_seconds", "tokens_per_second", "mfu", "relative_error")
+            return {**dict.fromkeys((*unknown, "waits_for_launches", "stand_in")), "calibrated_on": 0}
         step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
         accumulation = job.workload.batch_per_device // self.config.number("micro_batch")
@@ -176,6 +178,7 @@ class Estimate(Document):
             "mfu": mfu(job, self.config, speed),
             "calibrated_on": rates.calibrated_on,
             "relative_error": rates.error_of(self.work) + (COMPILE_ERROR if self.config["compile"] is True else 0.0),
+            "waits_for_launches": waits_for_launches(self.work, rates),
             "stand_in": None if rates.calibrated_on else rates.stand_in,
         }
 

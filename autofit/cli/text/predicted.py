@@ -263,4 +263,5 @@ def speed_text(found: Estimate) -> str:
     )
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
     speed = total_text(found.tokens_per_second, found.devices)
-    return f"{speed}{utilisation}, give or take {found.relative_error:.0%} ({basis})"
+    held_up = "; the host, which launches operations, is what limits it" if found.waits_for_launches else ""
+    return f"{speed}{utilisation}, give or take {found.relative_error:.0%} ({basis}){held_up}"

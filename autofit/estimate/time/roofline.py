@@ -162,6 +162,11 @@ def _transferred(moved: Mapping[str, float], rates: Rates) -> float:
     return math.fsum(size * rates.transfers[kind] for kind, size in moved.items())
 
 
+def waits_for_launches(work: StepWork, rates: Rates) -> bool:
+    """Whether the host launches operations more slowly than the device does them: a faster device is then no faster."""
+    return not rates.processor and float(parts(work, rates)[INDEX[LAUNCH]]) > 0.0
+
+
 def parts(work: StepWork, rates: Rates) -> Features:
     """Seconds that each rate contributes to the time; 0 for what is hidden."""
     parts = np.array([work.amounts.get(kind, 0.0) for kind in KINDS]) * rates.as_array()

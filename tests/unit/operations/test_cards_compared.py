@@ -62,6 +62,22 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     assert "ran out of memory" in cards_text([again], {})
 
 
+def test_where_the_host_limits_the_speed_is_said(tmp_path: Path) -> None:
+    small, large = (
+        estimate_each(
+            replace(OPTIONS, seq_len=seq_len),
+            {name: config.replace(micro_batch=4) for name, config in CARDS.items()},
+            store=str(tmp_path / "store.db"),
+        )
+        for seq_len in (8, 4096)
+    )
+    held_up = [row.name for row in small if row.estimate is not None and row.estimate.waits_for_launches]
+    assert "h100-80g" in held_up
+    assert "The host, which launches operations, limits the speed of" in cards_text(small, {})
+    assert not any(row.estimate is not None and row.estimate.waits_for_launches for row in large)
+    assert "The host" not in cards_text(large, {})
+
+
 def test_the_newest_libraries_that_have_run_it_answer(tmp_path: Path) -> None:
     place = str(tmp_path / "store.db")
     older = make_job(stack=replace(STACK, torch="2.11.0"))
