@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 Case = dict[str, Any]
 Function = Callable[[Case], Any]
-HEAVY = ["torch", "deepspeed", "peft", "bitsandbytes", "transformers.models.llama.modeling_llama", "tests.tiny"]
-"""Imported once, in the process from which all ranks of all groups are forked."""
 
 
 def on_ranks(ranks: int, function: Function, cases: Sequence[Case]) -> list[list[Any]]:
@@ -27,7 +25,7 @@ def on_ranks(ranks: int, function: Function, cases: Sequence[Case]) -> list[list
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(HEAVY)
+    context.set_forkserver_preload(["tests.heavy"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         children = [

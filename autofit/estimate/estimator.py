@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from autofit.core.garbage import without_collections
 from autofit.core.lattice import Config
 from autofit.core.lengths import padded
 from autofit.core.outcome import StepWork
@@ -133,7 +132,7 @@ class Estimator:
         if self._sheet is None:
             return {}
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
-        with _without_collections():
+        with without_collections():
             head, works = self._traces.of_depths(config, depths)
             _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
         return {
@@ -232,7 +231,7 @@ class Estimator:
 
     def trace(self, config: Config) -> Traced:
         """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
-        with _without_collections():
+        with without_collections():
             return self._trace(config)
 
     def _trace(self, config: Config) -> Traced:
@@ -297,20 +296,8 @@ class Estimator:
 
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
-        with _without_collections():
+        with without_collections():
             return self._traces.holdings(config, library(config, self.job))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Suspend garbage collection: scanning what a trace and the libraries hold takes as long as tracing some layers."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.

@@ -8,18 +8,20 @@ import importlib.util
 import warnings
 from contextlib import nullcontext
 
-import torch
-
+from autofit.core.garbage import without_collections
 from autofit.training.postponed import import_postponed
 
 NEEDED = ("autofit.estimate.estimator", "torch._dynamo", "transformers.modeling_utils", "peft", "bitsandbytes")
 MAY_LACK = ("peft", "bitsandbytes")
 
-# With a GPU, importing bitsandbytes touches it, and this server would then hold its memory: the processes that need
-# bitsandbytes import it themselves.
-on_gpu = torch.version.cuda is not None or torch.version.hip is not None
-with warnings.catch_warnings(), import_postponed("bitsandbytes") if on_gpu else nullcontext():
+with warnings.catch_warnings(), without_collections():
     warnings.simplefilter("ignore")
-    for module in NEEDED:
-        if module not in MAY_LACK or (importlib.util.find_spec(module) is not None):
-            importlib.import_module(module)
+    import torch
+
+    # With a GPU, importing bitsandbytes touches it, and this server would then hold its memory: the processes that need
+    # bitsandbytes import it themselves.
+    on_gpu = torch.version.cuda is not None or torch.version.hip is not None
+    with import_postponed("bitsandbytes") if on_gpu else nullcontext():
+        for module in NEEDED:
+            if module not in MAY_LACK or (importlib.util.find_spec(module) is not None):
+                importlib.import_module(module)

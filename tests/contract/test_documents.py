@@ -17,6 +17,7 @@ from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, prose,
 from snapshot_file import UPDATE
 
 from autofit.cli.main import app
+from tests.here import run_here
 
 EVERY = [README, *PAGES]
 RUN = [example for page in EVERY for example in shown(page) if not example.measured]
@@ -59,28 +60,36 @@ def test_the_readme_names_the_test_command() -> None:
     assert re.search(r"^make test\b", README.read_text(), re.MULTILINE)
 
 
+def printed_by(command: str) -> str:
+    """What a process of the program prints. Through a shell: the command is piped into another."""
+    program = shlex.join([sys.executable, "-m", "autofit"]) + command.removeprefix("autofit")
+    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3), done.stderr
+    return done.stdout
+
+
+def printed_here(command: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """The same of a command that no pipe follows, in this process."""
+    code, out, err = run_here(shlex.split(command.replace("\\\n", " "))[1:], capfd)
+    assert code in (0, 3), err
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example", RUN, ids=lambda example: f"{name(example.page)}: {example.command[:60]}")
-def test_a_command_prints_what_is_written_below_it(example: Shown, tmp_path: Path) -> None:
-    program = shlex.join([sys.executable, "-m", "autofit"])
+def test_a_command_prints_what_is_written_below_it(
+    example: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert example.command.startswith("autofit ")
-    done = subprocess.run(
-        program + example.command.removeprefix("autofit"),  # through a shell: some are piped into `tail`
-        shell=True,
-        cwd=ROOT,
-        env=os.environ | {"AUTOFIT_STORE": str(tmp_path / "store.db")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (0, 3), done.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+    command = example.command
+    out = printed_by(command) if "|" in shlex.split(command) else printed_here(command, capfd)
     if os.environ.get(UPDATE):
         text = example.page.read_text()
-        example.page.write_text(
-            text.replace(f"{example.command}\n{example.output}", f"{example.command}\n{done.stdout}")
-        )
+        example.page.write_text(text.replace(f"{example.command}\n{example.output}", f"{example.command}\n{out}"))
         return
-    assert TIMES.sub(r"\1", done.stdout) == TIMES.sub(r"\1", example.output)
+    assert TIMES.sub(r"\1", out) == TIMES.sub(r"\1", example.output)
 
 
 @pytest.mark.slow

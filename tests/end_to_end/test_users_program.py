@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from jobs import tiny_model
 
+from tests.here import run_here
+
 PROGRAM = """
 import argparse
 
@@ -61,19 +63,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def autofit(folder: Path, command: str, *more: str, program: str | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+def words(command: str, *more: str, program: str | None = None) -> list[str]:
+    """What is written after `autofit`."""
     asked = () if program is None else ("--command", program)
-    line = [sys.executable, "-m", "autofit", command, "--model", "./small", *OPTIONS, *asked, *more]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+    return [command, "--model", "./small", *OPTIONS, *asked, *more]
 
 
-def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(folder: Path) -> None:
+def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     searching = ("--in-place", "--space", "space.yaml", "--no-predict", "--time-budget", "30m", "--max-trials", "2")
-    code, said, wrong = autofit(folder, "search", *searching, "--json", program=PROGRAM_LINE)
-    assert code == 0, wrong
-    found: dict[str, Any] = json.loads(said)
+    line = [sys.executable, "-m", "autofit", *words("search", *searching, "--json", program=PROGRAM_LINE)]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
     best = found["recommendation"]
     assert best["workload"]["program"] == PROGRAM_LINE
     assert {point["config"]["micro_batch"] for point in found["frontier"]["points"]} <= {2, 4}
@@ -81,15 +84,16 @@ def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(fold
     assert best["measurement"]["gradient_norms"][0] > 0
     assert best["measurement"]["setup_peak_bytes"] > 50 * 1024**2
 
-    code, said, wrong = autofit(folder, "recommend", program=PROGRAM_LINE)
+    monkeypatch.chdir(folder)
+    code, said, wrong = run_here(words("recommend", program=PROGRAM_LINE), capfd)
     assert code == 0, wrong
     run = f"train.py --model {folder / 'small'} --batch {best['config']['micro_batch']}"
     assert f"{run}\n" in said
-    code, said, _ = autofit(folder, "recommend", "--format", "json", program=PROGRAM_LINE)
+    code, said, _ = run_here(words("recommend", "--format", "json", program=PROGRAM_LINE), capfd)
     assert json.loads(said)["command"].endswith(run)
-    code, _, wrong = autofit(folder, "recommend", "--format", "trl", program=PROGRAM_LINE)
+    code, _, wrong = run_here(words("recommend", "--format", "trl", program=PROGRAM_LINE), capfd)
     assert code == 2 and "measured with a program of yours: run" in wrong
-    code, _, wrong = autofit(folder, "recommend")
+    code, _, wrong = run_here(words("recommend"), capfd)
     assert code == 4 and "--command" not in wrong.partition("run:")[2], "of autofit's own step, nothing is known"
-    code, _, wrong = autofit(folder, "frontier", program="python other.py {micro_batch}")
+    code, _, wrong = run_here(words("frontier", program="python other.py {micro_batch}"), capfd)
     assert code == 4 and "run: autofit search" in wrong and "--command 'python other.py {micro_batch}'" in wrong

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -51,6 +52,8 @@ from autofit.trial.request import TrialRequest
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
 """Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
+SELDOM = 100_000
+"""New objects between two garbage collections while libraries are imported, which Python's 700 makes a fifth longer."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
 
@@ -70,6 +73,17 @@ class Host:
 
     def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
+        before, thresholds = len(sys.modules), gc.get_threshold()
+        gc.set_threshold(SELDOM)
+        try:
+            self._import(model_type, deepspeed=deepspeed)
+        finally:
+            gc.set_threshold(*thresholds)
+        if len(sys.modules) > before:
+            gc.freeze()  # or every collection of every child would scan the libraries, and so copy them
+        self._spawn = self._spawn or device_is_touched()
+
+    def _import(self, model_type: str | None, *, deepspeed: bool) -> None:
         on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
         # Importing bitsandbytes queries the driver for the device's capability, which no fork survives: children do it.
         postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
@@ -90,7 +104,6 @@ class Host:
                     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
                     AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
-        self._spawn = self._spawn or device_is_touched()
 
     def listen(self, address: str) -> int:
         """Open a port at `address` for the next trial to take over; returns its number. Raises `OSError`."""

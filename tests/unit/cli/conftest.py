@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ import pytest
 from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
-from autofit.cli import main as program
 from autofit.core.device.state import DeviceState
 from autofit.store import Store
+from tests.here import run_here
 
 
 @dataclass(frozen=True)
@@ -55,25 +53,12 @@ def filled(store_file: Path) -> Path:
 @pytest.fixture
 def autofit(
     store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Autofit]:
+) -> Autofit:
     """Runs `autofit` with the arguments given, in an empty folder."""
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP)}
     # What else runs beside the tests is not to repeat their trials.
     monkeypatch.setattr(DeviceState, "doubts", lambda state, hardware: ())
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["autofit", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            program.main()
-        out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Done(ended.value.code, out, err)
-
-    yield run
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
+    return lambda *arguments: Done(*run_here(arguments, capfd))
 
 
 @pytest.fixture

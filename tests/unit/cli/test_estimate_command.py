@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from unit.cli.conftest import Autofit
 
 from autofit.estimate.tracing import traces
 
-PROGRAM = str(Path(sys.executable).parent / "autofit")
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
     "memory_limit_bytes", "breakdown", "phase_peaks", "tokens_per_second", "step_seconds", "mfu", "seconds_to_estimate",
@@ -26,11 +23,11 @@ PARTS = {
 ESTIMATE = ("estimate", "--model", "smollm2-135m")
 
 
-def test_an_estimate_is_the_contracts_document() -> None:
+def test_an_estimate_is_the_contracts_document(autofit: Autofit) -> None:
     asked = ("--config", "method=lora,checkpointing=full,micro_batch=2", "--hardware", "l4", "--json")
-    done = subprocess.run([PROGRAM, *ESTIMATE, *asked], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    done = autofit(*ESTIMATE, *asked)
+    assert done.code == 0, done.err
+    found = done.document
     assert found.keys() >= CONTRACT
     assert found["breakdown"].keys() == PARTS
     assert sum(found["breakdown"].values()) == found["device_bytes"] < found["memory_limit_bytes"]

@@ -16,7 +16,9 @@ from autofit.catalog import hub
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
+from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis
+from autofit.prediction.estimating import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.trainer import READERS
 
@@ -58,6 +60,13 @@ def diagnosed(path: Path, **asked: Any) -> Diagnosis:
     return autofit.diagnose(path, **{"hardware": "rtx-4090", **asked})
 
 
+def estimated(path: Path, **asked: Any) -> Estimate:
+    """The estimate of a diagnosis, whose advice would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Estimation, "advised", lambda estimation, *_: estimation.estimate())
+        return diagnosed(path, **asked).estimate
+
+
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
     if shutil.which("patch") is None:
         pytest.skip("patch is not installed")
@@ -84,9 +93,9 @@ def test_the_document_says_everything(config: Path) -> None:
 
 
 def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -> None:
-    plain = diagnosed(config, model="smollm2-135m").estimate
+    plain = estimated(config, model="smollm2-135m")
     config.write_text(AXOLOTL + "load_in_8bit: true\n")
-    eight = diagnosed(config, model="smollm2-135m").estimate
+    eight = estimated(config, model="smollm2-135m")
     config.write_text(AXOLOTL + "lora_modules_to_save: [embed_tokens]\n")
     whole = diagnosed(config, model="smollm2-135m")
     assert 90 * MIB < plain.device_bytes - eight.device_bytes < 110 * MIB
@@ -158,9 +167,9 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
 ) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(TRL)
-    wide = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g").estimate
+    wide = estimated(path, model="smollm2-1.7b", hardware="a100-40g")
     path.write_text(TRL + "dtype: bfloat16\n")
-    narrow = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g").estimate
+    narrow = estimated(path, model="smollm2-1.7b", hardware="a100-40g")
     assert wide.device_bytes - narrow.device_bytes > 3 * GIB
     path.write_text(TRL)
     found = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{(wide.device_bytes + narrow.device_bytes) // 2} B")
@@ -184,7 +193,7 @@ def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
     asked = "method=qlora,rank=16,checkpointing=full"
-    found = diagnosed(path, model="smollm2-135m", seq_len=256, also=asked).estimate
+    found = estimated(path, model="smollm2-135m", seq_len=256, also=asked)
     same = autofit.estimate(
         "smollm2-135m",
         found.config,
