@@ -362,13 +362,25 @@ class Trial:
         return self.device_state.doubts(self.hardware)
 
     @property
+    def is_set_aside(self) -> bool:
+        """Whether its time is of no device of its hardware's type (`DeviceState.set_aside`), so that it counts for
+        nothing, even where there is no other. What it shows of memory counts."""
+        aside = self.device_state is not None and self.device_state.set_aside is not None
+        return aside and isinstance(self.outcome, Fits | TimedOut)
+
+    def set_aside(self, reason: str) -> Trial:
+        """The trial as one of a device that is not what it is called."""
+        return replace(self, device_state=replace(self.device_state or DeviceState(seconds=0.0), set_aside=reason))
+
+    @property
     def measurement(self) -> Measurement | None:
         """What it measured; None unless it fits."""
         return self.outcome.measurement if isinstance(self.outcome, Fits) else None
 
     @property
     def timed_in_full(self) -> bool:
-        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
+        """Whether it shows its config's speed, as far as one trial can."""
+        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early and not self.is_set_aside
 
     def fits_within(self, memory_limit_bytes: int) -> bool:
         return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
