@@ -362,11 +362,12 @@ class Trial:
         return self.device_state.doubts(self.hardware)
 
     @property
-    def is_set_aside(self) -> bool:
-        """Whether its time is of no device of its hardware's type (`DeviceState.set_aside`), so that it counts for
-        nothing, even where there is no other. What it shows of memory counts."""
-        aside = self.device_state is not None and self.device_state.set_aside is not None
-        return aside and isinstance(self.outcome, Fits | TimedOut)
+    def why_set_aside(self) -> str | None:
+        """Why its time is not that of its hardware (`DeviceState.set_aside`), and counts for nothing, even where there
+        is no other; None if it is, and for an outcome that is none of time."""
+        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
+            return None
+        return self.device_state.set_aside
 
     def set_aside(self, reason: str) -> Trial:
         """The trial as one of a device that is not what it is called."""
@@ -380,7 +381,9 @@ class Trial:
     @property
     def timed_in_full(self) -> bool:
         """Whether it shows its config's speed, as far as one trial can."""
-        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early and not self.is_set_aside
+        return (
+            isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early and self.why_set_aside is None
+        )
 
     def fits_within(self, memory_limit_bytes: int) -> bool:
         return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes

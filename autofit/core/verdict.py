@@ -160,7 +160,7 @@ def in_words(contradictory: int) -> str:
 def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
     """Whether the trial alone would settle its config."""
     outcome = trial.outcome
-    if trial.is_set_aside:
+    if trial.why_set_aside:
         return False
     if isinstance(outcome, Fits):
         return trial.fits_within(memory_limit_bytes) or outcome.measurement.peak_allocated_bytes > memory_limit_bytes

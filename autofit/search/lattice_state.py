@@ -124,8 +124,9 @@ class LatticeState:
         """
         config = trial.config
         self.recall_bounds([trial])
-        self._ended_early[config] += trial.least_step_seconds is not None and not trial.is_set_aside
-        if trial.is_set_aside or self._is_open_again(trial):
+        counts = trial.why_set_aside is None
+        self._ended_early[config] += counts and trial.least_step_seconds is not None
+        if not counts or self._is_open_again(trial):
             self.give_back(config)
             return
         self._attempts[config].append(trial)
@@ -161,7 +162,7 @@ class LatticeState:
         machine lets anybody see."""
         for trial in trials:
             settled = self.trials.get(trial.config)
-            if trial.is_set_aside or (settled is not None and self._fits(settled)):
+            if trial.why_set_aside is not None or (settled is not None and self._fits(settled)):
                 continue
             for known, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),

@@ -133,7 +133,7 @@ class Scheduler:
         assert self._pool is not None
         for worker, reason in self._pool.set_aside.items():
             for trial in self._kept.pop(worker, ()):
-                if not trial.is_set_aside and trial.set_aside(reason).is_set_aside:
+                if not trial.why_set_aside and trial.set_aside(reason).why_set_aside:
                     self.set_aside(trial, reason)
 
     def _submit(self, begun: _Begun) -> None:
@@ -198,7 +198,7 @@ class Scheduler:
         return had_one
 
     def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
-        if trial.is_set_aside:  # its worker gets no other
+        if trial.why_set_aside:  # its worker gets no other
             if self.budget.is_spent(self.ended + len(self._begun)):
                 return False
             self._submit(begun)

@@ -59,7 +59,7 @@ def set_aside(connection: Connection, trial: Trial, lease: Lease | None) -> None
     connection.execute(update(TrialRow).where(TrialRow.id == trial.trial_id).values(written))
     changed(connection, (trial.hardware.key, trial.stack.key, trial.workload.key))
     if lease is not None:
-        tell(connection, lease.search_id, seq, "set_aside", {"trial_id": trial.trial_id, "reason": trial.doubts[0]})
+        tell(connection, lease.search_id, seq, "set_aside", {"trial_id": trial.trial_id, "reason": trial.why_set_aside})
 
 
 def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:

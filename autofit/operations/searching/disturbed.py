@@ -28,13 +28,13 @@ class Disturbed(Document):
     def of(cls, trials: Sequence[Trial], settled: Iterable[Trial], slow_nodes: Iterable[str] = ()) -> Disturbed:
         """Of `trials`, all of the search, oldest first, where `settled` are those that count. `slow_nodes` are found
         now; those that an earlier driver found are known by the trials that it set aside."""
-        aside = [trial for trial in trials if trial.is_set_aside]
-        doubted = [trial for trial in trials if trial.doubts and not trial.is_set_aside]
+        aside = [trial.why_set_aside for trial in trials if trial.why_set_aside]
+        doubted = [trial for trial in trials if trial.doubts and not trial.why_set_aside]
         last = {trial.config: trial.trial_id for trial in trials}
         return cls(
             repeated=sum(trial.trial_id != last[trial.config] for trial in doubted),
             believed=sum(bool(trial.doubts) for trial in settled),
             reason=doubted[-1].doubts[0] if doubted else "",
             set_aside=len(aside),
-            slow_nodes=tuple(dict.fromkeys((*(trial.doubts[0] for trial in aside), *slow_nodes))),
+            slow_nodes=tuple(dict.fromkeys((*aside, *slow_nodes))),
         )
