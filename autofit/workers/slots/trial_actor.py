@@ -17,7 +17,7 @@ from autofit.trial.machine import device_lock
 from autofit.trial.process.group_runner import not_begun
 from autofit.trial.request import TrialRequest
 
-FREE_SECONDS = 60.0
+FREE_SECONDS = 30.0
 """How long a device that another process's trial uses is waited for to be measured, of the `slot.START_SECONDS` that a
 worker may take to come up."""
 
