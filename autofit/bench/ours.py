@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,6 +11,7 @@ from autofit.bench.oracle import CannotRun, Oracle, Stated
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, TimedOut, Trial
@@ -78,6 +80,7 @@ class ReplayPool:
     devices: int
     """Of each recorded trial."""
     size: int = 1
+    set_aside: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     """Of trials so far."""
     _begun: set[Config] = field(default_factory=set)
@@ -89,7 +92,7 @@ class ReplayPool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return None
 
-    def claim(self, search_id: str, epoch: int) -> None:
+    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Nobody else replays it."""
 
     def submit(self, request: TrialRequest) -> None:

@@ -362,13 +362,28 @@ class Trial:
         return self.device_state.doubts(self.hardware)
 
     @property
+    def why_set_aside(self) -> str | None:
+        """Why its time is not that of its hardware (`DeviceState.set_aside`), and counts for nothing, even where there
+        is no other; None if it is, and for an outcome that is none of time."""
+        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
+            return None
+        return self.device_state.set_aside
+
+    def set_aside(self, reason: str) -> Trial:
+        """The trial as one of a device that is not what it is called."""
+        return replace(self, device_state=replace(self.device_state or DeviceState(seconds=0.0), set_aside=reason))
+
+    @property
     def measurement(self) -> Measurement | None:
         """What it measured; None unless it fits."""
         return self.outcome.measurement if isinstance(self.outcome, Fits) else None
 
     @property
     def timed_in_full(self) -> bool:
-        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
+        """Whether it shows its config's speed, as far as one trial can."""
+        return (
+            isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early and self.why_set_aside is None
+        )
 
     def fits_within(self, memory_limit_bytes: int) -> bool:
         return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes

@@ -42,8 +42,8 @@ def verdict(
     again.
 
     The latest trial counts. But one that was stopped early gives way to one that was timed in full, and one whose time
-    is in doubt (`Trial.doubts`) to one whose time is not. Where one ran out of device memory, a fit counts only once
-    that is disproved (`ran_out`).
+    is in doubt (`Trial.doubts`) to one whose time is not; one that is set aside settles nothing. Where one ran out of
+    device memory, a fit counts only once that is disproved (`ran_out`).
     """
     refuted = bool(ran_out(attempts, memory_limit_bytes))
     lesser: Trial | None = None
@@ -160,6 +160,8 @@ def in_words(contradictory: int) -> str:
 def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
     """Whether the trial alone would settle its config."""
     outcome = trial.outcome
+    if trial.why_set_aside:
+        return False
     if isinstance(outcome, Fits):
         return trial.fits_within(memory_limit_bytes) or outcome.measurement.peak_allocated_bytes > memory_limit_bytes
     if isinstance(outcome, OutOfMemory):

@@ -29,7 +29,7 @@ from autofit.core.outcome import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.probe.shapes import usual_model
 from autofit.store import Store
-from autofit.techniques import needs_process_group
+from autofit.techniques import Job, needs_process_group
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.group_runner import tell_of_waiting
@@ -165,6 +165,14 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: s
     except (KeyError, TypeError, ValueError) as error:
         _log.debug("a stored probe cannot be read: %s", error)
         return None
+
+
+def usual_rates(job: Job, store: Store) -> Probe | None:
+    """The store's probe of the job's hardware and stack, at the shapes at which workers compare their devices; None if
+    there is none, or if it met a busy or throttled device."""
+    digest = load(usual_model(job.hardware.kind)).digest
+    found = stored_probe(job.hardware, job.stack, store, digest)
+    return None if found is None or found.shapes_key != shapes_key(digest) or found.doubts else found
 
 
 def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
+from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep, memory_bound_in, products_in
 from autofit.core.errors import in_one_line
 from autofit.core.workload import Workload
+from autofit.probe.shapes import usual_format
 from autofit.techniques import Job
 from autofit.trial.machine import nvml
 
@@ -67,17 +68,16 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
 def _parts(
     bench: Bench, request: dict[str, Any], hardware: Hardware, rates: Mapping[str, float], held_by_others: int
 ) -> dict[str, Part]:
-    """Every part by its name, in order; `rates` are those of all parts that have ended. An accelerator's begin with
-    what is mostly trained in there, for the time may be over before the last."""
+    """Every part by its name, in order; `rates` are those of all parts that have ended. They begin with what is mostly
+    trained in there, for the time may be over before the last."""
     from autofit.probe import memory_bound, products, ranks, transfers, updates
     from autofit.probe.bench import FORMATS
 
     shapes, environments = request["shapes"], request["environments"]
     parts: dict[str, Part] = {}
-    usual = "bf16" if hardware.bf16 else "fp16"
-    for name in sorted(FORMATS, key=usual.__ne__) if bench.accelerator else FORMATS:
-        parts[f"products in {name}"] = partial(products.measure, bench, shapes, name)
-        parts[f"memory-bound operations in {name}"] = partial(memory_bound.measure, bench, shapes, name)
+    for name in sorted(FORMATS, key=usual_format(hardware).__ne__):
+        parts[products_in(name)] = partial(products.measure, bench, shapes, name)
+        parts[memory_bound_in(name)] = partial(memory_bound.measure, bench, shapes, name)
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)
     if bench.accelerator:
         parts[TRANSFERS] = partial(transfers.measure, bench)

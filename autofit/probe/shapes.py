@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.catalog.models import ModelShape
+from autofit.core.device.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,13 @@ class Shapes:
             head_width=width,
             vocabulary=shape.vocabulary_size,
         )
+
+
+def usual_format(hardware: Hardware) -> str:
+    """The number format in which a device mostly trains."""
+    if hardware.kind == "cpu":
+        return "fp32"
+    return "bf16" if hardware.bf16 else "fp16"
 
 
 def usual_model(kind: str) -> str:

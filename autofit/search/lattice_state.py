@@ -124,8 +124,9 @@ class LatticeState:
         """
         config = trial.config
         self.recall_bounds([trial])
-        self._ended_early[config] += trial.least_step_seconds is not None
-        if self._is_open_again(trial):
+        counts = trial.why_set_aside is None
+        self._ended_early[config] += counts and trial.least_step_seconds is not None
+        if not counts or self._is_open_again(trial):
             self.give_back(config)
             return
         self._attempts[config].append(trial)
@@ -135,13 +136,33 @@ class LatticeState:
             together = verdict(self._attempts[config], self.memory_limit_bytes)
         self._count_as(together or trial)
 
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """Forget what a trial has shown of time: its device has turned out not to be what it is called. Its config is
+        what its other trials show, or open again."""
+        config, attempts = trial.config, self._attempts[trial.config]
+        self.runs[config] -= trial.timed_in_full and any(t is trial for t in attempts)
+        attempts[:] = [t.set_aside(reason) if t is trial else t for t in attempts]
+        for known in (self.least_step_seconds, self.proven_step_seconds, self._ended_early):
+            known.pop(config, None)
+        self.recall_bounds(attempts)
+        self.version += 1
+        if self.trials.get(config) is not trial:
+            return
+        del self.trials[config]
+        if (others := verdict(attempts, self.memory_limit_bytes)) is not None:
+            self._count_as(others)
+        elif config not in self.under_way and config in self.lattice.row_of:
+            self._open[config] = None
+        if self._fits(trial):
+            self._reopen_without_rival()
+
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
         been measured. One whose time is in doubt proves nothing; but what it shows counts where it is all that a busy
         machine lets anybody see."""
         for trial in trials:
             settled = self.trials.get(trial.config)
-            if settled is not None and self._fits(settled):
+            if trial.why_set_aside is not None or (settled is not None and self._fits(settled)):
                 continue
             for known, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),

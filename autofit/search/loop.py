@@ -108,7 +108,13 @@ class Search:
         # What a user's program trains on, and from which weights, is its own.
         alike = job.workload.program is None and not dropout and not job.hardware.is_emulated
         self._baselines = FamilyBaselines(comparable=alike)
-        self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
+        self._scheduler = Scheduler(
+            budget=self._budget,
+            open_pool=self.open_pool,
+            keep=self._keep,
+            show=self._show,
+            set_aside=self._set_aside,
+        )
         self._acquisition = Acquisition(self.plan, self.state)
         self._adviser = Adviser(self.state, self._acquisition)
 
@@ -289,6 +295,11 @@ class Search:
             self._failed_seconds += kept.seconds
         return kept
 
+    def _set_aside(self, trial: Trial, reason: str) -> None:
+        """Let a kept trial count no longer: it ran on a device that is not what it is called."""
+        self.log.set_aside(trial, reason)
+        self.state.set_aside(trial, reason)
+
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""
         checked = self._baselines.checked(trial)
@@ -357,6 +368,7 @@ class Search:
         self.log.check()  # every trial of a batch is kept by now, so that none of another worker is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight
+        self.progress.slow_nodes = self._scheduler.slow
         self.progress.ruled_out = len(self.state.ruled_out) + len(self._acquisition.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds

@@ -26,6 +26,8 @@ class Progress:
     estimated: tuple[int, int] | None = None
     """While configs are estimated before the first trial: how many are done, out of how many."""
     running: tuple[Config, ...] = ()
+    slow_nodes: tuple[str, ...] = ()
+    """A sentence for each node of a cluster whose trials are set aside, because it is slower than its type."""
     best: Point | None = None
     """The best config so far, as the recommendation would choose it."""
     verifying: bool = False

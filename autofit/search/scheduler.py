@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +41,8 @@ class Scheduler:
     """Judges and commits a trial; called before anything else happens to it."""
     show: Callable[[], None]
     """Called while trials are under way."""
+    set_aside: Callable[[Trial, str], None] = lambda trial, reason: None
+    """Called with a kept trial whose worker's device has turned out not to be what it is called, and why."""
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     """Stored beside the trials' measurements."""
     ended: int = 0
@@ -51,6 +53,8 @@ class Scheduler:
     _is_checked: bool = field(init=False, default=False)
     """Whether the workers were found to have the hardware and stack that the job is for."""
     _begun: dict[Config, _Begun] = field(init=False, default_factory=dict)
+    _kept: defaultdict[str, list[Trial]] = field(init=False, default_factory=lambda: defaultdict(list))
+    """The trials that each worker has run, as they were kept."""
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial was run again after a failure of the machinery."""
     _failures: FailuresInARow = field(init=False, default_factory=FailuresInARow)
@@ -69,6 +73,11 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return self._pool is not None and 0 < len(self._begun) >= self._pool.size
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """A sentence for each worker whose trials are set aside."""
+        return () if self._pool is None else tuple(self._pool.set_aside.values())
 
     def start(self) -> Pool:
         """The workers, which may not be up yet."""
@@ -89,7 +98,7 @@ class Scheduler:
     def collect(self) -> tuple[list[Trial], list[Config]]:
         """Wait for trials to end: those that have shown something, and the configs whose trials were cut off because
         the search's time is over, which says nothing about them. Trials that are run again are in neither; of those
-        whose time is in doubt every time, the last is believed.
+        whose time is in doubt every time, the last is believed. Earlier ones may have been set aside meanwhile.
 
         All are committed. Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`).
         """
@@ -103,7 +112,11 @@ class Scheduler:
                 self.kept_waiting = reason
                 cut.append(request.config)
                 continue
-            trial = self.keep(request.trial(attempt, self.predictions.get(request.config)))
+            trial = request.trial(attempt, self.predictions.get(request.config))
+            if (reason := self._pool.set_aside.get(attempt.worker)) is not None:
+                trial = trial.set_aside(reason)
+            trial = self.keep(trial)
+            self._kept[attempt.worker].append(trial)
             self.ended += 1
             ran = request.after_waiting(attempt.waited_seconds)
             patience = begun.request.deadline_seconds
@@ -111,7 +124,17 @@ class Scheduler:
                 cut.append(trial.config)
             else:
                 shown.append((begun, trial))
-        return [trial for begun, trial in shown if not self._begun_again(begun, trial)], cut
+        found = [trial for begun, trial in shown if not self._begun_again(begun, trial)]
+        self._set_aside_earlier()
+        return found, cut
+
+    def _set_aside_earlier(self) -> None:
+        """Set aside what ran on workers before they were found to be slow."""
+        assert self._pool is not None
+        for worker, reason in self._pool.set_aside.items():
+            for trial in self._kept.pop(worker, ()):
+                if not trial.why_set_aside and trial.set_aside(reason).why_set_aside:
+                    self.set_aside(trial, reason)
 
     def _submit(self, begun: _Begun) -> None:
         pool = self._checked_pool(begun.request.job)
@@ -175,6 +198,11 @@ class Scheduler:
         return had_one
 
     def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
+        if trial.why_set_aside:  # its worker gets no other
+            if self.budget.is_spent(self.ended + len(self._begun)):
+                return False
+            self._submit(begun)
+            return True
         if not trial.doubts:
             self._doubted.pop(trial.config, None)
             # Crashes and the like say nothing of how busy the device is.

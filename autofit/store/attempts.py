@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, text
+from sqlalchemy import Connection, func, insert, select, text, update
 
 from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
-from autofit.store.contexts import Context, newest_trial, renew
+from autofit.store.contexts import Context, changed, newest_trial, renew
 from autofit.store.rows import Values, keep, readable, trial_values
 from autofit.store.searches.lease import Lease, own_number, tell
 from autofit.store.tables import SearchRow, TrialRow
@@ -49,6 +49,17 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
         body = {"trial_id": number, **{name: values[name] for name in shown}}
         tell(connection, lease.search_id, seq, "trial", body)
     return number
+
+
+def set_aside(connection: Connection, trial: Trial, lease: Lease | None) -> None:
+    """Writes again what says that a stored `trial` is set aside, and tells the search whose lease is given."""
+    seq = 0 if lease is None else own_number(connection, lease)
+    values = trial_values(trial)
+    written = {name: values[name] for name in ("device_state", "suspect")}
+    connection.execute(update(TrialRow).where(TrialRow.id == trial.trial_id).values(written))
+    changed(connection, (trial.hardware.key, trial.stack.key, trial.workload.key))
+    if lease is not None:
+        tell(connection, lease.search_id, seq, "set_aside", {"trial_id": trial.trial_id, "reason": trial.why_set_aside})
 
 
 def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:

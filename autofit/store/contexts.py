@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.tables import ContextRow, HardwareRow, TrialRow
@@ -23,6 +23,13 @@ def renew(connection: Connection, contexts: Collection[Context], newest: int) ->
     # In one order for all writers, so that no two deadlock.
     rows = [dict(zip(keys, one, strict=True)) | {"version": 1, "last_trial_id": newest} for one in sorted(contexts)]
     connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=raised), rows)
+
+
+def changed(connection: Connection, context: Context) -> None:
+    """Says that trials of this one mean something else now."""
+    its_own = zip((ContextRow.hardware_key, ContextRow.stack_key, ContextRow.workload_key), context, strict=True)
+    raised = update(ContextRow).values(version=ContextRow.version + 1)
+    connection.execute(raised.where(*(column == key for column, key in its_own)))
 
 
 def newest_trial(connection: Connection) -> int:

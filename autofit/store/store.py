@@ -125,6 +125,11 @@ class Store:
         trial, own = storable(trial), uid or new_uid()
         return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
 
+    def set_aside(self, trial: Trial, reason: str, *, lease: Lease | None = None) -> None:
+        """Lets a trial that was kept count no longer, because its device was not what it is called: it stays, with the
+        reason. Raises `LeaseLost`."""
+        self._database.commit(lambda c: attempts.set_aside(c, trial.set_aside(reason), lease))
+
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
         """Keeps `trials`, `ROWS_AT_ONCE` at a time, between which other writers have their turn; returns how many were
         added and how many repeated.

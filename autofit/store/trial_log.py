@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
@@ -15,8 +16,11 @@ from autofit.store.database.retrying import retried
 from autofit.store.exchange import line_of, opening_line
 from autofit.store.rows import new_uid
 from autofit.store.searches.heartbeat import Heartbeat
+from autofit.store.searches.lease import Lease
 from autofit.store.store import Store
 from autofit.techniques import Job
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
 """How long a failing store is retried: enough for a server to restart, or another process to end its transaction."""
@@ -34,6 +38,9 @@ class TrialLog:
     def keep(self, trial: Trial) -> Trial:
         """Keeps `trial` and returns it with its number, if it has got one."""
         return trial
+
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """Keeps a trial that was kept before as one that counts no longer (`Trial.set_aside`)."""
 
     def check(self) -> None:
         """Raises an error if trials can no longer be kept where they should be."""
@@ -78,13 +85,8 @@ class StoredTrials(TrialLog):
         """
         try:
             if self._failure is None:
-                uid, lease = new_uid(), None if self._held is None else self._held.lease
-                return retried(
-                    lambda: self._store.add(trial, lease=lease, uid=uid),
-                    lambda error: isinstance(error, StoreError),
-                    seconds=PATIENCE_SECONDS,
-                    pause_seconds=PAUSE_SECONDS,
-                )
+                uid = new_uid()
+                return _patiently(lambda: self._store.add(trial, lease=self._lease, uid=uid))
         except StoreError as error:
             self._failure = error
         except KeyboardInterrupt:
@@ -93,6 +95,19 @@ class StoredTrials(TrialLog):
             raise
         self._write(trial)
         return trial
+
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """In the store, where its speed counts for nobody from now on. Raises `LeaseLost`."""
+        if trial.trial_id is None or self._failure is not None:
+            return
+        try:
+            _patiently(lambda: self._store.set_aside(trial, reason, lease=self._lease))
+        except StoreError as error:
+            self._failure = error
+
+    @property
+    def _lease(self) -> Lease | None:
+        return None if self._held is None else self._held.lease
 
     def check(self) -> None:
         """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store; and
@@ -124,3 +139,13 @@ class StoredTrials(TrialLog):
         folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
         name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
         yield from (folder / name for folder in folders if folder is not None)
+
+
+def _patiently(write: Callable[[], T]) -> T:
+    """What `write` gives, which is tried again while the store fails."""
+    return retried(
+        write,
+        lambda error: isinstance(error, StoreError),
+        seconds=PATIENCE_SECONDS,
+        pause_seconds=PAUSE_SECONDS,
+    )

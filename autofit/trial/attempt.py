@@ -25,6 +25,8 @@ class Attempt(Document):
     """How long it waited for its device before that."""
     node: str = field(default_factory=platform.node)
     """The machine that it ran on, where this is made; of several, the first rank's."""
+    worker: str = ""
+    """Which of a pool's workers ran it; empty where there is only one."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import cannot_here
@@ -19,6 +22,7 @@ class InPlacePool:
     """One trial at a time, each on the same devices of this machine."""
 
     size = 1
+    set_aside: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, *, device: str = "auto", devices: int = 1) -> None:
         """For trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
@@ -36,7 +40,7 @@ class InPlacePool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return cannot_here(config, job)
 
-    def claim(self, search_id: str, epoch: int) -> None:
+    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Nothing of an earlier driver outlives it here."""
 
     def submit(self, request: TrialRequest) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
@@ -34,9 +36,15 @@ class Pool(Protocol):
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained for `job` where the trials run, in one sentence; None where it can."""
 
-    def claim(self, search_id: str, epoch: int) -> None:
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Workers (`Attempt.worker`) whose device has turned out to be clearly slower than its type, each with why in a
+        sentence: what the trials that they have run, or still run, show of time is of no use."""
+
+    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have
-        left running elsewhere is ended. To be called before the first trial, where the pool outlives this process."""
+        left running elsewhere is ended. To be called before the first trial, where the pool outlives this process.
+        `usual`: what the store knows of such a device's rates, with which those of the workers are compared."""
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker, or on the next one that is."""

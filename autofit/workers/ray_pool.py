@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from autofit.catalog.hardware import Card
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported
@@ -107,9 +108,15 @@ class RayPool:
             self._pause(POLL_SECONDS)
             self._roster.renew()
 
-    def claim(self, search_id: str, epoch: int) -> None:
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        return self._roster.set_aside
+
+    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """The pool's trials are of this search from now on, which no other driver of it may disturb: the workers of
-        earlier ones are ended, and the pool's own bear its name. To be called before the first trial."""
+        earlier ones are ended, and the pool's own bear its name and measure their device's rates. To be called before
+        the first trial."""
+        self._roster.comparing.usual = usual
         self._hiring.owner = Owner(search_id=search_id, epoch=epoch)
         self._hiring.end_predecessors()
         self._roster.hire_anew()
@@ -140,7 +147,8 @@ class RayPool:
                 job=replace(queued.request.job, hardware=hardware, stack=stack),
                 sharing=self._roster.sharing(slot),
             )
-            slot.state, slot.running = State.BUSY, Running.begin(request, slot.actors, queued_seconds=queued.seconds)
+            slot.state = State.BUSY
+            slot.running = Running.begin(request, slot.actors, worker=slot.name, queued_seconds=queued.seconds)
 
     def wait(self, timeout: float) -> list[Completed]:
         """The trials that ended, each with the hardware and stack of the worker that ran it, or that was lost with it.
@@ -186,7 +194,7 @@ class RayPool:
                     ended.append(self._lose(slot, running, error))
                     break
                 if attempt is not None:
-                    slot.free()
+                    self._roster.free(slot)
                     ended.append((running.request, attempt))
         return ended
 

@@ -71,11 +71,14 @@ def _left_out(result: SearchResult) -> list[str]:
 
 
 def _disturbed(disturbed: Disturbed) -> list[str]:
-    """One line about trials that met a busy or throttled device; none if none did."""
+    """A line about trials that met a busy or throttled device, and one for each node that is slower than its type."""
     done = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
     if disturbed.believed:
         done.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")
-    return [f"The device was not free: {', '.join(done)} (the last: {disturbed.reason})."] if done else []
+    aside = f": {disturbed.set_aside} {_trials(disturbed.set_aside)} set aside" if disturbed.set_aside else ""
+    nodes = [f"Left out: {', '.join(disturbed.slow_nodes)}{aside}."] if disturbed.slow_nodes else []
+    busy = [f"The device was not free: {', '.join(done)} (the last: {disturbed.reason})."] if done else []
+    return nodes + busy
 
 
 def _trials(count: int) -> str:

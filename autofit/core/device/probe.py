@@ -39,6 +39,16 @@ BETWEEN_RANKS = "between ranks"
 COLLECTIVES = ("reduction", "gather")
 
 
+def products_in(number_format: str) -> str:
+    """The part that measures products of matrices in a number format."""
+    return f"products in {number_format}"
+
+
+def memory_bound_in(number_format: str) -> str:
+    """The part that measures what takes as long as its bytes do."""
+    return f"memory-bound operations in {number_format}"
+
+
 def collective(name: str) -> str:
     """The figure of one of the `COLLECTIVES` between ranks: what each sends to others."""
     return f"{name} between ranks, bytes per second"

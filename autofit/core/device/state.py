@@ -144,13 +144,17 @@ class DeviceState(Document):
     """None where the kernel does not say."""
     cards: tuple[CardState, ...] = ()
     """The cards of the trial's ranks, in their order; empty on the CPU, and where NVML does not say."""
+    set_aside: str | None = None
+    """Why the device is not what it is called: it is clearly slower than others of its type (`core.device.peers`); None
+    for one that is as fast, or was not compared."""
 
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What
         it shows of memory can be trusted anyway. A card's host needs one core, to launch operations."""
+        found = [] if self.set_aside is None else [self.set_aside]
         if hardware.kind == "cpu":
-            return () if self.processor is None else self.processor.doubts(self.seconds)
-        found = [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
+            return (*found, *(() if self.processor is None else self.processor.doubts(self.seconds)))
+        found += [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
         if self.processor is not None:
             launching = replace(self.processor, threads=1)
             found += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]

@@ -19,14 +19,22 @@ class Disturbed(Document):
     """Configs that count as measured by such a trial, because the device was no better when they were run again."""
     reason: str = ""
     """What disturbed the last of them; empty if there was none."""
+    set_aside: int = 0
+    """Trials that do not count, because they ran on a node of a cluster that is slower than its type."""
+    slow_nodes: tuple[str, ...] = ()
+    """A sentence for each of those nodes."""
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], settled: Iterable[Trial]) -> Disturbed:
-        """Of `trials`, all of the search, oldest first, where `settled` are those that count."""
-        doubted = [trial for trial in trials if trial.doubts]
+    def of(cls, trials: Sequence[Trial], settled: Iterable[Trial], slow_nodes: Iterable[str] = ()) -> Disturbed:
+        """Of `trials`, all of the search, oldest first, where `settled` are those that count. `slow_nodes` are found
+        now; those that an earlier driver found are known by the trials that it set aside."""
+        aside = [trial.why_set_aside for trial in trials if trial.why_set_aside]
+        doubted = [trial for trial in trials if trial.doubts and not trial.why_set_aside]
         last = {trial.config: trial.trial_id for trial in trials}
         return cls(
             repeated=sum(trial.trial_id != last[trial.config] for trial in doubted),
             believed=sum(bool(trial.doubts) for trial in settled),
             reason=doubted[-1].doubts[0] if doubted else "",
+            set_aside=len(aside),
+            slow_nodes=tuple(dict.fromkeys((*aside, *slow_nodes))),
         )

@@ -25,6 +25,7 @@ from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.predictions import ReadyMade
 from autofit.prediction.predictor import LatticePredictor
+from autofit.prediction.probing import usual_rates
 from autofit.store import Store
 from autofit.store.trial_log import StoredTrials
 from autofit.trial.machine.detection import asked
@@ -92,7 +93,7 @@ def search(
                 if held is None and begun.lease is not None:
                     held = stack.enter_context(Driving(store, begun.lease))
                 if pool is not None and begun.lease is not None and not begun.is_answered:
-                    pool.claim(begun.lease.search_id, begun.lease.epoch)
+                    pool.claim(begun.lease.search_id, begun.lease.epoch, usual_rates(plan.job, store))
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
                 run = _Run(
                     request=request,
@@ -221,7 +222,7 @@ class _Run:
             seconds=time.monotonic() - self.started,
             stopped_because=search_run.progress.stopped_because,
             regret_bound=search_run.progress.regret_bound,
-            disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
+            disturbed=Disturbed.of(store.trials(search_id=search_id), trials, search_run.progress.slow_nodes),
             emulated=tuple(formats.values()),
             unsupported=plan.unsupported,
             beyond_goal=plan.beyond_goal,

@@ -82,7 +82,8 @@ class Hiring:
 
     def _hire(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
-        slot.answers = [actor.site.remote() for actor in slot.actors]
+        # What comes up before the search is known is replaced before its first trial.
+        slot.answers = [actor.site.remote(self.owner is not None) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 
     def _worker(self, slot: Slot, rank: int) -> Any:

@@ -15,6 +15,7 @@ from autofit.trial.machine.detection import check_even
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.demand import Wanted
 from autofit.workers.cluster.nodes import Node
+from autofit.workers.slots.comparing import Comparing
 from autofit.workers.slots.hiring import Hiring
 from autofit.workers.slots.patience import Patience
 from autofit.workers.slots.slot import Site, Slot, StartFailed, State
@@ -48,6 +49,9 @@ class Roster:
     """What every slot's device and versions are like; None until the first is accepted."""
     given_back: int = 0
     """Slots that were not needed and may be asked for again."""
+    comparing: Comparing = field(default_factory=Comparing)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    """Names of slots whose trials are of no use, each with a sentence that says why."""
     nodes: list[Node] = field(default_factory=list)
     """As they were at the last look."""
     _renewed: float = float("-inf")
@@ -71,7 +75,10 @@ class Roster:
 
     def host(self, slot: Slot) -> str:
         """The machine of a slot's first rank."""
-        return next((node.host for node in self.nodes if node.node_id in slot.node_ids[:1]), "an unknown machine")
+        return self._host(next(iter(slot.node_ids), ""))
+
+    def _host(self, node_id: str) -> str:
+        return next((node.host for node in self.nodes if node.node_id == node_id), "an unknown machine")
 
     def sharing(self, slot: Slot) -> int:
         """How many ranks may share the cores of a slot's machine, its own included: one per GPU there."""
@@ -81,6 +88,13 @@ class Roster:
         if self.is_private and self.workers is not None:
             gpus = min(gpus, self.workers * self.wanted.ranks)
         return max(1, gpus)
+
+    def free(self, slot: Slot) -> None:
+        """The slot's trial has ended. One that is set aside gets no other."""
+        if slot.name in self.set_aside:
+            self.drop(slot)
+        else:
+            slot.free()
 
     def drop(self, slot: Slot) -> None:
         slot.end(self.ray)
@@ -120,6 +134,7 @@ class Roster:
                     self._judge(slot)
                 except EnvironmentLacks as error:  # it was lost while it was asked: the others go on
                     self._refuse(slot, slot.node_ids, error)
+            self._compare()
         return placed
 
     def _may_choose(self, heard: Sequence[Slot]) -> bool:
@@ -153,7 +168,26 @@ class Roster:
             self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
             slot.accept()
+            self.comparing.note(slot)
+            if slot.unmeasured is not None:
+                self.patience.say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
             self.site = slot.site if len(self.up) == 1 else self.site
+
+    def _compare(self) -> None:
+        """Leave out what is clearly slower than its type, as long as others are up: trials of both would not be of one
+        device. The other devices of its node go on, if they are as fast as they should be."""
+        usable = [slot for slot in self.up if slot.name not in self.set_aside]
+        slow = {slot: found for slot in usable if (found := self.comparing.slow(slot)) is not None}
+        for slot, (node, what) in slow.items():
+            said = f"{self._host(node)} is slow: {what}"
+            if len(slow) == len(usable):
+                self.patience.say(f"{said}; it is used all the same, as there is no other")
+                continue
+            self.patience.say(f"{said}: its trials are set aside")
+            self.set_aside[slot.name] = said
+            self.wanted.left_out.add(node)
+            if slot.state is State.IDLE:
+                self.drop(slot)
 
     def _unlike(self, slot: Slot) -> EnvironmentLacks:
         """Why a slot is not like the others."""

@@ -28,6 +28,8 @@ class Running:
     """As the workers run it: with their own hardware and stack."""
     queued_seconds: float
     """How long it waited for a worker."""
+    worker: str
+    """The slot's name."""
     actors: Sequence[Any]
     place: Any
     """Ray's reference to the place where the ranks meet; None for a single worker."""
@@ -41,7 +43,7 @@ class Running:
     """When that was asked last, or else when it began."""
 
     @classmethod
-    def begin(cls, request: TrialRequest, actors: Sequence[Any], *, queued_seconds: float) -> Running:
+    def begin(cls, request: TrialRequest, actors: Sequence[Any], *, worker: str, queued_seconds: float) -> Running:
         """Ask the workers to run `request`, which has waited for them. Nothing blocks here: Ray passes each answer on
         as the next call's argument."""
         asked, ranks, place = request.after_waiting(queued_seconds).to_json(), len(actors), None
@@ -51,6 +53,7 @@ class Running:
         return cls(
             request=request,
             queued_seconds=queued_seconds,
+            worker=worker,
             actors=actors,
             place=place,
             answers=answers,
@@ -79,7 +82,7 @@ class Running:
         return self.ended(Attempt(outcome=outcome, seconds=time.monotonic() - self.since, node=host))
 
     def ended(self, attempt: Attempt) -> Attempt:
-        return replace(attempt, waited_seconds=attempt.waited_seconds + self.queued_seconds)
+        return replace(attempt, worker=self.worker, waited_seconds=attempt.waited_seconds + self.queued_seconds)
 
     def stop_overdue_ranks(self) -> None:
         """Stop those that go on although another has failed."""

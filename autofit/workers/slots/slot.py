@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.workers.cluster.demand import Demand
 from autofit.workers.slots.running import Running
@@ -56,9 +57,18 @@ class Slot:
     """Its own device and versions; None until it is accepted among the pool's slots."""
     heard: list[Site] = field(default_factory=list)
     """What each rank's worker says of its device and versions; empty until all have answered."""
+    probes: list[Probe | None] = field(default_factory=list)
+    """Each rank's measured rates; None where it was not asked for them, or could not measure them."""
+    unmeasured: str | None = None
+    """Why one could not, in one sentence."""
     running: Running | None = None
     """While it is busy."""
     idle_since: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """Which slot it is; no other ever has the same."""
+        return str(self.placement.id.hex())
 
     @property
     def is_placed(self) -> bool:
@@ -97,6 +107,8 @@ class Slot:
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
             ) from error
         self.heard = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in found]
+        self.probes = [Probe.from_json(s["probe"]) if s.get("probe") else None for s in found]
+        self.unmeasured = next((s["unmeasured"] for s in found if s.get("unmeasured")), None)
 
     def accept(self) -> None:
         """The slot may run trials from now on, each under its first rank's device and versions."""

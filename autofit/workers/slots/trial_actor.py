@@ -8,12 +8,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
 from autofit.trial.machine import device_lock
 from autofit.trial.process.group_runner import not_begun
 from autofit.trial.request import TrialRequest
+
+FREE_SECONDS = 30.0
+"""How long a device that another process's trial uses is waited for to be measured, of the `slot.START_SECONDS` that a
+worker may take to come up."""
 
 
 class TrialActor:
@@ -40,17 +46,29 @@ class TrialActor:
         """The locks on the devices of the trial of several ranks that met here."""
         self._waits_for: int | None = None
 
-    def site(self) -> dict[str, Any]:
-        """Hardware and stack of this worker, as JSON. To be called before all else: trials can be run from then on.
-        Raises `EnvironmentLacks` where they cannot."""
+    def site(self, measures: bool = False) -> dict[str, Any]:
+        """Hardware and stack of this worker, as JSON, and if it `measures` also the device's rates, or why these could
+        not be measured. To be called before all else: trials can be run from then on. Raises `EnvironmentLacks` where
+        they cannot."""
         from autofit.trial.machine.detection import detect
         from autofit.trial.process.runner import TrialRunner
 
         hardware, stack = detect(self._device)
         self._devices = device_lock.names(hardware.kind)
+        # What an emulated device takes is of no device; and the runner's imports would be measured, too.
+        rates = self._measured(hardware, stack) if measures and not hardware.is_emulated else {}
         self._runner = TrialRunner(kind=hardware.kind)
         self._runner.start()
-        return {"hardware": hardware.to_json(), "stack": stack.to_json()}
+        return {"hardware": hardware.to_json(), "stack": stack.to_json(), **rates}
+
+    def _measured(self, hardware: Hardware, stack: Stack) -> dict[str, Any]:
+        from autofit.probe.short import short_probe
+
+        try:
+            with device_lock.held(self._devices, most_seconds=FREE_SECONDS):
+                return {"probe": short_probe(hardware, stack).to_json()}
+        except (AutofitError, device_lock.GivenUp, OSError, ValueError) as error:
+            return {"unmeasured": in_one_line(error)}
 
     def end(self) -> None:
         """Never returns: the call fails when the worker ends, which is how others learn of it."""

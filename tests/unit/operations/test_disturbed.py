@@ -22,3 +22,10 @@ def test_repeated_and_believed_trials_are_told_apart() -> None:
     (said,) = _disturbed(found)
     assert "2 trials were repeated, 1 trial was believed" in said
     assert _disturbed(Disturbed.of([one, two], [one, two])) == []
+
+
+def test_what_a_slow_node_has_run_is_counted_apart() -> None:
+    one, two = (make_trial({"method": "full", "micro_batch": number}, fits(4, 100)) for number in (1, 2))
+    found = Disturbed.of([one.set_aside("n1 is slow"), two], [two], ["n1 is slow", "n2 is slow"])
+    assert found == Disturbed(set_aside=1, slow_nodes=("n1 is slow", "n2 is slow"))
+    assert _disturbed(found) == ["Left out: n1 is slow, n2 is slow: 1 trial was set aside."]

@@ -18,6 +18,7 @@ from unit.operations import made_trials
 from unit.operations.made_trials import fits, make_trial
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.core.units import GIB
@@ -173,6 +174,7 @@ class FakePool:
     waits: int = 0
     closed: int = 0
     claims: list[tuple[str, int]] = field(default_factory=list)
+    set_aside: dict[str, str] = field(default_factory=dict)
     most_at_once: int = 0
     _running: list[TrialRequest] = field(default_factory=list)
 
@@ -184,7 +186,7 @@ class FakePool:
         """Only what the job itself does not support; the site lacks nothing."""
         return unsupported(config, job)
 
-    def claim(self, search_id: str, epoch: int) -> None:
+    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Note it: there are no other drivers."""
         self.claims.append((search_id, epoch))
 

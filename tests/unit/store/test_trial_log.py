@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import StoreError
-from autofit.core.outcome import Trial
+from autofit.core.outcome import Fits, Trial
 from autofit.store import Store
 from autofit.store.trial_log import StoredTrials
+from autofit.techniques import complete
 
 
 def test_a_trial_whose_commit_was_not_answered_is_stored_once(
@@ -33,3 +34,20 @@ def test_a_trial_whose_commit_was_not_answered_is_stored_once(
     assert store.trials() == trials
     assert [trial.trial_id for trial in store.trials()] == [trial.trial_id for trial in kept]
     log.check()
+
+
+def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(
+    store: Store, make_trial: Callable[..., Trial], fits: Callable[..., Fits]
+) -> None:
+    """It is the only one of its config."""
+    log = StoredTrials(store)
+    configs = (complete({"method": "full", "micro_batch": size}) for size in (1, 2))
+    slow, sound = (log.keep(make_trial(config=config, outcome=fits())) for config in configs)
+    context = {"hardware_key": slow.hardware.key, "workload_key": slow.workload.key}
+    before = store.version(**context)
+    log.set_aside(slow, "n1 is slow")
+    assert store.version(**context) != before, "who has remembered the frontier asks again"
+    kept, other = store.trials()
+    assert kept == slow.set_aside("n1 is slow") and kept.doubts == ("n1 is slow",) and other == sound
+    found = store.frontier(hardware_key=slow.hardware.key, stack_key=slow.stack.key, workload_key=slow.workload.key)
+    assert found is not None and [point.trial_id for point in found.points] == [sound.trial_id]

@@ -12,6 +12,8 @@ from typing import Any
 from jobs import tiny_job, tiny_request
 from ray.cluster_utils import Cluster
 
+from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.units import GIB, MIB
 from autofit.techniques import complete
 from autofit.trial.attempt import Attempt
@@ -19,9 +21,25 @@ from autofit.trial.request import TrialRequest
 from autofit.workers.ray_pool import RayPool
 
 
+def made_probe() -> Probe:
+    """Of a device that is as fast as its type."""
+    return Probe(
+        hardware=Hardware(name="h100-80g", kind="cuda", device_name="a card", memory_bytes=80 * GIB),
+        stack=Stack(python="3.11", torch="2.13", transformers="5.17"),
+        model="any",
+        shapes_key="any",
+        parts=(ProbePart(name="products in bf16", seconds=1.0, seconds_per={"product/bf16/nt": 1e-15}),),
+        steps=(),
+        seconds=1.0,
+        recorded_at="2026-01-01T00:00:00+00:00",
+    )
+
+
 def made_actor(folder: Path) -> type:
     """A class in place of `TrialActor`, which is pickled with its code. What it is about to run is told by a file in
     the folder, and its trial ends when another file lets it."""
+
+    usual = made_probe().to_json()
 
     class MadeActor:
         def __init__(self, device: str, driver: int | None, threads: str | None) -> None:
@@ -31,7 +49,7 @@ def made_actor(folder: Path) -> type:
                 node["Labels"] for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id()
             )
 
-        def site(self) -> dict[str, Any]:
+        def site(self, measures: bool) -> dict[str, Any]:
             from autofit.core.device.hardware import Hardware, Stack
             from autofit.core.errors import EnvironmentLacks
 
@@ -50,7 +68,14 @@ def made_actor(folder: Path) -> type:
                 transformers="5.17",
                 driver=self.labels.get("driver"),
             )
-            return {"hardware": hardware.to_json(), "stack": stack.to_json()}
+            found: dict[str, Any] = {"hardware": hardware.to_json(), "stack": stack.to_json()}
+            if measures and "speed" in self.labels:  # as a share of its type's
+                (part,) = usual["parts"]
+                rates = {kind: rate / float(self.labels["speed"]) for kind, rate in part["seconds_per"].items()}
+                found["probe"] = {**usual, "parts": [{**part, "seconds_per": rates}]}
+            elif measures:
+                found["unmeasured"] = "the driver hangs"
+            return found
 
         def end(self) -> None:
             import threading

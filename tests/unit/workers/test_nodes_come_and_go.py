@@ -10,7 +10,16 @@ import pytest
 import ray
 from ray.core.generated import autoscaler_pb2
 from ray.experimental import internal_kv
-from unit.workers.made_workers import MadeCluster, asked, collected, made_actor, made_cluster, size_of, until
+from unit.workers.made_workers import (
+    MadeCluster,
+    asked,
+    collected,
+    made_actor,
+    made_cluster,
+    made_probe,
+    size_of,
+    until,
+)
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
@@ -280,3 +289,47 @@ def test_a_node_that_lacks_what_the_first_ones_had_is_left_out(
     cluster.add()
     until(lambda: pool._roster.renew() or (pool.size == 2 and caplog.records))
     assert f"is left out: {said}" in caplog.text
+
+
+def test_a_node_that_is_slower_than_its_like_gets_no_more_trials(
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it runs goes on, and is told apart by its worker. A node that cannot measure itself is used all the same."""
+    cluster.add(speed="0.61")
+    pool = cluster.open()
+    pool.site()
+    pool.claim("aa", 1)
+    pool.submit(asked(1))
+    until(lambda: cluster.began(1), pool)
+    assert not pool.set_aside, "there is nothing to compare it with"
+    cluster.add(speed="1")
+    cluster.add()
+    until(lambda: pool.set_aside and pool.size == 3, pool)
+    ((slow, why),) = pool.set_aside.items()
+    assert "is slow: products in bf16 run there at 61% of the speed usual for h100-80g here" in why
+    assert f"{why}: its trials are set aside" in caplog.text
+    assert "is not compared with the others: the driver hangs" in caplog.text
+    cluster.let_end(1, 2, 4)
+    ((_, attempt),) = collected(pool)
+    assert attempt.worker == slow
+    assert pool.size == 2
+    for size in (2, 4, 2):
+        pool.submit(asked(size))
+    assert slow not in {attempt.worker for _, attempt in collected(pool, 3)}
+    until(lambda: pool._roster.renew() is None and pool.size == 2)
+
+
+def test_a_slow_node_is_used_as_long_as_there_is_no_other(
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here by what the store knows of such a device."""
+    cluster.add(speed="0.5")
+    pool = cluster.open()
+    pool.claim("aa", 1, made_probe())
+    pool.submit(asked(1))
+    cluster.let_end(1)
+    collected(pool)
+    assert "it is used all the same, as there is no other" in caplog.text and not pool.set_aside
+    cluster.add(speed="0.9")
+    until(lambda: pool._roster.renew() or pool.set_aside)
+    assert pool.size == 1

@@ -1,0 +1,51 @@
+"""The short part of a probe by which devices of one type are compared: arithmetic and memory, in the usual format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autofit.catalog.models import load
+from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe, ProbePart, memory_bound_in, products_in
+from autofit.core.errors import EnvironmentLacks
+from autofit.probe.run import run
+from autofit.probe.shapes import usual_format, usual_model
+
+LOADING_SECONDS = 90.0
+"""What loading the libraries may take: 24 s on an H100's machine whose disk had not been read (`probe.run.run`), and
+longer on one whose cores others use, which is what is to be found out."""
+MOST_SECONDS = 10.0
+"""Of both parts, beside loading the libraries. They took 1.0 s on an H100 and 0.7 s on two cores of a Zen 4
+(benchmarks/recorded); a device that needs longer shows what it can until then."""
+
+
+def short_probe(hardware: Hardware, stack: Stack) -> Probe:
+    """The rates of this machine's device. If something else used it meanwhile, they are measured once more, and the
+    better of each counts: what comes and goes, such as a program that starts, makes no device slow. Raises
+    `EnvironmentLacks` where nothing can be measured."""
+    made = _measured(hardware, stack)
+    if made.doubts:
+        again = _measured(hardware, stack)
+        made = replace(again, parts=tuple(_better(part, made) for part in again.parts))
+    if not made.seconds_per:
+        why = made.parts[0].failure
+        raise EnvironmentLacks(f"its rates cannot be measured: {why}", remedy="run `autofit probe` there")
+    return made
+
+
+def _measured(hardware: Hardware, stack: Stack) -> Probe:
+    usual = usual_format(hardware)
+    return run(
+        load(usual_model(hardware.kind)),
+        hardware,
+        stack,
+        parts=(products_in(usual), memory_bound_in(usual)),
+        most_seconds=MOST_SECONDS,
+        loading_seconds=LOADING_SECONDS,
+    )
+
+
+def _better(part: ProbePart, earlier: Probe) -> ProbePart:
+    rates = next((there.seconds_per for there in earlier.parts if there.name == part.name), {})
+    both = {**rates, **part.seconds_per}
+    return replace(part, seconds_per={kind: min(both[kind], rates.get(kind, both[kind])) for kind in both})

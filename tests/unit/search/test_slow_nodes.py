@@ -1,0 +1,84 @@
+"""A search of which a node turns out to be slow: what it has measured there counts no longer, and is run again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, prepare
+
+from autofit.core.outcome import Fits, Trial
+from autofit.core.units import GIB
+from autofit.core.verdict import verdict
+from autofit.search.lattice_state import answers
+from autofit.trial.attempt import Attempt
+from autofit.trial.request import TrialRequest
+from autofit.workers.pool import Completed
+
+WHY = "n1 is slow: products in bf16 run there at 61% of the speed usual for h100-80g here"
+SLOWER = 1 / 0.61
+ON_FIRST = 8
+
+
+@dataclass
+class TwoNodes(FakePool):
+    """The first trials run on n1, whose steps take longer; then that is found out."""
+
+    found_after: int = ON_FIRST
+
+    def wait(self, timeout: float) -> list[Completed]:
+        done = [self._where(request, attempt) for request, attempt in super().wait(timeout)]
+        if self.returned >= self.found_after:
+            self.set_aside = {"n1": WHY}
+        return done
+
+    def _where(self, request: TrialRequest, attempt: Attempt) -> Completed:
+        on_first = self.returned <= ON_FIRST
+        outcome = attempt.outcome
+        if on_first and isinstance(outcome, Fits):
+            m = outcome.measurement
+            steps = replace(m.step_seconds, median=SLOWER * m.step_seconds.median, p95=SLOWER * m.step_seconds.p95)
+            slowed = replace(m, step_seconds=steps, tokens_per_second=m.tokens_per_second / SLOWER)
+            outcome = Fits(measurement=slowed)
+        return request, replace(attempt, outcome=outcome, worker="n1" if on_first else "n2")
+
+
+def searched(truth: Truth, found_after: int) -> tuple[Run, list[Trial]]:
+    """The search, and the trials that it has set aside after they were kept."""
+    run, aside = prepare(truth, 16 * GIB), []
+    pool = TwoNodes(truth, found_after=found_after)
+    run.search.open_pool = lambda: pool
+    run.log.set_aside = lambda trial, reason: aside.append(trial.set_aside(reason))  # type: ignore[method-assign]
+    run.search.run()
+    run.pool = pool
+    return run, aside
+
+
+@pytest.mark.parametrize("found_after", [4, 8, 10])
+def test_what_a_slow_node_has_measured_counts_for_nothing(truth: Truth, found_after: int) -> None:
+    """Whether it is found out while it still runs trials, at once, or later."""
+    run, aside = searched(truth, found_after)
+    kept = {trial.trial_id: trial for trial in [*run.saved, *aside]}
+    of_first = [kept[number] for number in range(1, ON_FIRST + 1)]
+    assert len(run.saved) > ON_FIRST
+    fitted = [trial for trial in of_first if isinstance(trial.outcome, Fits)]
+    assert fitted and all(trial.why_set_aside and trial.doubts == (WHY,) for trial in fitted)
+    assert not any(trial.why_set_aside for trial in of_first if not isinstance(trial.outcome, Fits)), "memory is memory"
+    assert not any(trial.why_set_aside for trial in run.search.state.trials.values())
+    assert {point.trial_id for point in run.search.state.points()} <= {t.trial_id for t in run.saved[ON_FIRST:]}
+    assert run.regret < WITHIN_TIES
+    assert run.progress.slow_nodes == (WHY,)
+    known = run.known()
+    for trial in aside:
+        known[trial.config] = [kept[t.trial_id] for t in known[trial.config]]
+    stored = answers(known, truth.lattice, 16 * GIB)
+    assert not any(trial.why_set_aside for trial in stored.values()), "nor for the next search"
+
+
+def test_a_trial_that_is_set_aside_settles_nothing_even_alone(truth: Truth) -> None:
+    config = truth.best(16 * GIB)
+    assert config is not None
+    sound, aside = truth.trial(config, 16 * GIB), truth.trial(config, 16 * GIB, 1).set_aside(WHY)
+    assert verdict([aside], 16 * GIB) is None
+    assert verdict([sound, aside], 16 * GIB) is sound
+    assert sound.timed_in_full and not aside.timed_in_full
