@@ -167,5 +167,5 @@ def _tiles(
                 if bias is not None:
                     tile.add_(bias[words].to(dtype))
                 if forward:
-                    narrow = narrow.new_empty(0)
+                    narrow = tile[:0]
                 yield rows, words, tile, narrow if forward else inputs, narrow
