@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from autofit.catalog.models import load
@@ -19,14 +20,21 @@ MOST_SECONDS = 10.0
 (benchmarks/recorded); a device that needs longer shows what it can until then."""
 
 
+PAUSES = (5.0, 20.0)
+"""Seconds before the rates are measured again where the device was busy or throttled."""
+
+
 def short_probe(hardware: Hardware, stack: Stack) -> Probe:
-    """The rates of this machine's device. If something else used it meanwhile, they are measured once more, and the
-    better of each counts: what comes and goes, such as a program that starts, makes no device slow. Raises
+    """The rates of this machine's device. If its state leaves doubts, they are measured again after each of `PAUSES`,
+    and the better of each counts: what comes and goes, such as a program that starts, makes no device slow. Raises
     `EnvironmentLacks` where nothing can be measured."""
     made = _measured(hardware, stack)
-    if made.doubts:
+    for pause in PAUSES if made.doubts else ():
+        time.sleep(pause)
         again = _measured(hardware, stack)
         made = replace(again, parts=tuple(_better(part, made) for part in again.parts))
+        if not again.doubts:
+            break
     if not made.seconds_per:
         why = made.parts[0].failure
         raise EnvironmentLacks(f"its rates cannot be measured: {why}", remedy="run `autofit probe` there")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -191,6 +191,7 @@ class _Run:
         _check_any_is_measured(search_run)
         if not trials:
             _check_any_could_run(search_run)
+        _check_any_is_of_its_type(trials, store.trials(search_id=search_id))
         _check_any_fits(trials or store.trials(search_id=search_id), plan)
         # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
         context: dict[str, Any] = {
@@ -285,6 +286,17 @@ def _host_too_small(beyond_host: Mapping[Config, int], plan: Plan) -> Shortfall:
         memory_limit_bytes=plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
     )
+
+
+def _check_any_is_of_its_type(settled: Sequence[Trial], every: Iterable[Trial]) -> None:
+    """Raise `EnvironmentLacks` where all that fitted ran on nodes that are slower than their type: that says nothing of
+    what fits."""
+    aside = [trial for trial in every if trial.why_set_aside and isinstance(trial.outcome, Fits)]
+    if aside and not any(isinstance(trial.outcome, Fits) for trial in settled):
+        raise EnvironmentLacks(
+            f"all {len(aside)} trials that fitted ran where {aside[-1].why_set_aside}",
+            remedy="mend or remove that node and run the same command again, with more --max-trials or --time-budget",
+        )
 
 
 def _check_any_fits(trials: list[Trial], plan: Plan) -> None:

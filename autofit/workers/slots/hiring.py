@@ -82,8 +82,10 @@ class Hiring:
 
     def _hire(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
-        # What comes up before the search is known is replaced before its first trial.
-        slot.answers = [actor.site.remote(self.owner is not None) for actor in slot.actors]
+        # What comes up before the search is known is replaced before its first trial. Ranks on a CPU share its cores,
+        # and would measure each other.
+        measures = self.owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
+        slot.answers = [actor.site.remote(measures) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 
     def _worker(self, slot: Slot, rank: int) -> Any:
