@@ -6,6 +6,7 @@ frontier: two searches could only be compared within noise, which on a busy mach
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from quiet_machine import never_too_busy
@@ -41,6 +42,11 @@ class EvenPool:
     def size(self) -> int:
         """The number of workers."""
         return self._pool.size
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """The workers that are slower than their type."""
+        return self._pool.set_aside
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request`."""
