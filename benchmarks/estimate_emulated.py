@@ -230,7 +230,9 @@ def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
     of what cannot, the reasons with how often. Compiled ones, which take long, come last. Raises `ValueError` if the
     catalog's card is refused something else."""
     of_catalog = replace(job, hardware=catalog_site(job.hardware.name.removeprefix(PREFIX))[0])
-    values = [(axis.name, value) for axis in AXES for value in axis.values or NUMBERS[axis.name]]
+    # Every sequence is full, which leaves nothing to batch otherwise.
+    axes = [axis for axis in AXES if axis.name != "batching"]
+    values = [(axis.name, value) for axis in axes for value in axis.values or NUMBERS[axis.name]]
     found, missing, refused = dict[Config, None](), dict[frozenset[tuple[str, Value]], None](), Counter[str]()
     for chosen in [*((one,) for one in values), *itertools.combinations(values, 2)]:
         if len(dict(chosen)) < len(chosen) or (config := _made(dict(chosen), job)) is None:
