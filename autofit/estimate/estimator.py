@@ -7,13 +7,13 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from autofit.core.garbage import without_collections
 from autofit.core.lattice import Config
 from autofit.core.lengths import padded
 from autofit.core.outcome import StepWork
 from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.garbage import without_collections
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits

@@ -164,6 +164,7 @@ def export_llamafactory(task: Recommended) -> Export:
         collect(TABLE, task),
     )
     needs = ["llamafactory >= 0.9.5", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
+    needs += ["transformers >= 5.2"] if task.config.get("batching") == "grouped" else []
     needs += ta.libraries(task.config)
     return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
 

@@ -222,6 +222,5 @@ def libraries(config: Config) -> list[str]:
         "bitsandbytes": config["method"] == "qlora" or (optimizer is not None and optimizer.of_bitsandbytes),
         "liger-kernel": config.get("loss") == "fused",
         "flash-attn": config.get("attention") == "flash",
-        "transformers >= 5.2": config.get("batching") == "grouped",
     }
     return [name for name, is_needed in needed.items() if is_needed]

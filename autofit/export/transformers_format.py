@@ -187,8 +187,9 @@ def _launch(task: Recommended) -> str:
 def _needs(task: Task) -> list[str]:
     config = task.config
     newer = config.get("checkpointing") in ("every-2", "every-4", "offload") or by_fsdp(task)
+    oldest = "5.2" if config.get("batching") == "grouped" else "5.0"
     needed = {
-        f"transformers >= {'5.17' if newer else '5.0'}": True,
+        f"transformers >= {'5.17' if newer else oldest}": True,
         "peft": config["method"] != "full",
         "deepspeed >= 0.18": by_deepspeed(task),
     }

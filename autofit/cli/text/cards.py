@@ -79,7 +79,7 @@ def _verdict(found: list[OnCard], costs: Mapping[str, float], devices: int) -> l
         said = [f"No card is sure to hold it alone: {_called(first, devices)} with sharding={sharding} do."]
     held_up = [row for row in fit if row.trial is None and row.estimate is not None and row.estimate.waits_for_launches]
     if held_up:
-        which = "all of them" if len(held_up) == len(fit) else ", ".join(row.name for row in held_up)
+        which = "all of them" if 1 < len(held_up) == len(fit) else ", ".join(row.name for row in held_up)
         said.append(f"The host, which launches operations, limits the speed of {which}: try a larger micro_batch.")
     if costs:
         cheapest = min(costs, key=lambda name: costs[name])

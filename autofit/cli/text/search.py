@@ -71,7 +71,7 @@ def _left_out(result: SearchResult) -> list[str]:
 
 
 def _disturbed(disturbed: Disturbed) -> list[str]:
-    """A line about trials that met a busy or throttled device, and one for each node that is slower than its type."""
+    """A line about nodes that are slower than their type, and one about trials that met a busy or throttled device."""
     done = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
     if disturbed.believed:
         done.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")

@@ -191,8 +191,9 @@ class _Run:
         _check_any_is_measured(search_run)
         if not trials:
             _check_any_could_run(search_run)
-        _check_any_is_of_its_type(trials, store.trials(search_id=search_id))
-        _check_any_fits(trials or store.trials(search_id=search_id), plan)
+        every = store.trials(search_id=search_id)
+        _check_any_is_of_its_type(trials, every)
+        _check_any_fits(trials or every, plan)
         # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
         context: dict[str, Any] = {
             "hardware_key": job.hardware.key,
@@ -223,7 +224,7 @@ class _Run:
             seconds=time.monotonic() - self.started,
             stopped_because=search_run.progress.stopped_because,
             regret_bound=search_run.progress.regret_bound,
-            disturbed=Disturbed.of(store.trials(search_id=search_id), trials, search_run.progress.slow_nodes),
+            disturbed=Disturbed.of(every, trials, search_run.progress.slow_nodes),
             emulated=tuple(formats.values()),
             unsupported=plan.unsupported,
             beyond_goal=plan.beyond_goal,
