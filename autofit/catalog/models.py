@@ -7,13 +7,14 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog import architecture_file, hub
+from autofit.catalog.kept import kept
 from autofit.catalog.model_shape import ModelShape, measure
 from autofit.core.errors import EnvironmentLacks, unknown
 
@@ -116,13 +117,14 @@ def positions(model: Model) -> int | None:
 
 def shape(model: Model) -> ModelShape:
     """The model's architecture in numbers. For models in the catalog it is stored there; for any other, the first call
-    imports torch and transformers and builds the model on the meta device, and later calls are answered from memory.
+    on a machine imports torch and transformers and builds the model on the meta device.
 
     Raises `UsageError` if the model cannot be built from its fields.
     """
     known = _SHAPES.get(model.digest) or _catalog_shape(model)
     if known is None:
-        known = measure(architecture(model), model.source)
+        text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
+        known = ModelShape(**kept("shape", text, lambda: asdict(measure(architecture(model), model.source))))
     _SHAPES[model.digest] = known
     return known
 
@@ -159,7 +161,7 @@ def _catalog_text(name: str) -> str:
 
 def _of_path(path: Path) -> Model:
     file = architecture_file.find(path)
-    config = architecture_file.parse(architecture_file.read(file), str(file))
+    config = _parsed(architecture_file.read(file), str(file))
     # The name config.json says nothing about the model; its folder is named after it.
     holder = file.resolve()
     name = holder.parent.name if holder.name == "config.json" else holder.stem
@@ -177,7 +179,12 @@ def _of_hub(hub_id: str) -> Model:
         hint = f"; or name what it is built like: --model {' or --model '.join(near)}" if near else ""
         raise EnvironmentLacks(error.message, remedy=f"{error.remedy}{hint}") from error
     source = f"{hub_id}, config.json"
-    return Model(name=hub_id, config=architecture_file.parse(text, source), source=source, parameters=None)
+    return Model(name=hub_id, config=_parsed(text, source), source=source, parameters=None)
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    """`architecture_file.parse`, which asks transformers."""
+    return kept("text model", text, lambda: architecture_file.parse(text, origin))
 
 
 def _canonical(value: Any) -> Any:

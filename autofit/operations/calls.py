@@ -17,7 +17,7 @@ from autofit.store import Store
 if TYPE_CHECKING:
     from autofit.core.frontier import Frontier, Recommendation
     from autofit.estimate.estimate import Estimate
-    from autofit.operations.diagnosis import Diagnosis
+    from autofit.operations.diagnosing.diagnosis import Diagnosis
     from autofit.operations.searching.search import SearchResult
     from autofit.search.progress import Progress
 

@@ -58,7 +58,8 @@ def run(
     """
     started = time.monotonic()
     until = started + most_seconds + loading_seconds
-    progress = _Progress(child, silent_seconds, most_seconds, until, list(parts) or None)
+    # Until its first part the process imports, which takes a busy machine three minutes.
+    progress = _Progress(child, max(180.0, loading_seconds), silent_seconds, most_seconds, until, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
             "model": model,
@@ -88,7 +89,10 @@ class _Progress:
     """What the processes have reported so far."""
 
     child: Child
+    silent_while_loading: float
+    """Seconds without an event before the first part after which a process is given up."""
     silent_seconds: float
+    """The same, from the first part on."""
     most_seconds: float
     """From the beginning of the first part on."""
     until: float
@@ -151,8 +155,7 @@ class _Progress:
 
     def _listen(self, reading: Connection, hardware: Hardware) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
-        # Until its first part the process imports, which takes a busy machine that long.
-        limit = 180.0
+        limit = self.silent_while_loading
         while reading.poll(max(0.0, min(limit, self.until - time.monotonic()))):
             try:
                 self._note(reading.recv())

@@ -12,14 +12,12 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.probe.run import run
 from autofit.probe.shapes import usual_format, usual_model
 
-LOADING_SECONDS = 90.0
+LOADING_SECONDS = 600.0
 """What loading the libraries may take: 24 s on an H100's machine whose disk had not been read (`probe.run.run`), and
-longer on one whose cores others use, which is what is to be found out."""
+minutes on one whose cores others use, which is what is to be found out."""
 MOST_SECONDS = 10.0
 """Of both parts, beside loading the libraries. They took 1.0 s on an H100 and 0.7 s on two cores of a Zen 4
 (benchmarks/recorded); a device that needs longer shows what it can until then."""
-
-
 PAUSES = (5.0, 20.0)
 """Seconds before the rates are measured again where the device was busy or throttled."""
 

@@ -9,7 +9,7 @@ from autofit.cli.text.predicted import advice_rows, change_text, memory_text, ve
 from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from autofit.operations.diagnosis import Diagnosis, Remedy
+    from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
     from autofit.trainers.out_of_memory import OutOfMemory
 
 EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}

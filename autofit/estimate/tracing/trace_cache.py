@@ -11,8 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
+from autofit.catalog.kept import cache_folder
 from autofit.estimate.kernels.cuda_kernels import generation
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
@@ -33,7 +32,7 @@ class TraceCache:
     @classmethod
     def of_user(cls) -> TraceCache:
         """In `AUTOFIT_CACHE` or, without it, in the user's cache folder."""
-        return cls(Path(os.environ.get("AUTOFIT_CACHE") or user_cache_path("autofit")) / "traces")
+        return cls(cache_folder() / "traces")
 
     def get(self, key: str) -> Any | None:
         """The trace under this key, or None."""

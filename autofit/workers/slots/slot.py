@@ -16,8 +16,9 @@ from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.workers.cluster.demand import Demand
 from autofit.workers.slots.running import Running
 
-START_SECONDS = 300.0
-"""A worker that has been given its resources and does not answer within this time never will."""
+START_SECONDS = 900.0
+"""A worker that has been given its resources and does not answer within this time never will. Loading the libraries may
+take `probe.short.LOADING_SECONDS` of it, on a machine that others use."""
 
 Site = tuple[Hardware, Stack]
 

@@ -1,34 +1,30 @@
-"""What `autofit diagnose` answers: whether a trainer's own file fits, and the changes to it that help."""
+"""A trainer's own file on one card: whether the run that it asks for fits, and the edits that help."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from autofit.catalog.hardware import alike
 from autofit.catalog.models import Model, load, shape
 from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.core.units import GIB, format_bytes
-from autofit.core.workload import Effect, check_count
+from autofit.core.workload import Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
-from autofit.operations.diagnosis import Diagnosis, DiagnosisRequest, Remedy
+from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
-from autofit.techniques.axes.precision import has_bf16
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.run import Run, Where
 from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import Trainer, recognised, trainer_named
-from autofit.trial.machine.detection import asked, detect
+from autofit.trainers.trainer import Trainer
 
 ROOM = 0.08
 """What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
@@ -43,7 +39,7 @@ OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
 
-class _Case:
+class Case:
     """One file on one card."""
 
     def __init__(
@@ -133,10 +129,10 @@ class _Case:
         beside = found.breakdown["context"] + self._extra
         return found.phase_peaks[EVALUATION] * (1.0 + ROOM) + beside <= self.estimation.memory_limit_bytes
 
-    def _if(self, key: str, value: Any, effect: Effect) -> _Case:
+    def _if(self, key: str, value: Any, effect: Effect) -> Case:
         """The file with another value of a key, beside what it is edited to already."""
         edited, effect = {**self._edited, (key,): value}, max(self._effect, effect)
-        return _Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
+        return Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
 
     def _estimated(self, report: Callable[[int], None]) -> Estimate:
         """The config's estimate within what its weights' format leaves, with changes that help."""
@@ -282,49 +278,6 @@ def _with_habits(run: Run) -> str | None:
     something else than the nearest config, as the answer then says by what is not counted."""
     trainer = TRAINERS.get(run.trainer)
     return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
-
-
-def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
-    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help.
-
-    Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
-    leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
-    that cannot be found here.
-    """
-    if user.devices is not None:
-        check_count("devices", user.devices)
-    user, notes = _placed(user)
-    file = SourceFile.read(path)
-    trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
-    card = asked(user.hardware)
-    where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
-    found = _Case(file, trainer, user, where).diagnosed(report)
-    return replace(found, notes=(*notes, *found.notes))
-
-
-def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
-    """With the card and the limit that an error's text names, where the user names none; and what to say of them."""
-    notes, failure = [], user.failure
-    if failure is not None and failure.capacity_bytes is not None:
-        if user.hardware == "auto":
-            near = alike(failure.capacity_bytes)
-            if near:
-                user = replace(user, hardware=near[0].name)
-                others = f", and could be {' or '.join(card.name for card in near[1:])}" if near[1:] else ""
-                notes.append(
-                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {near[0].name}{others}"
-                )
-        named = asked(user.hardware)
-        is_its_own = named is None or named in alike(failure.capacity_bytes)
-        if not is_its_own:
-            notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
-        if user.memory_limit_bytes is None and is_its_own:
-            card = named or detect()[0]
-            free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
-            user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)
-    if asked(user.hardware) is None and detect()[0].kind == "cpu":
-        raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")
-    return user, tuple(notes)
 
 
 def extra_bytes(run: Run, model: Model) -> int:

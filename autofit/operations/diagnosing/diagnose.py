@@ -1,0 +1,62 @@
+"""What `autofit diagnose` answers: whether a trainer's own file fits, and the changes to it that help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autofit.catalog.hardware import alike
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
+from autofit.core.workload import check_count
+from autofit.operations.diagnosing.case import Case
+from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest
+from autofit.techniques.axes.precision import has_bf16
+from autofit.trainers.run import Where
+from autofit.trainers.source_file import SourceFile
+from autofit.trainers.trainer import recognised, trainer_named
+from autofit.trial.machine.detection import asked, detect
+
+
+def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
+    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help.
+
+    Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
+    leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
+    that cannot be found here.
+    """
+    if user.devices is not None:
+        check_count("devices", user.devices)
+    user, notes = _placed(user)
+    file = SourceFile.read(path)
+    trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
+    card = asked(user.hardware)
+    where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
+    found = Case(file, trainer, user, where).diagnosed(report)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
+    """With the card and the limit that an error's text names, where the user names none; and what to say of them."""
+    notes, failure = [], user.failure
+    if failure is not None and failure.capacity_bytes is not None:
+        if user.hardware == "auto":
+            near = alike(failure.capacity_bytes)
+            if near:
+                user = replace(user, hardware=near[0].name)
+                others = f", and could be {' or '.join(card.name for card in near[1:])}" if near[1:] else ""
+                notes.append(
+                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {near[0].name}{others}"
+                )
+        named = asked(user.hardware)
+        is_its_own = named is None or named in alike(failure.capacity_bytes)
+        if not is_its_own:
+            notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
+        if user.memory_limit_bytes is None and is_its_own:
+            card = named or detect()[0]
+            free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
+            user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)
+    if asked(user.hardware) is None and detect()[0].kind == "cpu":
+        raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")
+    return user, tuple(notes)
