@@ -1,4 +1,4 @@
-"""A real cluster of two nodes, of which one has libraries that do not use what its processor can do."""
+"""A real cluster of two nodes, of which one is slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from autofit.core.units import GIB, MIB
 from autofit.operations import SearchRequest, WorkloadOptions, search
 from autofit.search.progress import Progress
 from autofit.store import Store
-from autofit.trial.machine.detection import cpu
 from autofit.trial.machine.device_lock import FOLDER_VARIABLE
 from autofit.workers.slots import hiring, roster
 
@@ -46,16 +45,17 @@ def slowed_actor(folder: Path) -> type:
 
             from autofit.probe import short
 
-            # However slow the machine of the tests is, both nodes are measured to the end, and more than once.
-            short.MOST_SECONDS, short.PAUSES = 3600.0, (0.0, 0.0)
-            name = "free"
-            if "AUTOFIT_TEST_SLOW" in os.environ:  # after the hardware was found
-                name = "slowed"
-                os.environ.update(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41")
+            # However slow the machine of the tests is, both nodes are measured to the end.
+            short.MOST_SECONDS, short.PAUSES = 3600.0, ()
+            slow = "AUTOFIT_TEST_SLOW" in os.environ
             try:
-                return super()._measured(hardware, stack)
+                found = super()._measured(hardware, stack)
             finally:
-                (folder / f"measured-{name}").touch()
+                (folder / f"measured-{'slowed' if slow else 'free'}").touch()
+            # Ten times: what else runs on the machine of the tests makes either of them several times slower.
+            for part in found["probe"]["parts"] if slow else ():
+                part["seconds_per"] = {kind: 10.0 * rate for kind, rate in part["seconds_per"].items()}
+            return found
 
         def run(self, request: dict[str, Any], place: Any = None, rank: int = 0) -> dict[str, Any]:
             import os
@@ -76,8 +76,7 @@ def cluster() -> Iterator[Cluster]:
     found.shutdown()
 
 
-@pytest.mark.skipif("avx" not in (cpu().instructions or ""), reason="there is nothing to leave unused")
-def test_a_node_that_is_misconfigured_is_named_and_the_search_ends_with_the_others_frontier(
+def test_a_slow_node_is_named_and_the_search_ends_with_the_others_frontier(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hiring, "TrialActor", slowed_actor(tmp_path))
