@@ -16,9 +16,9 @@ from autofit.techniques.deepspeed_settings import deepspeed_settings
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
 """Placeholder for a folder that the user must choose, if the format cannot ask for one: it is not writable."""
 
-FIRST_GPU = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 "
-"""Environment of a launch that is to use the GPU that trials use: CUDA by itself numbers them by speed, nvidia-smi by
-slot."""
+FIRST_GPU = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$(echo ${CUDA_VISIBLE_DEVICES:-0} | cut -d, -f1) "
+"""Environment of a launch that is to use the GPU that trials use, and no other: the first that the user or a scheduler
+leaves visible. CUDA by itself numbers them by speed, nvidia-smi by slot."""
 
 
 def by_deepspeed(task: Task) -> bool:

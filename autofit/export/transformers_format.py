@@ -174,13 +174,14 @@ def export_transformers(task: Recommended) -> Export:
 
 
 def _launch(task: Recommended) -> str:
-    """For one device the others are hidden: Trainer would spread the batch over every device it sees. Numbered by slot,
-    as trials number them, device 0 is the same card everywhere; by default CUDA numbers by speed."""
+    """For one device the others are hidden: Trainer would spread the batch over every device it sees. On a processor
+    the number of threads is that of the trials: torch by itself knows of no quota, and counts cores without their
+    siblings."""
     devices = task.workload.devices
     if devices > 1 or by_deepspeed(task):
         return f"{threads(task)}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     if task.hardware.kind != "cuda":
-        return "python THIS_FILE TOKENS.pt"
+        return f"OMP_NUM_THREADS={task.hardware.cores} python THIS_FILE TOKENS.pt"
     return f"{FIRST_GPU}python THIS_FILE TOKENS.pt"
 
 

@@ -18,6 +18,7 @@ from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.emulated_formats import Emulated, emulated
 from autofit.prediction.estimate_cache import KnownEstimates
+from autofit.prediction.estimating import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
 from autofit.prediction.predicting import predict_all, to_make
 from autofit.prediction.predictions import Predictions, Report
@@ -139,7 +140,8 @@ class LatticePredictor:
         )
 
     def _probe(self) -> None:
-        if self.probes and is_detected(self.job.hardware):
+        # Of a device for which nothing is estimated, rates are of no use.
+        if self.probes and is_detected(self.job.hardware) and not_estimated(self.job.hardware) is None:
             make_sure(
                 self.job.model,
                 self.job.hardware,

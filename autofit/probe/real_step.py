@@ -18,6 +18,7 @@ from autofit.core.outcome import StepWork
 from autofit.core.units import format_bytes
 from autofit.probe.bench import FORMATS, Bench
 from autofit.techniques import Job, complete
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.training.build import build
 from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.weights import unwrap
@@ -32,14 +33,18 @@ MOST_ROUNDS = 8, math.inf
 """On a processor and on an accelerator, whose power limit shows only after a while."""
 
 
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16-mixed", "fp32": "fp32"}
+"""The config's precision for products in each format."""
+
+
 def configs_for(seconds_per: Mapping[str, float], *, accelerator: bool) -> list[Config]:
     """What may be run, the first that has room, in the format whose products are the fastest: on a processor adapters,
     of which the most fits; on an accelerator rather the full model, whose arithmetic hides its launches, as adapters'
     seldom does."""
-    speeds = {name: seconds_per.get(product(name, "nt")) for name in ("fp32", "bf16")}
-    wide, narrow = speeds["fp32"], speeds["bf16"]
-    precision = "bf16" if wide is None or (narrow is not None and narrow < wide) else "fp32"
-    values = {"precision": precision, "micro_batch": 1, "checkpointing": "none"}
+    seconds = {name: seconds_per.get(product(name, "nt"), math.inf) for name in ("bf16", "fp32", "fp16")}
+    # Where bf16 is no emulation, it is about as fast as fp16: rather that, which needs no loss scaling.
+    fastest = min(seconds, key=lambda name: seconds[name] * (1.0 if name == "fp16" else 0.8))
+    values = {"precision": PRECISIONS[fastest], "micro_batch": 1, "checkpointing": "none"}
     return [complete({"method": method, **values}) for method in (("full", "lora") if accelerator else ("lora",))]
 
 
@@ -137,10 +142,13 @@ def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int
     """
     beside = model.embedding_parameters * (1 if model.tied_embeddings else 2)
     weights = beside + (model.parameters - beside) * layers // model.layers
-    size = FORMATS[config.text("precision")].itemsize
+    size = FORMATS[product_format(config)].itemsize
     head = model.vocabulary_size * model.hidden_size
     in_layers = model.active_matmul_parameters - head
     kept = 2 * size * tokens * in_layers // model.hidden_size * layers // model.layers
     # A logit takes 12 bytes: of it in fp32, of what the loss makes of it, and of its gradient.
     trained = weights + head if config["method"] == "full" else 0
-    return size * (weights + trained) + kept + 12 * tokens * model.vocabulary_size
+    held = size * (weights + trained)
+    if trained and is_mixed(config):  # fp32, and a copy of the weights in the format of the products
+        held = 4 * (weights + trained) + size * weights
+    return held + kept + 12 * tokens * model.vocabulary_size

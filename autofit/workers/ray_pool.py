@@ -16,6 +16,7 @@ from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import asks
 from autofit.trial.attempt import Attempt
+from autofit.trial.machine import nvml
 from autofit.trial.machine.device_lock import NOT_BEGUN, GivenUp
 from autofit.trial.process.group_runner import not_begun, tell_of_waiting
 from autofit.trial.request import TrialRequest
@@ -75,6 +76,8 @@ class RayPool:
             wanted = Wanted(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
             if address is None:
                 check_capacity(wanted, nodes, workers or 1)
+                if uses_gpus and nvml.visible(0) is None:
+                    workers = workers or 1  # without NVML all devices share one lock: trials would wait for each other
             self._roster = Roster(
                 ray=self._ray,
                 wanted=wanted,

@@ -25,6 +25,12 @@ CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e
 seconds per operation, thread synchronisation included. Calibration on the configs of
 benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
 orders of magnitude only, which calibration replaces."""
+HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16",)}
+"""Words in a CPU's `instructions` of which one says that it computes in a format: oneDNN's levels include the lower."""
+EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
+"""Of the speed in fp32, what products in a 16-bit format reach on a CPU without arithmetic for it; and what bf16 does
+where AVX-512 widens it. Geometric means over the layouts of the probes in benchmarks/recorded/processors: 0.01 to 0.07,
+and 0.50."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
 which differ by up to a factor of 3."""
@@ -55,7 +61,7 @@ def prior(hardware: Hardware) -> Rates | None:
 
 def _of_device(hardware: Hardware) -> Rates | None:
     if hardware.kind == "cpu":
-        return _of_cores(max(hardware.cores, 1))
+        return _of_cores(max(hardware.cores, 1), hardware.instructions)
     found = named(hardware.name)
     if found is None:
         return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
@@ -110,8 +116,21 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: b
     return Rates(seconds_per=tuple(map(per, KINDS)))
 
 
-def _of_cores(cores: int) -> Rates:
-    """Rates of a CPU of which only the number of cores is known."""
+def _product_flops(number_format: str | None, instructions: str | None) -> float:
+    """FLOP/s of one core's products. Where the instruction sets are not known, it is taken to have what is needed."""
+    if number_format not in ("bf16", "fp16"):
+        return CORE_WIDE_FLOPS
+    if instructions is None:
+        return CORE_FLOPS
+    instructions, _, _ = instructions.partition("-fpmath-")
+    if any(word in instructions for word in HAVE_ARITHMETIC[number_format]):
+        return CORE_FLOPS
+    widened = number_format == "bf16" and instructions.startswith("avx512")
+    return CORE_WIDE_FLOPS * (WIDENED_SHARE if widened else EMULATED_SHARE)
+
+
+def _of_cores(cores: int, instructions: str | None) -> Rates:
+    """Rates of a CPU of which only the number of cores and the instruction sets are known."""
 
     def per(kind: str) -> float:
         if unit(kind) == OPERATION:
@@ -121,7 +140,7 @@ def _of_cores(cores: int) -> Rates:
         if kind.startswith("attention"):
             return ATTENTION_FACTOR / (cores * CORE_WIDE_FLOPS)
         if unit(kind) == FLOP:
-            return 1.0 / (cores * (CORE_WIDE_FLOPS if format_of(kind) == "fp32" else CORE_FLOPS))
+            return 1.0 / (cores * _product_flops(format_of(kind), instructions))
         quantises, dequantises = kind == QUANTISE_8BIT, kind.startswith("dequantise")
         factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
         return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)

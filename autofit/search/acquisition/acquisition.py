@@ -18,6 +18,7 @@ from autofit.search.acquisition.belief import Belief, likeliest
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
 from autofit.search.acquisition.step_times import Mixture
 from autofit.search.acquisition.surrogate import Rows
+from autofit.search.acquisition.suspects import suspicious
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
@@ -67,9 +68,9 @@ class Candidate:
 class _Weighed:
     """What running each open config may gain: one entry per config.
 
-    Trials that take more of the time budget than any may, and those that are likelier to run out of memory once
-    something has fitted, come last; the method that is going to be recommended comes first, once something of it is
-    measured; then the highest rate.
+    Trials that take more of the time budget than any may, those that are likelier to run out of memory once something
+    has fitted, and those that would likely crash as others have, come last; the method that is going to be recommended
+    comes first, once something of it is measured; then the highest rate.
     """
 
     rows: Rows
@@ -260,6 +261,7 @@ class Acquisition:
         dear = long & (gain < share) & (share <= 1.0) & ~(finishing & ~beside)
         # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
         last = long | ((probability < LIKELY) & bool(fronts))
+        last |= suspicious([self._state.lattice.configs[row] for row in rows], self._state.trials.values())
         order = np.lexsort((-gain / paid, beside & (recommended in fronts), last))
         return _Weighed(
             rows=rows[order],

@@ -89,7 +89,9 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
     except (OSError, RuntimeError) as error:
         if "out of memory" in str(error).lower():
             raise  # NCCL's buffers are part of what training needs
-        raise NoMeeting(f"the ranks cannot meet: {lines_of(error)[0]}") from error
+        said = lines_of(error)
+        last = f" ({said[-1]})" if len(said) > 1 else ""  # where NCCL names what it lacks, such as room in /dev/shm
+        raise NoMeeting(f"the ranks cannot meet: {said[0]}{last}") from error
     return Ranks(rank, size)
 
 

@@ -20,9 +20,9 @@ from autofit.core.device.hardware import EMULATED, Hardware, Stack
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.units import GIB
+from autofit.training.prerequisites.instructions import are_capped, instructions, processor_facts
 from autofit.trial.limits import control_groups
 from autofit.trial.machine import nvml
-from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
 
 GPU_NAMES = ("gpu", "cuda")
@@ -250,6 +250,8 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     return hardware, found.driver
 
 
+ROCM_SECONDS = 120.0
+"""How long torch may take to be loaded and to ask."""
 _ASK_ROCM = """
 import json, torch
 if torch.cuda.is_available():
@@ -262,8 +264,16 @@ def _rocm() -> tuple[Hardware, str] | None:
     """The first AMD device. Torch itself must be asked, in a process of its own that leaves no context behind."""
     if not Path("/dev/kfd").exists():
         return None
-    done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True)
+    try:
+        done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True, timeout=ROCM_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLacks(
+            f"ROCm does not answer within {ROCM_SECONDS:.0f} s", remedy="check rocm-smi, or use --device cpu"
+        ) from error
     if done.returncode != 0 or not done.stdout.strip():
+        nvml.say_once(
+            "torch for ROCm sees no device: the processor is used (is this user in the groups render and video?)"
+        )
         return None
     name, memory, count, chip, hip = json.loads(done.stdout)
     hardware = _accelerator(
@@ -297,12 +307,20 @@ def _accelerator(
         count=count,
         host_memory_bytes=host_memory_bytes(),
         capability=capability,
-        # Of NVIDIA's, those from compute capability 8.0 on have bf16 arithmetic (Ampere).
-        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= 8.0,
+        bf16=card.bf16 if card else _has_bf16(capability),
         peak_flops=card.training_peak_flops if card else None,
         power_limit_watts=power_limit_watts,
         mig_profile=mig_profile,
     )
+
+
+def _has_bf16(capability: str) -> bool:
+    """Whether a device computes in bf16: NVIDIA's from Ampere on, AMD's from CDNA and RDNA 3 on (MFMA and WMMA in AMD's
+    matrix instruction calculator)."""
+    if not capability.startswith("gfx"):
+        return float(capability) >= 8.0
+    family, rest = capability[3:-2], capability[-2:]
+    return rest in ("08", "0a", "40", "41", "42", "50") if family == "9" else int(family) >= 11
 
 
 def _slug(name: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import MIB
+
+_log = logging.getLogger(__name__)
 
 _MIG_PROFILE = re.compile(r" MIG (\S+)$")
 """The profile in the driver's name of an instance."""
@@ -65,7 +69,10 @@ def devices() -> NvidiaDevices | None:
                 driver=_text(pynvml.nvmlSystemGetDriverVersion()),
                 visible=tuple(_describe(*handle) for handle in handles),
             )
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+    except pynvml.NVMLError_LibraryNotFound:
+        return None
+    except pynvml.NVMLError_DriverNotLoaded:
+        say_once("an NVIDIA driver is installed but not loaded: the processor is used (see nvidia-smi)")
         return None
     except pynvml.NVMLError as error:
         raise EnvironmentLacks(
@@ -82,6 +89,12 @@ def visible(number: int) -> NvidiaDevice | None:
     return found.visible[number] if found is not None and number < len(found.visible) else None
 
 
+@cache
+def say_once(what: str) -> None:
+    """Warn of it, in one line, unless this process has."""
+    _log.warning("autofit: %s", what)
+
+
 class Unreachable(Exception):
     """NVML is not there, or has no answer; the message is the driver's."""
 
@@ -94,6 +107,8 @@ class AskedCard:
     """The device's: of a MIG instance its own."""
     handle: Any
     """The card's: NVML answers for instances only what concerns their memory."""
+    instance: Any
+    """The device's own: of a MIG instance's card a container may not ask for the memory."""
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """The answer of one of NVML's functions about the card. Raises `Unreachable`."""
@@ -116,7 +131,7 @@ def first_card() -> Iterator[AskedCard]:
             if not handles:
                 raise Unreachable("there is no visible device")
             device, card = handles[0]
-            yield AskedCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card)
+            yield AskedCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card, instance=device)
     except pynvml.NVMLError as error:
         raise Unreachable(str(error)) from error
 
@@ -134,10 +149,12 @@ def own_bytes() -> int | None:
 
 def why_unreachable() -> str | None:
     """Why the first visible device does not answer any more, in the driver's words; None if it does."""
+    import pynvml
+
     try:
         with first_card() as card:
-            card.ask("nvmlDeviceGetMemoryInfo")
-    except Unreachable as error:
+            _memory(card.instance)
+    except (Unreachable, pynvml.NVMLError) as error:
         return str(error)
     return None
 
@@ -215,24 +232,46 @@ def _mig_instances(card: Any) -> list[Any]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """Bytes: all of it, what programs can use, what they hold now."""
+
+    marketed: int
+    reachable: int
+    held: int
+
+
+def _memory(device: Any) -> _Memory:
+    import pynvml
+
+    with suppress(pynvml.NVMLError):  # of drivers before 510, which count what they reserve as used
+        found = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+        return _Memory(
+            marketed=int(found.total), reachable=int(found.total) - int(found.reserved), held=int(found.used)
+        )
+    try:
+        found = pynvml.nvmlDeviceGetMemoryInfo(device)
+    except pynvml.NVMLError_NotSupported:
+        # The host's memory is its own, as on GB10 (DGX Spark): what processes hold of it is known, no total.
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+        return _Memory(marketed=whole, reachable=whole, held=sum(one.usedGpuMemory or 0 for one in holders))
+    return _Memory(marketed=int(found.total), reachable=int(found.total), held=int(found.used))
+
+
 def _describe(device: Any, card: Any) -> NvidiaDevice:
     import pynvml
 
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
-        reachable = int(memory.total) - int(memory.reserved)
-    except pynvml.NVMLError:  # drivers before 510, which count what they reserve as used
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
-        reachable = int(memory.total)
+    memory = _memory(device)
     name = _text(pynvml.nvmlDeviceGetName(device))
     profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
         uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
         name=name,
-        marketed_bytes=int(memory.total),
-        memory_bytes=reachable,
-        held_bytes=int(memory.used),
+        marketed_bytes=memory.marketed,
+        memory_bytes=memory.reachable,
+        held_bytes=memory.held,
         capability=f"{major}.{minor}",
         power_limit_watts=_unusual_power_limit(card),
         mig_profile=profile[1] if profile else None,

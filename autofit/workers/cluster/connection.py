@@ -18,6 +18,7 @@ from unittest.mock import patch
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
+from autofit.trial.machine.detection import cores
 from autofit.workers.cluster.private_folder import PrivateFolder
 
 
@@ -132,8 +133,11 @@ def _join(address: str | None) -> _Joined:
 
 def _private(folder: PrivateFolder) -> dict[str, Any]:
     """What makes Ray start a cluster of this machine alone, on loopback."""
+    # By default Ray starts as many idle processes as there are processors; a trial takes one for the whole machine.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     return {
         "address": "local",
+        "num_cpus": cores(),  # Ray rounds a quota of half a processor down to none
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
         "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass

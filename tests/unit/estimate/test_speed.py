@@ -13,7 +13,7 @@ from tiny import CPU_HARDWARE, STACK
 from autofit.catalog import hardware as catalog
 from autofit.catalog.hardware import cards
 from autofit.core.device.hardware import Hardware
-from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
+from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK, product
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
@@ -265,6 +265,29 @@ def test_a_processors_guess_grows_with_its_cores() -> None:
     assert two.processor and two.calibrated_on == 0 and two.relative_error > PRIOR.relative_error
     known = prior(Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=1))
     assert known is not None and known.per(NARROW) < two.per(NARROW) / 1000
+
+
+@pytest.mark.parametrize(
+    ("instructions", "formats"),
+    [
+        ("sse41", ["fp32", "bf16", "fp16"]),
+        ("avx2", ["fp32", "bf16", "fp16"]),
+        ("avx512", ["fp32", "bf16", "fp16"]),
+        ("avx512-bf16-aten-avx2", ["bf16", "fp32", "fp16"]),
+        ("amx", ["bf16", "fp32", "fp16"]),
+        ("avx512-fp16", ["bf16", "fp16", "fp32"]),
+        ("asimd", ["fp32", "bf16", "fp16"]),
+        ("asimd-sve-bf16", ["bf16", "fp32", "fp16"]),
+    ],
+)
+def test_a_format_that_a_processor_only_emulates_is_not_taken_for_a_fast_one(
+    instructions: str, formats: list[str]
+) -> None:
+    processor = Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=2)
+    found = prior(replace(processor, instructions=instructions))
+    assert found is not None
+    speeds = {name: 1.0 / found.per(product(name, "nt")) for name in formats}
+    assert sorted(formats, key=lambda name: -speeds[name]) == formats, speeds
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:

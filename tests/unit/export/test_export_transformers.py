@@ -18,6 +18,7 @@ from transformers import training_args as training_args_module
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
 from autofit.export import Export, export
+from autofit.export.distributed import FIRST_GPU
 
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},
@@ -129,13 +130,19 @@ def test_launcher_starts_a_rank_for_each_device(devices: int) -> None:
     assert f"# Launch:    {threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt\n" in text
 
 
-@pytest.mark.parametrize(
-    ("kind", "first"), [("cuda", "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 "), ("cpu", "")]
-)
+@pytest.mark.parametrize(("kind", "first"), [("cuda", FIRST_GPU), ("cpu", "OMP_NUM_THREADS=6 ")])
 def test_one_device_is_the_one_that_trials_call_the_first(kind: str, first: str) -> None:
     there = make_recommendation()
-    there = replace(there, hardware=replace(there.hardware, kind=kind))
+    there = replace(there, hardware=replace(there.hardware, kind=kind, cores=6))
     assert f"# Launch:    {first}python THIS_FILE TOKENS.pt\n" in make(there).text
+
+
+@pytest.mark.parametrize(("before", "chosen"), [(None, "0"), ("3", "3"), ("GPU-b,GPU-a", "GPU-b")])
+def test_the_first_gpu_is_the_first_that_is_left_visible(before: str | None, chosen: str) -> None:
+    outside = {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
+    line = f"{FIRST_GPU}printenv CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
+    said = subprocess.run(["sh", "-c", line], env={"PATH": os.environ["PATH"], **outside}, capture_output=True, text=True)
+    assert said.stdout.split() == [chosen, "PCI_BUS_ID"]
 
 
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from unit.probe import children
 
 from autofit.catalog.models import load, shape
 from autofit.core.device.probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, ProbePart, collective
-from autofit.core.device.work_kinds import KINDS
+from autofit.core.device.work_kinds import KINDS, product
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
 from autofit.estimate.time.guessed_rates import prior
@@ -154,6 +154,10 @@ def test_a_real_step_has_as_many_tokens_and_layers_as_there_is_room_for() -> Non
     with pytest.raises(MemoryError, match="out of memory: it takes"):
         real_step.sizes_for(model, (1024,), [config], least - 1)
     assert real_step.sizes_for(replace(model, layers=1), (1024,), [config], 1e12) == [(config, 1024, [1])]
+    of_a_t4 = {product("bf16", "nt"): 2.0, product("fp32", "nt"): 1.0, product("fp16", "nt"): 0.1}
+    mixed, _ = real_step.configs_for(of_a_t4, accelerator=True)
+    assert mixed["precision"] == "fp16-mixed"
+    assert real_step.bytes_of(model, 0, mixed, 8) > 2.4 * real_step.bytes_of(model, 0, config, 8)
     full, adapters = both = real_step.configs_for({}, accelerator=True)
     assert adapters == config
     # Gradients, and the head's once more.

@@ -224,6 +224,19 @@ def test_crashes_time_outs_and_divergence_do_not_stop_it(truth: Truth) -> None:
     check_counts(run)
 
 
+@pytest.mark.parametrize(("axis", "value"), [("precision", "bf16"), ("checkpointing", "none"), ("optimizer", "adamw")])
+def test_a_technique_that_cannot_run_here_does_not_end_it(lattice: Lattice, axis: str, value: str) -> None:
+    """The fastest configs all have it: of these worlds, adamw alone would take a dozen crashes."""
+    truth = Truth(make_job(), lattice, seed=1)
+
+    def special(request: TrialRequest) -> Outcome | None:
+        return crashed() if request.config[axis] == value else None
+
+    run = searched(truth, 0.9, special=special, max_trials=12)
+    before = list(itertools.takewhile(lambda trial: not isinstance(trial.outcome, Fits), run.saved))
+    assert run.search.winner() is not None and len(before) <= 4, [str(trial.config) for trial in before]
+
+
 def test_a_failure_that_nothing_survives_ends_the_search_soon(truth: Truth) -> None:
     """A broken library crashes every trial: a hundred of them say no more than the first dozen."""
     run = prepare(truth, limit_for(truth, 0.5))

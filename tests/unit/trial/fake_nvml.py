@@ -27,6 +27,10 @@ class NVMLError_GpuIsLost(NVMLError):
     """A card that no longer answers."""
 
 
+class NVMLError_NotSupported(NVMLError):
+    """A question that the device cannot answer."""
+
+
 class NVMLError_NotFound(NVMLError):
     """A gap between MIG instances."""
 
@@ -45,6 +49,8 @@ class FakeCard:
     """Whether MIG is on; None for a card without MIG."""
     instances: list[FakeCard | None] = field(default_factory=list)
     knows_version_2: bool = True
+    memory_failure: NVMLError | None = None
+    """What whoever asks for its memory is told."""
     power_limit: int | None = 700_000
     """Milliwatts; None for a card that does not say."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +64,7 @@ class FakeNvml:
     NVMLError_LibraryNotFound = NVMLError_LibraryNotFound
     NVMLError_DriverNotLoaded = NVMLError_DriverNotLoaded
     NVMLError_NotFound = NVMLError_NotFound
+    NVMLError_NotSupported = NVMLError_NotSupported
     nvmlMemory_v2 = 0x02000028
 
     def __init__(self, *cards: FakeCard, failure: NVMLError | None = None) -> None:
@@ -109,6 +116,8 @@ class FakeNvml:
         return card.capability
 
     def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:
+        if card.memory_failure is not None:
+            raise card.memory_failure
         if version is None:
             used = card.used + card.reserved
             return SimpleNamespace(total=card.total, used=used, free=card.total - used)

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
-from unit.trial.fake_nvml import MIB, FakeCard, NVMLError, NVMLError_DriverNotLoaded, NVMLError_LibraryNotFound, install
+from unit.trial.fake_nvml import (
+    MIB,
+    FakeCard,
+    NVMLError,
+    NVMLError_DriverNotLoaded,
+    NVMLError_GpuIsLost,
+    NVMLError_LibraryNotFound,
+    NVMLError_NotSupported,
+    install,
+)
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.trial.machine import nvml
@@ -64,6 +76,28 @@ def test_an_instance_of_a_divided_card_has_its_own_memory(monkeypatch: pytest.Mo
     assert first is not None
     assert (first.uuid, first.memory_bytes, first.capability) == ("MIG-b", 9968 * MIB, "9.0")
     assert first.name.endswith("MIG 1g.10gb")
+
+
+def test_a_divided_card_whose_memory_is_not_to_be_asked_for_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that may use one instance (NVIDIA/nvidia-container-toolkit #842)."""
+    slices: list[FakeCard | None] = [FakeCard("MIG-b", total=9984 * MIB, reserved=16 * MIB)]
+    refused = NVMLError("Insufficient Permissions")
+    install(monkeypatch, FakeCard("GPU-a", divided=True, instances=slices, memory_failure=refused))
+    assert nvml.why_unreachable() is None
+    assert slices[0] is not None
+    slices[0].memory_failure = NVMLError_GpuIsLost("GPU is lost")
+    assert nvml.why_unreachable() == "GPU is lost"
+
+
+def test_a_card_with_the_hosts_memory_has_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GB10 answers (XuehaiPan/nvitop #208)."""
+    holders = [SimpleNamespace(pid=1, usedGpuMemory=3 * MIB), SimpleNamespace(pid=2, usedGpuMemory=None)]
+    state = {"nvmlDeviceGetComputeRunningProcesses": holders}
+    install(monkeypatch, FakeCard("GPU-a", memory_failure=NVMLError_NotSupported("Not Supported"), state=state))
+    first = nvml.visible(0)
+    assert first is not None and first.held_bytes == 3 * MIB
+    assert first.memory_bytes == first.marketed_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert nvml.why_unreachable() is None
 
 
 @pytest.mark.parametrize("failure", [NVMLError_LibraryNotFound("none"), NVMLError_DriverNotLoaded("none")])
