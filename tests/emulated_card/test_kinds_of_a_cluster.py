@@ -243,6 +243,7 @@ def test_a_node_dies_another_joins_and_a_second_campaign_waits_its_turn(
     with ThreadPoolExecutor() as threads:
         first = threads.submit(search_over_hardware, request, kinds)
         dies.hang_in_mid_trial(first.done)
+        assert processes(dies.folder) and processes(nodes.folder), "else nothing could be said to be left"
         nodes.kill(dies)
         wait_until(lambda: not processes(dies.folder))
         joins = nodes.add(DIES)
