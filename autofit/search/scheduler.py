@@ -100,10 +100,12 @@ class Scheduler:
         the search's time is over, which says nothing about them. Trials that are run again are in neither; of those
         whose time is in doubt every time, the last is believed. Earlier ones may have been set aside meanwhile.
 
-        All are committed. Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`).
+        Both are empty where a worker comes up meanwhile, which need not wait for the others' trials. All are committed.
+        Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`).
         """
         assert self._pool is not None
-        while not (completed := self._pool.wait(0.25)):
+        workers = self._pool.size
+        while not (completed := self._pool.wait(0.25)) and self._pool.size <= workers:
             self.show()
         shown, cut = [], []
         for request, attempt in completed:

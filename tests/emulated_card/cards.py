@@ -167,6 +167,11 @@ class Machine:
                 meeting.unlink(missing_ok=True)
 
     @property
+    def cards(self) -> int:
+        """How many it has, MIG instances included."""
+        return int(self._layout.cards)
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to run on the machine, while this process lives."""
         return {

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from jobs import tiny_model
+from started import VARIABLE, processes
 
 from autofit.catalog.models import Model
 from autofit.core.frontier import Frontier, Point, dominates, ties
@@ -42,7 +43,7 @@ axes:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a tiny model and a search space; all that is started from it can be told by it."""
-    monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     (tmp_path / "small").mkdir()
     write_model(tmp_path, tiny_model())
     (tmp_path / "space.yaml").write_text(SPACE)
@@ -81,21 +82,6 @@ def trials(folder: Path) -> list[Any]:
         return []
     with Store.open(str(folder / "store.db")) as store:
         return store.trials()
-
-
-def processes(folder: Path) -> dict[int, str]:
-    """Command lines of all that was started from this test's folder and still runs, by process id."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            try:
-                environment = (process / "environ").read_bytes()
-                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            if f"AUTOFIT_TEST_FOLDER={folder}".encode() in environment.split(b"\0"):
-                found[int(process.name)] = line
-    return found
 
 
 def strays(folder: Path) -> list[str]:
@@ -305,7 +291,7 @@ def test_killed_at_every_stage_it_goes_on_to_the_same_frontier(folder: Path) -> 
     undisturbed = folder / "undisturbed.db"
     alongside = command(folder, *limited, "--store", str(undisturbed), program=EVEN_SPEEDS)
     # Speeds come from a formula and memory is each process's own: the two searches may run at once.
-    elsewhere = {**os.environ, "AUTOFIT_TEST_FOLDER": ""}
+    elsewhere = {**os.environ, VARIABLE: ""}
     with subprocess.Popen(alongside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=elsewhere) as other:
         kill_again_and_again(folder, LATE_KILLS, *asked)
         expected = json.loads(other.communicate()[0])
@@ -355,7 +341,7 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
     words += ["--include-dashboard=false", f"--object-store-memory={80 * 1024**2}", f"--temp-dir={short.name}"]
     # The second variable keeps Ray from replacing 127.0.0.1 by an address that others reach.
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "AUTOFIT_TEST_FOLDER": ""}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", VARIABLE: ""}
     (folder / "nothing compiled").mkdir()
     quiet["TORCH_EXTENSIONS_DIR"] = str(folder / "nothing compiled")
     with (folder / "ray.log").open("w") as log:

@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 from leases import expire
 from sqlalchemy import text
-from test_search_command import Stage, folder, processes, stage, strays, wait_until_gone
+from started import VARIABLE, processes
+from test_search_command import Stage, folder, stage, strays, wait_until_gone
 
 from autofit.store import Store
 
@@ -56,7 +57,7 @@ class Database:
     def _begin(self) -> None:
         with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("ignore")  # of a runtime folder that containers do not have
-            patch.delenv("AUTOFIT_TEST_FOLDER", raising=False)  # its processes are none of the service's
+            patch.delenv(VARIABLE, raising=False)  # its processes are none of the service's
             from pgserver.postgres_server import get_server
 
             self._server = get_server(self._folder)

@@ -105,7 +105,7 @@ def over_hardware_text(found: OverHardware, prices: Mapping[str, float]) -> str:
         if r is None:
             rows.append((row.name, "", "", "", row.reason or ""))
             continue
-        cost = row.cost(prices.get(row.name))
+        cost = found.cost(row, prices)
         if cost is not None:
             costs[row.name] = cost
         told = "" if cost is None else f"{cost:,.4g}"

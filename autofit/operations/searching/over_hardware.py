@@ -31,7 +31,10 @@ class Standing:
     """Where the search on one kind of hardware stands."""
 
     hardware: str
+    """As trials find it, once they have: at another power limit, or emulated, it is not called as it was asked for."""
     search_id: str
+    asked: str = ""
+    """As it was asked for; empty where it is called so."""
     state: str = "queued"
     trials: int = 0
     out_of_memory: int = 0
@@ -50,6 +53,8 @@ class Standing:
             self.seen = event.seq
             self._count(event)
         self.state, self.reason = found.state, _reason(found)
+        if found.hardware is not None and found.hardware.name != self.hardware:
+            self.asked, self.hardware = self.hardware, found.hardware.name
 
     def _count(self, event: Event) -> None:
         if event.kind != "trial":
@@ -75,8 +80,13 @@ class OverHardware:
     """By hardware."""
     rows: Sequence[OnHardware]
 
+    def cost(self, row: OnHardware, prices: Mapping[str, float]) -> float | None:
+        """Of a million tokens (`OnHardware.cost`). `prices`: of one device for an hour, by hardware as it was asked
+        for."""
+        return row.cost(prices.get(self.standings[row.name].asked or row.name))
+
     def to_json(self, prices: Mapping[str, float]) -> dict[str, Any]:
-        """What each would give and cost. `prices`: of one device for an hour, by hardware."""
+        """What each would give and cost; `prices` as `cost` takes them."""
         return {
             "campaign_id": self.campaign_id,
             "by_hardware": [self._entry(row, prices) for row in self.rows],
@@ -90,7 +100,7 @@ class OverHardware:
             "state": standing.state,
             "trials": standing.trials,
             "out_of_memory": standing.out_of_memory,
-            "cost_per_million_tokens": row.cost(prices.get(row.name)),
+            "cost_per_million_tokens": self.cost(row, prices),
             "reason": row.reason,
             "recommendation": None if row.recommendation is None else row.recommendation.to_json(),
         }
@@ -120,17 +130,23 @@ def search_over_hardware(
             store.queue.announce(detect(request.device)[0])
         asked = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
         ids = {name: submit(one, store, campaign_id=campaign_id) for name, one in asked.items()}
-        standings = {name: Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()}
+        each = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
         with _driven(request, list(ids.values())):
             while True:
-                for standing in standings.values():
+                for standing in each:
                     standing.look(store)
-                report(list(standings.values()))
-                if all(standing.state in ENDINGS for standing in standings.values()):
+                report(each)
+                if all(standing.state in ENDINGS for standing in each):
                     break
                 time.sleep(LOOK_SECONDS)
-        limit = request.memory_limit_bytes
-        rows = compare_hardware(request.workload, list(ids), goal=request.goal, memory_limit_bytes=limit, store=store)
+        standings = {standing.hardware: standing for standing in each}
+        rows = compare_hardware(
+            request.workload,
+            list(standings),
+            goal=request.goal,
+            memory_limit_bytes=request.memory_limit_bytes,
+            store=store,
+        )
     told = [
         row if row.recommendation is not None else replace(row, reason=standings[row.name].reason or row.reason)
         for row in rows

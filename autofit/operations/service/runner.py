@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
@@ -25,6 +25,10 @@ ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
 MOST_EPOCHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
+NOTICE = b"autofit: "
+"""How a line begins that a driver writes for people: that it waits its turn, that it leaves a node out."""
+MOST_BYTES = 65536
+"""Read at once of what a driver has written."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,17 +96,19 @@ class Runner:
                 assert child.stdin is not None
                 with suppress(BrokenPipeError), child.stdin as pipe:
                     pipe.write(json.dumps(told).encode())
-                self._wait(store, lease, child)
+                self._wait(store, lease, child, errors)
             finally:  # an interrupt included
                 _end(child)
                 _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
                 errors.seek(0)
                 self._see_to_it(store, lease, child.returncode, lines_of(errors.read(), "")[-1])
 
-    def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
-        """Return when the driver has ended, or should be made to."""
+    def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes], errors: IO[str]) -> None:
+        """Return when the driver has ended, or should be made to; pass its notices on meanwhile."""
+        told = 0
         while not self._over.is_set():
             self._looked_at = time.monotonic()
+            told = _pass_on(errors, told)
             with suppress(subprocess.TimeoutExpired):
                 child.wait(LOOK_SECONDS)
                 return
@@ -121,6 +127,17 @@ class Runner:
             else:
                 store.queue.end(lease, "failed", {"reason": reason})
             _log.warning("autofit: search %s: %s", lease.search_id, reason)
+
+
+def _pass_on(errors: IO[str], told: int) -> int:
+    """Log the notices in whole lines after the first `told` bytes; returns how many bytes are told then. The file's
+    position is the driver's, too: it must not move."""
+    said = os.pread(errors.fileno(), MOST_BYTES, told)
+    whole = said[: said.rfind(b"\n") + 1] if len(said) < MOST_BYTES else said
+    for line in whole.splitlines():
+        if line.startswith(NOTICE):
+            _log.warning("%s", line.decode(errors="replace"))
+    return told + len(whole)
 
 
 def _end(child: subprocess.Popen[Any]) -> None:

@@ -79,6 +79,26 @@ def test_the_fastest_and_the_cheapest_are_named(
         assert {search.campaign_id for search in store.searches()} == {found.campaign_id}
 
 
+def test_a_card_is_told_as_it_was_found_and_priced_as_it_was_asked_for(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At another power limit it is hardware of its own, which a worker of `--hardware h100-80g` may have all the
+    same."""
+
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        job = make_job(hardware=replace(HARDWARE, name=f"{name}-350w"))
+        site = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload}
+        begun = store.queue.begin(lease.search_id, lease.owner, digest=lease.search_id, request={}, **site)
+        store.add(make_trial({"method": "full", "micro_batch": 2}, fits(20, 9000), job=job), lease=begun)
+        store.queue.end(begun, "succeeded", {})
+
+    drives(monkeypatch, drive)
+    found = search_over_hardware(request_, ["h100-80g"])
+    assert over_hardware_text(found, {"h100-80g": 9.0}).startswith("h100-80g-350w is the fastest: 9,000 tokens/s.")
+    (entry,) = found.to_json({"h100-80g": 9.0})["by_hardware"]
+    assert entry["hardware"] == "h100-80g-350w" and entry["cost_per_million_tokens"] == pytest.approx(9 / 32.4)
+
+
 def test_the_same_command_joins_what_is_queued(request_: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that was interrupted is queued again; who asks the same drives it on."""
     seen: list[str] = []

@@ -209,6 +209,22 @@ def failing(run: Run, share: float) -> Callable[[TrialRequest], Outcome | None]:
     return special
 
 
+def test_a_worker_that_comes_up_gets_a_trial_at_once(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the trials of the others to end."""
+    run = prepare(truth, limit_for(truth, 0.5))
+    usual = run.pool.wait
+
+    def wait(timeout: float) -> list[Completed]:
+        if run.pool.size == 1:
+            run.pool.size = 2
+            return []
+        assert run.pool.most_at_once == 2
+        return usual(timeout)
+
+    monkeypatch.setattr(run.pool, "wait", wait)
+    run.search.run()
+
+
 def test_crashes_time_outs_and_divergence_do_not_stop_it(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
     run.pool.special = failing(run, 0.3)

@@ -1,0 +1,23 @@
+"""What a driver writes for people reaches those who look at its runner."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from autofit.operations.service.runner import _pass_on
+
+
+def test_notices_are_passed_on_once_and_in_whole_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """The driver goes on writing where it was."""
+    with tempfile.TemporaryFile("w+") as errors:
+        print(
+            "autofit: this search waits its turn\na library's warning\nautofit: a node", end="", file=errors, flush=True
+        )
+        told = _pass_on(errors, 0)
+        assert caplog.messages == ["autofit: this search waits its turn"]
+        print(" is left out", file=errors, flush=True)
+        told = _pass_on(errors, told)
+        assert _pass_on(errors, told) == told
+        assert caplog.messages[1:] == ["autofit: a node is left out"]
