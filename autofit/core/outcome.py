@@ -20,6 +20,8 @@ PHASES = ("forward", "backward", "optimizer")
 EVALUATION = "evaluation"
 """The phase between training steps in which sequences are only evaluated; of workloads with an `eval_batch` alone."""
 ALL_PHASES = (*PHASES, EVALUATION)
+SAVING = "saving"
+"""The phase in which a checkpoint is saved; of estimates alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ import time
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
-from autofit.core.outcome import EVALUATION
+from autofit.core.outcome import EVALUATION, SAVING
 from autofit.estimate.assumptions import context_bytes, of_any_step
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.lower_bound import floor_parts
+from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.tracing.trace import keeps_scores
 from autofit.techniques import Job
@@ -59,6 +60,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         parts["optimizer"] += on_host
     states = parts["weights"] + parts["gradients"] + parts["optimizer"]
     peaks = dict.fromkeys(("forward", "backward"), sum(parts.values()) - parts["context"]) | {"optimizer": states}
+    peaks[SAVING] = parts["weights"] + parts["optimizer"] + whole_bytes(config, job)
     if job.workload.eval_batch is not None:
         evaluated = _evaluated_parts(parts, config, job, job.workload.eval_batch)
         peaks[EVALUATION] = sum(evaluated.values()) - evaluated["context"]

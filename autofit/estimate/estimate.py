@@ -72,6 +72,9 @@ class Estimate(Document):
     """Ranks taken to share one host's memory (`techniques.job.ranks_per_host`)."""
     host_memory_bytes: int | None = None
     """Of one host; None where it is unknown, as for a card of the catalog."""
+    copied_bytes: int = 0
+    """Host memory that copies take while a checkpoint is saved, besides what training has there
+    (`estimate.saving.copied_bytes`)."""
     gives_back_cache: bool = False
     """Whether it fits only because CUDA's caching allocator gives unused memory back before it fails: `device_bytes` is
     then what this very limit leaves it, and steps are slower than predicted."""
@@ -109,9 +112,14 @@ class Estimate(Document):
         return self.host_bytes * self.ranks_per_host
 
     @property
+    def saving_host_bytes(self) -> int:
+        """The same while a checkpoint is saved."""
+        return self.machine_host_bytes + self.copied_bytes
+
+    @property
     def host_short_bytes(self) -> int:
-        """By how much the host's memory falls short; 0 where it is enough, or unknown."""
-        return 0 if self.host_memory_bytes is None else max(0, self.machine_host_bytes - self.host_memory_bytes)
+        """By how much the host's memory falls short, in saving at the latest; 0 where it is enough, or unknown."""
+        return 0 if self.host_memory_bytes is None else max(0, self.saving_host_bytes - self.host_memory_bytes)
 
     @property
     def peak_phase(self) -> str:
@@ -146,6 +154,7 @@ class Estimate(Document):
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
         from autofit.estimate.assumptions import assumptions, of_borrowed
+        from autofit.estimate.saving import copied_bytes
         from autofit.techniques.job import ranks_per_host
 
         borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
@@ -154,6 +163,7 @@ class Estimate(Document):
             devices=job.workload.devices,
             ranks_per_host=ranks_per_host(job),
             host_memory_bytes=job.hardware.host_memory_bytes or None,
+            copied_bytes=copied_bytes(self.config, job),
             # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
             assumptions=self.assumptions if self.memory_error else (*assumptions(self.config, job), *borrowed),
             **self._time(job, rates),
@@ -213,7 +223,7 @@ class Estimate(Document):
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""
         found = {"provenance": "predicted", **self._named(*_DERIVED), **Document.to_json(self)}
-        del found["ranks_per_host"]
+        del found["ranks_per_host"], found["copied_bytes"]
         if self.devices > 1:
             speed = self.tokens_per_second
             found["tokens_per_second_per_device"] = None if speed is None else speed / self.devices
@@ -236,10 +246,13 @@ class Estimate(Document):
         return {name: getattr(self, name) for name in names}
 
 
-_SET_LATER = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
-_DERIVED = ("fits", "certainty", "machine_host_bytes", "headroom_bytes")
+_SET_LATER = (
+    *("devices", "ranks_per_host", "host_memory_bytes", "copied_bytes"),
+    *("memory_deviation", "advice", "lightest"),
+)
+_DERIVED = ("fits", "certainty", "machine_host_bytes", "saving_host_bytes", "headroom_bytes")
 _SHORT = (
-    *("fits", "certainty", "device_bytes", "machine_host_bytes", "headroom_bytes"),
+    *("fits", "certainty", "device_bytes", "machine_host_bytes", "saving_host_bytes", "headroom_bytes"),
     *("tokens_per_second", "step_seconds", "mfu"),
 )
 

@@ -21,6 +21,7 @@ from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
 from autofit.estimate.memory.timeline import Timeline, timeline
+from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding import Holdings, Hosted, Traffic, library
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.op_costs import Costs
@@ -200,6 +201,7 @@ class Estimator:
             others=others,
             context=context_bytes(self.job),
             paged=traced.paged_bytes,
+            saving=whole_bytes(config, self.job),
         )
         fits = found.device_bytes <= limit
         if not found.gives_back_cache and not traced.timeline.peaks_in_evaluation:

@@ -20,6 +20,8 @@ OPTIMIZER_BUFFERS = 4
 PARAMETER_BUFFERS = 8
 """Buffers for parameters in files: those of the module being run, and those that DeepSpeed prefetches, for which it
 takes only free buffers."""
+SUB_GROUP = 10**9
+"""Parameters of a rank that stage 3 updates at a time (`sub_group_size` of deepspeed/runtime/zero/config.py)."""
 GROUP = 2**22
 """Trained elements whose states are read and written as a group; a group is closed once it has this many."""
 

@@ -39,6 +39,7 @@ def explanation_text(found: Explanation) -> str:
             signed(after.phase_peaks[phase] - size),
         )
         for phase, size in before.phase_peaks.items()
+        if phase in after.phase_peaks  # estimates stored by earlier versions have none of saving
     ]
     if before.step_seconds is not None and after.step_seconds is not None:
         change = f"{after.step_seconds / before.step_seconds - 1:+.0%}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from autofit.core.outcome import SAVING
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import heap
 from autofit.estimate.memory.replays import Fragmentation, Replays
@@ -40,13 +41,15 @@ def cuda_memory(
     others: Sequence[Timeline] = (),
     context: int,
     paged: int = 0,
+    saving: int = 0,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
     limit is `capped` if it is less than the device has, so that torch enforces it; it then counts `paged` states too,
     which lie outside of the allocator.
 
     `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `others`
-    are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken.
+    are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken. To save a
+    checkpoint takes `saving` bytes beyond what lies there between steps.
     """
     limit -= context
     workspace = cublas_workspace_bytes(capability)
@@ -70,7 +73,10 @@ def cuda_memory(
         device_bytes=reserved + context,
         host_bytes=0,
         breakdown={**parts, "fragmentation": reserved - in_parts, "context": context},
-        phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
+        phase_peaks={
+            phase: size + handles
+            for phase, size in {**line.phase_peaks(), SAVING: int(line.totals[-1]) + saving}.items()
+        },
         gives_back_cache=gives_back_cache,
         borrowed_error=borrowed_error,
     )
@@ -90,7 +96,7 @@ def host_memory(line: Timeline, traits: heap.Traits, *, hosted: int = 0) -> Memo
         device_bytes=peak,
         host_bytes=peak,
         breakdown={**parts, "fragmentation": peak - alive, "context": 0},
-        phase_peaks=line.by_phase(totals),
+        phase_peaks={**line.by_phase(totals), SAVING: int(totals[-1])},
     )
 
 

@@ -25,10 +25,7 @@ from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
 from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
-
-SUB_GROUP = 1_000_000_000
-"""Parameters of a rank that stage 3 updates at a time (`sub_group_size` of runtime/zero/config.py)."""
-
+from autofit.techniques.deepspeed_settings import SUB_GROUP
 
 NORM_BYTES = 8
 """Per element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""

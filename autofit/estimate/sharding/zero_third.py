@@ -14,7 +14,8 @@ from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryT
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside
 from autofit.estimate.sharding.library import Holdings, Traffic
-from autofit.estimate.sharding.zero import SUB_GROUP, Zero
+from autofit.estimate.sharding.zero import Zero
+from autofit.techniques.deepspeed_settings import SUB_GROUP
 
 PARAMETER_OPERATIONS = 100
 """Operations whose launch takes as long as the Python code that gathers a trained parameter for every module that uses

@@ -31,7 +31,7 @@ def test_an_estimate_is_the_contracts_document(autofit: Autofit) -> None:
     assert found.keys() >= CONTRACT
     assert found["breakdown"].keys() == PARTS
     assert sum(found["breakdown"].values()) == found["device_bytes"] < found["memory_limit_bytes"]
-    assert found["phase_peaks"].keys() == {"forward", "backward", "optimizer"}
+    assert found["phase_peaks"].keys() == {"forward", "backward", "optimizer", "saving"}
     assert found["calibrated_on"] == 0
     assert found["provenance"] == "predicted"
     assert found["headroom_bytes"] == found["memory_limit_bytes"] - found["device_bytes"]

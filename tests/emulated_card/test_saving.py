@@ -1,0 +1,130 @@
+"""What transformers' Trainer takes to save a checkpoint, against what an estimate says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emulated_card.cards import Machine
+from tests.emulated_card.test_trials import autofit
+
+TRAINED = '''
+import json, os, sys
+from contextlib import contextmanager
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+folder, method, sharding = sys.argv[1:]
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+width = model.config.hidden_size
+if method == "lora":
+    from peft import LoraConfig, get_peft_model
+    adapters = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model.to(torch.bfloat16), adapters)
+more = {}
+if sharding.startswith("zero"):
+    zero = {"stage": int(sharding[4:]), "reduce_bucket_size": width**2, "stage3_prefetch_bucket_size": width**2}
+    zero |= {"stage3_param_persistence_threshold": 10 * width, "stage3_gather_16bit_weights_on_model_save": True}
+    more["deepspeed"] = {
+        "zero_optimization": zero, "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"}, "zero_allow_untested_optimizer": True,
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": 1.0,
+    }
+if sharding == "fsdp":
+    layers = ["LlamaDecoderLayer" if model.config.model_type == "llama" else "MixtralDecoderLayer"]
+    wrapped = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": layers}
+    more |= {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True, **wrapped}}
+
+class Watched(Trainer):
+    """Tells what its tensors take of the host at most, and of the card, in each part of saving."""
+
+    def save_model(self, *args, **kwargs):
+        with self.watched("model"):
+            super().save_model(*args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, folder):
+        with self.watched("states"):
+            super()._save_optimizer_and_scheduler(folder)
+
+    @contextmanager
+    def watched(self, part):
+        torch.cuda.reset_peak_memory_stats()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield
+        device = torch.cuda.max_memory_allocated()
+        traced = f"{self.args.output_dir}/trace-{os.environ.get('RANK', 0)}.json"
+        profiler.export_chrome_trace(traced)
+        with open(traced) as file:
+            events = [e for e in json.load(file)["traceEvents"] if e["name"] == "[memory]"]
+        most = now = 0
+        for event in sorted(events, key=lambda e: e["ts"]):
+            now += 0 if event["args"]["Device Type"] else event["args"]["Bytes"]  # 0 is the host
+            most = max(most, now)
+        print("\\n" + json.dumps({"part": part, "host": most, "device": device}), flush=True)
+
+tokens = torch.ones(8, dtype=torch.long)
+arguments = TrainingArguments(
+    output_dir=os.environ["SAVED"], per_device_train_batch_size=1, max_steps=2, save_steps=2, bf16=True, report_to=[],
+    optim="adamw_torch_fused", disable_tqdm=True, **more,
+)
+Watched(model=model, args=arguments, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 4).train()
+'''
+DENSE = {
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 512},
+    **{"intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8},
+}
+EXPERTS = {
+    **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 8000, "hidden_size": 256},
+    **{"intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8},
+    **{"num_local_experts": 8, "num_experts_per_tok": 2},
+}
+LEFT_OUT = 4_000_000
+"""More bytes than those of adapters and their states, which estimates of saving leave out."""
+
+
+def saved(home: Path, folder: Path, model: dict[str, Any], method: str, sharding: str) -> tuple[list[Any], Any]:
+    """What each rank of the Trainer took in each part of saving, and what the estimate says."""
+    ranks = 1 if sharding == "none" else 2
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(model))
+    (folder / "train.py").write_text(TRAINED)
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, "-W", "ignore", *launcher, str(folder / "train.py")]
+    with Machine(home, *["a10g"] * ranks) as machine:
+        environment = {**os.environ, **machine.environment, "SAVED": str(folder / "saved"), "OMP_NUM_THREADS": "1"}
+        words = [*command, str(folder / "model"), method, sharding]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"part"')]
+    assert len(found) == 2 * ranks, done.stderr[-3000:]
+    config = f"method={method},sharding={sharding},optimizer=adamw,precision=bf16-mixed"
+    asked = ("--model", str(folder / "model"), "--seq-len", "8", "--global-batch", str(ranks), "--devices", str(ranks))
+    said = autofit("estimate", *asked, "--hardware", "a10g", "--config", config, "--json", store=folder / "store.db")
+    assert said.returncode == 0, said.stderr
+    return found, json.loads(said.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "sharding"),
+    [
+        *[(DENSE, "full", sharding) for sharding in ("none", "fsdp", "zero3")],
+        *[(DENSE, "lora", sharding) for sharding in ("none", "fsdp", "zero2")],
+        *[(EXPERTS, "full", sharding) for sharding in ("none", "zero3")],
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["model_type"],
+)
+def test_saving_takes_what_the_estimate_says(
+    home: Path, tmp_path: Path, model: dict[str, Any], method: str, sharding: str
+) -> None:
+    found, estimate = saved(home, tmp_path, model, method, sharding)
+    parts = [[each for each in found if each["part"] == part] for part in ("model", "states")]
+    copied = estimate["saving_host_bytes"] - estimate["machine_host_bytes"]
+    assert copied == pytest.approx(max(sum(each["host"] for each in part) for part in parts), abs=LEFT_OUT)
+    device = max(each["device"] for each in found)
+    assert estimate["phase_peaks"]["saving"] == pytest.approx(device, rel=0.03)
