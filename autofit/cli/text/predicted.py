@@ -153,8 +153,9 @@ def checkpoint_rows(found: Estimate) -> list[tuple[str, str]]:
     if not found.copied_bytes:
         return []
     said = f"saving one takes {format_bytes(found.saving_host_bytes)} of the machine's host memory"
-    if found.host_short_bytes and found.host_memory_bytes is not None:
-        return [("checkpoint", f"{said}: does not fit, it has {format_bytes(found.host_memory_bytes)}")]
+    if found.host_memory_bytes is not None and found.saving_host_bytes > found.host_memory_bytes:
+        instead = ": set state_dict_type: SHARDED_STATE_DICT" if found.saves_in_shards else ""
+        return [("checkpoint", f"{said}: does not fit, it has {format_bytes(found.host_memory_bytes)}{instead}")]
     there = found.machine_host_bytes
     return [("checkpoint", f"{said}; training takes {format_bytes(there) if there else 'none'}")]
 

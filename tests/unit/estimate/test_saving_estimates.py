@@ -118,6 +118,14 @@ def test_a_host_too_small_to_save_on_is_no_fit() -> None:
     assert "checkpoint" not in estimate_text(estimated("method=lora", job()))
 
 
+def test_a_host_too_small_to_gather_all_saves_in_shards() -> None:
+    of, needed = job(2), copied("method=full,sharding=fsdp", job(2))
+    small = replace(of, hardware=replace(of.hardware, host_memory_bytes=needed - 1))
+    found = estimated("method=full,sharding=fsdp", small)
+    assert found.fits and found.saving_host_bytes == needed
+    assert ": set state_dict_type: SHARDED_STATE_DICT" in estimate_text(found)
+
+
 def test_an_estimate_stored_without_the_phase_is_read() -> None:
     """What a checkpoint needs of the host is not stored, but computed as it is read."""
     found = estimated("method=full", job())
