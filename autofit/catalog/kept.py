@@ -14,6 +14,10 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+ANSWERS_VERSION = 1
+"""Incremented when `architecture_file.parse` or `model_shape.measure` answers otherwise: what was kept is then not
+used."""
+
 
 def cache_folder() -> Path:
     """`AUTOFIT_CACHE` or, without it, the user's cache folder. What is in it may be deleted at any time."""
@@ -22,8 +26,8 @@ def cache_folder() -> Path:
 
 def kept(what: str, given: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `find` returns, a JSON object; called once for this text `given` and the installed transformers. `what`
-    names the question, and its version if its answer changes. A cache that fails costs the call, never an answer."""
-    key = sha256("\0".join((what, _transformers(), given)).encode()).hexdigest()
+    names the question. A cache that fails costs the call, never an answer."""
+    key = sha256("\0".join((what, str(ANSWERS_VERSION), _transformers(), given)).encode()).hexdigest()
     file = cache_folder() / "models" / f"{key}.json"
     with suppress(OSError, ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -31,10 +35,13 @@ def kept(what: str, given: str, find: Callable[[], dict[str, Any]]) -> dict[str,
             return found
     found = find()
     whole = file.with_name(f".{key}.{os.getpid()}")
-    with suppress(OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
+    try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         whole.write_text(json.dumps(found), encoding="utf-8")
         whole.replace(file)
+    except (OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
+        with suppress(OSError):
+            whole.unlink(missing_ok=True)
     return found
 
 

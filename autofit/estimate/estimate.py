@@ -118,8 +118,8 @@ class Estimate(Document):
 
     @property
     def host_short_bytes(self) -> int:
-        """By how much the host's memory falls short, in saving at the latest; 0 where it is enough, or unknown. FSDP need
-        not gather what it saves, if asked."""
+        """By how much the host's memory falls short, in saving at the latest; 0 where it is enough, or unknown. FSDP
+        need not gather what it saves, if asked."""
         needed = self.machine_host_bytes if self.saves_in_shards else self.saving_host_bytes
         return 0 if self.host_memory_bytes is None else max(0, needed - self.host_memory_bytes)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from autofit.catalog.models import Model, shape
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import OUT_OF_TIME, SILENT, MeasuredStep, Probe, ProbePart, shapes_key
+from autofit.core.device.probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.outcome import now
 from autofit.estimate.warm import context
@@ -168,7 +168,7 @@ class _Progress:
                 self.watch.follow(False)
             else:
                 self.watch.end()
-        return OUT_OF_TIME if time.monotonic() >= self.until else f"{SILENT} {limit:.0f} s"
+        return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
 
     def _give_up_watching(self, process: BaseProcess) -> None:
         """Of a process that has not come to its end. What one has used that is gone already is not known any more."""

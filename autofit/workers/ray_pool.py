@@ -76,7 +76,7 @@ class RayPool:
             wanted = Wanted(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
             if address is None:
                 check_capacity(wanted, nodes, workers or 1)
-                if uses_gpus and nvml.visible(0) is None:
+                if uses_gpus and nvml.devices() is None:
                     workers = workers or 1  # without NVML all devices share one lock: trials would wait for each other
             self._roster = Roster(
                 ray=self._ray,

@@ -1,4 +1,4 @@
-"""A real cluster of two nodes, of which one is slow."""
+"""A real cluster of two nodes, of which one says that it is ten times as slow as it was measured."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class Hardware(Document):
     peak_flops: float | None = None
     """Dense bf16 peak of one device in FLOP/s (fp16 where bf16 is not native), None if unknown; MFU needs it."""
     instructions: str | None = None
-    """The instruction sets that torch's kernels use on `cpu`, such as `avx512-bf16`
-    (`training.prerequisites.instructions`); None for accelerators, and for trials stored before it was recorded."""
+    """The instruction sets that torch's kernels use on `cpu`, such as `avx512-bf16` (`trial.machine.instructions`);
+    None for accelerators, and for trials stored before it was recorded."""
     power_limit_watts: int | None = None
     """The limit that a card was given in place of its default; None for the default, and where it is not known."""
     mig_profile: str | None = None

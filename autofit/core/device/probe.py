@@ -17,10 +17,9 @@ PROBE_VERSION = 6
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 OUT_OF_TIME = "no time was left for it"
-SILENT = "nothing was heard of it for"
 CUT_SHORT = re.compile(
     "out of memory|can't allocate|cannot allocate|failed to allocate|not enough memory|bad_alloc|MemoryError"
-    rf"|could not create a memory object|ALLOC_FAILED|{OUT_OF_TIME}|{SILENT}",
+    rf"|could not create a memory object|ALLOC_FAILED|{OUT_OF_TIME}",
     re.IGNORECASE,
 )
 """How errors of torch, of the libraries below it, and our own say that a part could not be finished."""

@@ -25,12 +25,13 @@ CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e
 seconds per operation, thread synchronisation included. Calibration on the configs of
 benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
 orders of magnitude only, which calibration replaces."""
-HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16",)}
-"""Words in a CPU's `instructions` of which one says that it computes in a format: oneDNN's levels include the lower."""
+HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16", "amx", "asimd")}
+"""Words in a CPU's `instructions` of which one says that it computes in a format, as oneDNN's levels include the lower.
+ARM's do not say whether they have fp16: they are taken to."""
 EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
 """Of the speed in fp32, what products in a 16-bit format reach on a CPU without arithmetic for it; and what bf16 does
-where AVX-512 widens it. Geometric means over the layouts of the probes in benchmarks/recorded/processors: 0.01 to 0.07,
-and 0.50."""
+where AVX-512 widens it. Geometric means over all layouts, wide ones included, of the probes in
+benchmarks/recorded/processors: 0.01 to 0.07, and 0.50."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
 which differ by up to a factor of 3."""
@@ -120,10 +121,7 @@ def _product_flops(number_format: str | None, instructions: str | None) -> float
     """FLOP/s of one core's products. Where the instruction sets are not known, it is taken to have what is needed."""
     if number_format not in ("bf16", "fp16"):
         return CORE_WIDE_FLOPS
-    if instructions is None:
-        return CORE_FLOPS
-    instructions, _, _ = instructions.partition("-fpmath-")
-    if any(word in instructions for word in HAVE_ARITHMETIC[number_format]):
+    if instructions is None or any(word in instructions for word in HAVE_ARITHMETIC[number_format]):
         return CORE_FLOPS
     widened = number_format == "bf16" and instructions.startswith("avx512")
     return CORE_WIDE_FLOPS * (WIDENED_SHARE if widened else EMULATED_SHARE)

@@ -54,7 +54,7 @@ class Standing:
             self._count(event)
         self.state, self.reason = found.state, _reason(found)
         if found.hardware is not None and found.hardware.name != self.hardware:
-            self.asked, self.hardware = self.hardware, found.hardware.name
+            self.asked, self.hardware = self.asked or self.hardware, found.hardware.name
 
     def _count(self, event: Event) -> None:
         if event.kind != "trial":

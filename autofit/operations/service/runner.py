@@ -106,17 +106,20 @@ class Runner:
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes], errors: IO[str]) -> None:
         """Return when the driver has ended, or should be made to; pass its notices on meanwhile."""
         told = 0
-        while not self._over.is_set():
-            self._looked_at = time.monotonic()
-            told = _pass_on(errors, told)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK_SECONDS)
-                return
-            with suppress(StoreError):
-                if not store.queue.is_held(lease):
-                    with suppress(subprocess.TimeoutExpired):
-                        child.wait(ENDING_SECONDS)
+        try:
+            while not self._over.is_set():
+                self._looked_at = time.monotonic()
+                told = _pass_on(errors, told)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(LOOK_SECONDS)
                     return
+                with suppress(StoreError):
+                    if not store.queue.is_held(lease):
+                        with suppress(subprocess.TimeoutExpired):
+                            child.wait(ENDING_SECONDS)
+                        return
+        finally:
+            _pass_on(errors, told)
 
     def _see_to_it(self, store: Store, lease: Lease, code: int, said: str) -> None:
         """Give a search back whose driver has died, or fail it if that keeps happening."""

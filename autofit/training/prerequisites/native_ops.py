@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.lattice import Config
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.axes.sharding import uses_deepspeed
-from autofit.training.prerequisites.instructions import instructions, processor_facts
 
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
 """DeepSpeed's builder class for each operation: Adam on the CPU, locked memory for file I/O, asynchronous file I/O."""
@@ -62,11 +60,11 @@ def operations() -> tuple[str, ...]:
 
 
 def is_built(name: str) -> bool:
-    """Whether the operation is compiled for the installed torch and DeepSpeed, and for this processor. Raises
-    `EnvironmentLacks` if its folder can be neither found nor made."""
+    """Whether the operation is compiled for the installed torch and DeepSpeed. Raises `EnvironmentLacks` if its folder
+    can be neither found nor made."""
     with _in_its_folder(name):
         stamp = _folder(name) / STAMP
-        return _library(name).exists() and stamp.exists() and stamp.read_text() == _made_for()
+        return _library(name).exists() and stamp.exists() and stamp.read_text() == _versions()
 
 
 def require(config: Config) -> None:
@@ -176,7 +174,7 @@ def _compile(name: str) -> None:
             f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
             remedy="the message says what is missing",
         ) from error
-    (_folder(name) / STAMP).write_text(_made_for())
+    (_folder(name) / STAMP).write_text(_versions())
 
 
 @contextmanager
@@ -217,13 +215,10 @@ def _complaint(error: Exception) -> str:
     return next((line for line in lines if ": error:" in line or "fatal error:" in line), lines[-1])[:300]
 
 
-def _made_for() -> str:
-    """The libraries, and the processor: DeepSpeed lets the compiler use all that it has (`-march=native`), and nodes
-    that share a home folder may differ."""
+def _versions() -> str:
     import torch
 
-    processor = f"{platform.machine()} {processor_facts().get('model name', '')} {instructions({})}"
-    return f"torch {torch.__version__}, deepspeed {version('deepspeed')}, {processor}"  # with torch's build, as +cpu
+    return f"torch {torch.__version__}, deepspeed {version('deepspeed')}"  # with torch's build, as +cpu
 
 
 def _library(name: str) -> Path:

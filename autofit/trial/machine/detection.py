@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import logging
 import os
 import platform
 import re
@@ -12,18 +13,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, called, card, cards, match
 from autofit.core.device.hardware import EMULATED, Hardware, Stack
 from autofit.core.distribution import install
-from autofit.core.errors import EnvironmentLacks, UsageError, unknown
-from autofit.core.units import GIB
-from autofit.training.prerequisites.instructions import are_capped, instructions, processor_facts
+from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
+from autofit.core.units import GIB, format_duration
 from autofit.trial.limits import control_groups
 from autofit.trial.machine import nvml
+from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
+
+_log = logging.getLogger(__name__)
 
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
@@ -223,6 +227,8 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         return amd
     found = nvml.devices()
     if found is None or not found.visible:
+        if nvml.is_not_loaded():
+            _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
         return None
     first = found.visible[0]
     if build.cuda is None:
@@ -250,8 +256,14 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     return hardware, found.driver
 
 
-ROCM_SECONDS = 120.0
-"""How long torch may take to be loaded and to ask."""
+@cache
+def _warn(what: str) -> None:
+    """Once per process: a device that is not used is seldom meant."""
+    _log.warning("autofit: %s", what)
+
+
+ROCM_SECONDS = 600.0
+"""How long torch may take to be loaded and to ask, on a machine that others use."""
 _ASK_ROCM = """
 import json, torch
 if torch.cuda.is_available():
@@ -268,12 +280,10 @@ def _rocm() -> tuple[Hardware, str] | None:
         done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True, timeout=ROCM_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLacks(
-            f"ROCm does not answer within {ROCM_SECONDS:.0f} s", remedy="check rocm-smi, or use --device cpu"
+            f"ROCm does not answer within {format_duration(ROCM_SECONDS)}", remedy="check rocm-smi, or use --device cpu"
         ) from error
     if done.returncode != 0 or not done.stdout.strip():
-        nvml.say_once(
-            "torch for ROCm sees no device: the processor is used (is this user in the groups render and video?)"
-        )
+        _warn(f"torch for ROCm finds no device: {lines_of(done.stderr, 'are you in the groups render and video?')[-1]}")
         return None
     name, memory, count, chip, hip = json.loads(done.stdout)
     hardware = _accelerator(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import MIB
 
-_log = logging.getLogger(__name__)
-
 _MIG_PROFILE = re.compile(r" MIG (\S+)$")
 """The profile in the driver's name of an instance."""
+UNIFIED_SHARE = 0.8
+"""Of memory that a device shares with its host, what programs on the device may have: as much as on a processor."""
 BUSY_BYTES = 256 * MIB
 """Memory that others (a display, the driver itself) may hold of a device that counts as free."""
 
@@ -69,10 +67,7 @@ def devices() -> NvidiaDevices | None:
                 driver=_text(pynvml.nvmlSystemGetDriverVersion()),
                 visible=tuple(_describe(*handle) for handle in handles),
             )
-    except pynvml.NVMLError_LibraryNotFound:
-        return None
-    except pynvml.NVMLError_DriverNotLoaded:
-        say_once("an NVIDIA driver is installed but not loaded: the processor is used (see nvidia-smi)")
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
         raise EnvironmentLacks(
@@ -89,10 +84,17 @@ def visible(number: int) -> NvidiaDevice | None:
     return found.visible[number] if found is not None and number < len(found.visible) else None
 
 
-@cache
-def say_once(what: str) -> None:
-    """Warn of it, in one line, unless this process has."""
-    _log.warning("autofit: %s", what)
+def is_not_loaded() -> bool:
+    """Whether NVIDIA's libraries are here, and its driver is not loaded, as after an update of the kernel."""
+    import pynvml
+
+    try:
+        with _session():
+            return False
+    except pynvml.NVMLError_DriverNotLoaded:
+        return True
+    except pynvml.NVMLError:
+        return False
 
 
 class Unreachable(Exception):
@@ -255,7 +257,8 @@ def _memory(device: Any) -> _Memory:
         # The host's memory is its own, as on GB10 (DGX Spark): what processes hold of it is known, no total.
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-        return _Memory(marketed=whole, reachable=whole, held=sum(one.usedGpuMemory or 0 for one in holders))
+        held = sum(one.usedGpuMemory or 0 for one in holders)
+        return _Memory(marketed=whole, reachable=int(UNIFIED_SHARE * whole), held=held)
     return _Memory(marketed=int(found.total), reachable=int(found.total), held=int(found.used))
 
 

@@ -262,7 +262,7 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
         )
     least = "at least " if siblings_bytes else ""
     excess = format_bytes(short_bytes - siblings_bytes)
-    return f"other processes held {least}{excess} too much for the memory limit to be available"
+    return f"other processes held {least}{excess} too much for the limit: end them, or name less with --memory-limit"
 
 
 def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False, **shown: Any) -> TimedOut:

@@ -11,7 +11,10 @@ from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import asks
-from autofit.workers.slots.slot import START_SECONDS, Slot
+from autofit.workers.slots.slot import Slot
+
+ANSWER_SECONDS = 300.0
+"""A worker that is up and does not answer within this time never will."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Lacking:
 
     def _ask(self, slot: Slot, config: Config, job: Job) -> str | None:
         try:
-            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=START_SECONDS)
+            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=ANSWER_SECONDS)
         except (self.ray.exceptions.RayError, self.ray.exceptions.GetTimeoutError) as error:
             raise EnvironmentLacks(
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"

@@ -274,10 +274,10 @@ def test_a_processors_guess_grows_with_its_cores() -> None:
         ("avx2", ["fp32", "bf16", "fp16"]),
         ("avx512", ["fp32", "bf16", "fp16"]),
         ("avx512-bf16-aten-avx2", ["bf16", "fp32", "fp16"]),
-        ("amx", ["bf16", "fp32", "fp16"]),
+        ("amx", ["bf16", "fp16", "fp32"]),
         ("avx512-fp16", ["bf16", "fp16", "fp32"]),
-        ("asimd", ["fp32", "bf16", "fp16"]),
-        ("asimd-sve-bf16", ["bf16", "fp32", "fp16"]),
+        ("asimd", ["fp16", "fp32", "bf16"]),
+        ("asimd-sve-bf16", ["bf16", "fp16", "fp32"]),
     ],
 )
 def test_a_format_that_a_processor_only_emulates_is_not_taken_for_a_fast_one(

@@ -14,9 +14,9 @@ from autofit.catalog.hardware import card, named
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.workload import digest
-from autofit.training.prerequisites import instructions
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import detection as site
+from autofit.trial.machine import instructions
 from autofit.trial.machine.detection import check_devices, cpu, detect
 from autofit.trial.measure import process_memory
 

@@ -152,7 +152,7 @@ def compile_in_name_only(folder: Path) -> None:
     """An operation that is taken for compiled."""
     (folder / "cpu_adam").mkdir(exist_ok=True)  # who looks for it makes it
     (folder / "cpu_adam" / "cpu_adam.so").touch()
-    (folder / "cpu_adam" / native_ops.STAMP).write_text(native_ops._made_for())
+    (folder / "cpu_adam" / native_ops.STAMP).write_text(native_ops._versions())
 
 
 def test_a_worker_is_served_as_who_has_started_it(pool: RayPool) -> None:

@@ -45,25 +45,17 @@ _CAPS = {
 _ATEN = {"default": "avx", "avx2": "avx2", "avx512": "avx512"}
 """Values of ATEN_CPU_CAPABILITY, each with the highest level whose kernels are no better than it (ATen's DispatchStub);
 any other caps nothing."""
-_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
-"""oneDNN developer guide, "Primitive attributes: floating-point math mode"."""
 _NAMES = tuple(name for name, _ in _LEVELS)
 
 
 def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
     """The highest level that oneDNN uses, such as `avx512-bf16`; where ATen's own kernels are held to less than that
     implies, followed by their level, such as `avx512-bf16-aten-avx2`. Of an ARM processor, what it has of `_OF_ARM`,
-    which nothing caps, such as `asimd-sve-bf16`. None for any other. Where oneDNN may round what it multiplies in fp32,
-    it ends with the format, such as `-fpmath-bf16`: products are faster and less exact then."""
+    which nothing caps, such as `asimd-sve-bf16`. None for any other."""
     flags = _flags()
     own = _own_level(flags)
-    used = "-".join(name for name in _OF_ARM if name in flags) if own is None else _used_of(own, environment)
-    mode = next((environment[name] for name in _MODES if environment.get(name)), "").lower()
-    return f"{used}-fpmath-{mode}" if used and mode not in ("", "strict") else used or None
-
-
-def _used_of(own: str, environment: Mapping[str, str]) -> str:
-    """The level of x86 that is used of a processor that has `own`."""
+    if own is None:
+        return "-".join(name for name in _OF_ARM if name in flags) or None
     cap = _CAPS.get((environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").upper())
     capped = own if cap is None else _lower(own, cap)
     implied = _lower(own, "avx512")
