@@ -25,8 +25,9 @@ PAUSES = (5.0, 20.0)
 def short_probe(hardware: Hardware, stack: Stack) -> Probe:
     """The rates of this machine's device. If its state leaves doubts, they are measured again after each of `PAUSES`,
     and the better of each counts: what comes and goes, such as a program that starts, makes no device slow. Not on
-    a machine on which once takes a minute: a worker must come up in time. Raises `EnvironmentLacks` where nothing can be
-    measured."""
+    a machine on which once takes a minute: a worker must come up in time.
+
+    Raises `EnvironmentLacks` where nothing can be measured."""
     made = _measured(hardware, stack)
     for pause in PAUSES if made.doubts and made.seconds < LOADING_SECONDS / 10 else ():
         time.sleep(pause)

@@ -223,3 +223,12 @@ def test_a_key_from_before_instruction_sets_stays() -> None:
     old = {name: value for name, value in here.to_json().items() if name not in later}
     read = Hardware.from_json(old)
     assert read.key == digest([here.name, "cpu", here.device_name, here.cores]) != here.key
+
+
+@pytest.mark.parametrize(
+    ("capability", "native"),
+    [("7.5", False), ("8.0", True), ("gfx906", False), ("gfx90a", True), ("gfx942", True), ("gfx1030", False),
+     ("gfx1100", True), ("gfx1201", True)],
+)  # fmt: skip
+def test_which_devices_compute_in_bf16(capability: str, native: bool) -> None:
+    assert site._has_bf16(capability) is native

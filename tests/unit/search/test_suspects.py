@@ -1,0 +1,49 @@
+"""Which configs a search comes to last, because others like them have crashed."""
+
+from __future__ import annotations
+
+import itertools
+
+from unit.operations.made_trials import crashed, fits, make_trial
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Outcome
+from autofit.search.acquisition.suspects import suspicious
+
+CONFIGS = [Config(tuple(zip("abcd", values, strict=True))) for values in itertools.product((1, 2), repeat=4)]
+"""Of four axes with two values each."""
+
+
+def last(*shown: tuple[int, Outcome]) -> set[int]:
+    """The positions that come last after trials of some positions."""
+    found = suspicious(CONFIGS, [make_trial(CONFIGS[number], outcome) for number, outcome in shown])
+    return {number for number, is_last in enumerate(found) if is_last}
+
+
+def sharing(least: int, **values: int) -> set[int]:
+    """The positions that have at least so many of these values."""
+    return {
+        number
+        for number, config in enumerate(CONFIGS)
+        if sum(config[axis] == value for axis, value in values.items()) >= least
+    }
+
+
+def test_one_crash_shows_nothing() -> None:
+    assert not last((0, crashed()))
+
+
+def test_until_something_fits_what_shares_more_than_half_comes_last() -> None:
+    assert last((0, crashed()), (1, crashed())) == sharing(2, a=1, b=1, c=1)
+
+
+def test_what_fits_clears_its_values() -> None:
+    """(1, 1, 2, 1) fits: of what the two share, only c is left."""
+    assert last((0, crashed()), (1, crashed()), (2, fits(1.0, 1.0))) == sharing(1, c=1)
+    assert not last((0, crashed()), (1, crashed()), (2, fits(1.0, 1.0)), (12, fits(1.0, 1.0)))
+
+
+def test_what_befell_the_machine_shows_nothing() -> None:
+    transient = Crashed(reason="no space left on /tmp", transient=True)
+    lost = Crashed(reason="its node was lost", worker_lost=True)
+    assert not last((0, transient), (1, transient), (2, lost), (3, lost))
