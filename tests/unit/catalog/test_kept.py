@@ -18,6 +18,7 @@ from autofit.catalog.kept import cache_folder, kept
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "_SHAPES", {})  # what this process knows by now
 
 
 def test_the_second_process_reads_a_users_model_without_transformers(tmp_path: Path) -> None:
