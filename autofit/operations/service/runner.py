@@ -17,6 +17,8 @@ from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
 from autofit.trial.machine.detection import detect
 
+DRIVER = ("-m", "autofit.operations.service.driver")
+"""What Python runs to drive a search."""
 LOOK_SECONDS = 1.0
 """Time between two looks into the store."""
 LATE_SECONDS = 60.0
@@ -82,7 +84,7 @@ class Runner:
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
         told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
-        command = [sys.executable, "-m", "autofit.operations.service.driver"]
+        command = [sys.executable, *DRIVER]
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             # Standard input and not arguments: the store's address may hold a password.
             child = subprocess.Popen(
