@@ -25,6 +25,8 @@ LATE_SECONDS = 60.0
 """After so long without a look it hangs: ending a driver and a lost store together take less."""
 ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
+STACK = "*** StackTrace Information ***"
+"""What Ray says before the addresses with which it ends a process whose head it has lost: the reason stands above."""
 MOST_EPOCHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
 
@@ -99,7 +101,7 @@ class Runner:
                 _end(child)
                 _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
                 errors.seek(0)
-                self._see_to_it(store, lease, child.returncode, lines_of(errors.read(), "")[-1])
+                self._see_to_it(store, lease, child.returncode, lines_of(errors.read().partition(STACK)[0], "")[-1])
 
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
         """Return when the driver has ended, or should be made to."""
