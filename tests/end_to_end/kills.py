@@ -399,8 +399,10 @@ def main() -> int:
                 print(f"{done[-1]['number'] + 1} of {asked.searches}: {found or 'sound'}", file=sys.stderr, flush=True)
                 if found:
                     break  # the next one is to begin with a sound service
-    killed = Counter(said["victim"] for said in done if said["killed_after"] is not None)
-    print(f"{len(done)} searches, killed: {dict(killed)}")
+    killed = [said for said in done if said["killed_after"] is not None]
+    sound = sum(not wrong(said) for said in killed)
+    print(f"{sound} of {len(killed)} searches in which one part was killed were sound")
+    print(dict(Counter(said["victim"] for said in killed)))
     for said in done:
         if found := wrong(said):
             print(f"{said['number']}: {'; '.join(found)}: {json.dumps(said)}")
