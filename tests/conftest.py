@@ -34,6 +34,7 @@ settings.load_profile("patient")
 
 STARTS_RAY = (
     "tests/emulated_card/test_kinds_of_a_cluster.py",
+    "tests/end_to_end/test_kills.py",
     "tests/end_to_end/test_search_command.py",
     "tests/end_to_end/test_service.py",
     "tests/end_to_end/test_slurm.py",

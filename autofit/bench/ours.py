@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -38,9 +39,25 @@ def search(
     """
     job = job_of(problem)
     pool = ReplayPool(job=job, oracle=oracle, devices=job.workload.devices)
-    configs = list(problem.configs)
+    replayed = search_on(pool, problem, seed, thorough=thorough, budget_seconds=budget_seconds)
+    replayed.run()
+    winner, bound = replayed.winner(), replayed.progress.regret_bound
+    return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
+
+
+def search_on(
+    pool: ReplayPool,
+    problem: Problem,
+    seed: int,
+    *,
+    log: TrialLog | None = None,
+    thorough: bool = False,
+    budget_seconds: float | None = None,
+) -> Search:
+    """The same on workers of one's own, yet to be run; its trials are kept in `log`, if one is given."""
+    job, configs = pool.job, list(problem.configs)
     random.Random(seed).shuffle(configs)
-    replayed = Search(
+    return Search(
         plan=Plan(
             job=job,
             lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
@@ -50,13 +67,10 @@ def search(
             thorough=thorough,
         ),
         predictor=ReadyMade(problem.predictions),
-        log=TrialLog(),
+        log=log or TrialLog(),
         open_pool=lambda: pool,
         clock=lambda: pool.seconds,
     )
-    replayed.run()
-    winner, bound = replayed.winner(), replayed.progress.regret_bound
-    return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
 
 
 def job_of(problem: Problem) -> Job:
@@ -73,7 +87,7 @@ def job_of(problem: Problem) -> Job:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayPool:
-    """One worker whose trials are looked up."""
+    """Workers whose trials are looked up, and take their recorded seconds of the pool's own time."""
 
     job: Job
     oracle: Oracle
@@ -82,9 +96,16 @@ class ReplayPool:
     size: int = 1
     set_aside: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    """Of trials so far."""
+    """The pool's time: since the first trial could begin."""
+    ran: list[tuple[float, float]] = field(default_factory=list)
+    """When each trial began and when it ends, in the order in which they began."""
+    pass_time: Callable[[], float] = lambda: 0.0
+    """Seconds that whoever asks for trials has taken since it was last called: meanwhile the workers go on."""
+    asked_seconds: float = 0.0
+    """How many that were in all."""
     _begun: set[Config] = field(default_factory=set)
-    _running: list[Completed] = field(default_factory=list)
+    _running: list[tuple[float, int, Completed]] = field(default_factory=list)
+    """A heap: what ends first comes first."""
 
     def site(self) -> tuple[Hardware, Stack]:
         return self.job.hardware, self.job.stack
@@ -97,16 +118,28 @@ class ReplayPool:
 
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; a config that is submitted twice is meant to run twice."""
+        self._pass()
         again = request.config in self._begun
         self._begun.add(request.config)
         look_up = self.oracle.run_again if again else self.oracle.ask
         trial = look_up(request.config, partial(cut, request=request))
-        self._running.append((request, Attempt(outcome=trial.outcome, seconds=trial.seconds)))
+        ended = request, Attempt(outcome=trial.outcome, seconds=trial.seconds)
+        ends = self.seconds + trial.seconds
+        heapq.heappush(self._running, (ends, len(self.ran), ended))
+        self.ran.append((self.seconds, ends))
 
     def wait(self, timeout: float) -> list[Completed]:
-        ended, self._running = self._running, []
-        self.seconds += sum(attempt.seconds for _, attempt in ended)
+        """What has ended by now, or else what ends first."""
+        self._pass()
+        self.seconds = max(self.seconds, self._running[0][0])
+        ended = []
+        while self._running and self._running[0][0] <= self.seconds:
+            ended.append(heapq.heappop(self._running)[2])
         return ended
+
+    def _pass(self) -> None:
+        passed = self.pass_time()
+        self.seconds, self.asked_seconds = self.seconds + passed, self.asked_seconds + passed
 
     def close(self) -> None:
         """There is nothing to free."""

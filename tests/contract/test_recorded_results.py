@@ -50,3 +50,17 @@ def test_the_made_devices_in_the_readme_are_their_record() -> None:
         f"60 s in {within:,} searches; **more** in {found['greedy']}, up to {found['longest_seconds']:.0f} s",
     ):
         assert said in text
+
+
+def test_the_many_workers_in_the_docs_are_their_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script, page = importlib.import_module("many_workers"), BENCHMARKS.parent / "docs" / "admin" / "ray.md"
+    assert script.table_of(figures("many-workers.json")) in page.read_text()
+
+
+def test_the_killed_searches_in_the_docs_are_their_record() -> None:
+    lines = (RECORDED / "killed-searches.jsonl").read_text().splitlines()
+    killed = [said for said in map(json.loads, lines) if said["killed_after"] is not None]
+    sound = [said for said in killed if said["state"] == "succeeded" and not said["wrong"] and not said["left"]]
+    text = (BENCHMARKS.parent / "docs" / "internals" / "searches.md").read_text()
+    assert f"{len(sound)} of {len(killed)} searches in which one part was killed were sound" in text

@@ -6,15 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,8 +21,9 @@ from typing import Any
 
 import pytest
 from leases import expire
+from postgresql import Database
 from sqlalchemy import text
-from started import VARIABLE, processes
+from started import processes
 from test_search_command import Stage, folder, stage, strays, wait_until_gone
 
 from autofit.store import Store
@@ -44,34 +42,6 @@ ASKED = {
     "predict": False,
     "thorough": True,
 }
-
-
-class Database:
-    """A PostgreSQL server of this test's own, which can be restarted."""
-
-    def __init__(self) -> None:
-        # Not in pytest's own folder: started by root, the server runs as another user, whom any later pytest locks out.
-        self._folder = tempfile.mkdtemp(prefix="autofit-postgresql-")
-        self._begin()
-
-    def _begin(self) -> None:
-        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-            warnings.simplefilter("ignore")  # of a runtime folder that containers do not have
-            patch.delenv(VARIABLE, raising=False)  # its processes are none of the service's
-            from pgserver.postgres_server import get_server
-
-            self._server = get_server(self._folder)
-        self.url = str(self._server.get_uri())
-
-    def restart(self) -> None:
-        """End it, with all its connections, and start it again."""
-        self._server.cleanup()
-        time.sleep(1)  # those who ask meanwhile meet no server
-        self._begin()
-
-    def end(self) -> None:
-        self._server.cleanup()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @pytest.fixture

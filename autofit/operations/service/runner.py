@@ -17,12 +17,16 @@ from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
 from autofit.trial.machine.detection import detect
 
+DRIVER = ("-m", "autofit.operations.service.driver")
+"""What Python runs to drive a search."""
 LOOK_SECONDS = 1.0
 """Time between two looks into the store."""
 LATE_SECONDS = 60.0
 """After so long without a look it hangs: ending a driver and a lost store together take less."""
 ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
+STACK = "*** StackTrace Information ***"
+"""What Ray says before the addresses with which it ends a process whose head it has lost: the reason stands above."""
 MOST_EPOCHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
 NOTICE = b"autofit: "
@@ -86,7 +90,7 @@ class Runner:
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
         told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
-        command = [sys.executable, "-m", "autofit.operations.service.driver"]
+        command = [sys.executable, *DRIVER]
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             # Standard input and not arguments: the store's address may hold a password.
             child = subprocess.Popen(
@@ -101,7 +105,7 @@ class Runner:
                 _end(child)
                 _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
                 errors.seek(0)
-                self._see_to_it(store, lease, child.returncode, lines_of(errors.read(), "")[-1])
+                self._see_to_it(store, lease, child.returncode, lines_of(errors.read().partition(STACK)[0], "")[-1])
 
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes], errors: IO[str]) -> None:
         """Return when the driver has ended, or should be made to; pass its notices on meanwhile."""

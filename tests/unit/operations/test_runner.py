@@ -1,0 +1,30 @@
+"""What a runner says of a search whose drivers die."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from leases import submit
+from unit.operations.made_trials import fits, make_trial
+
+from autofit.operations.service import runner
+from autofit.store import Store
+
+LAST_WORDS = f"the head has gone\n{runner.STACK}\n/lib/libc.so.6(+0x1098ec) [0x7f0b8df278ec]\n"
+"""As Ray ends a process that has lost its head."""
+
+
+def test_the_reason_of_a_driver_that_ray_has_ended_is_no_address(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_EPOCHS", 1)
+    monkeypatch.setattr(runner, "DRIVER", ("-c", f"import sys; sys.stderr.write({LAST_WORDS!r}); sys.exit(1)"))
+    search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
+    running = runner.Runner(store.url, search_id=search_id)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while (found := store.search(search_id)) is None or found.state != "failed":
+        time.sleep(0.05)
+    running.stop()
+    thread.join()
+    assert found.result == {"reason": "its driver ended with exit code 1: the head has gone"}
