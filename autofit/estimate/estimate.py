@@ -118,15 +118,14 @@ class Estimate(Document):
 
     @property
     def host_short_bytes(self) -> int:
-        """By how much the host's memory falls short, in saving at the latest; 0 where it is enough, or unknown. FSDP
-        need not gather what it saves, if asked."""
-        needed = self.machine_host_bytes if self.saves_in_shards else self.saving_host_bytes
-        return 0 if self.host_memory_bytes is None else max(0, needed - self.host_memory_bytes)
+        """By how much the host's memory falls short in training; 0 where it is enough, or unknown."""
+        return 0 if self.host_memory_bytes is None else max(0, self.machine_host_bytes - self.host_memory_bytes)
 
     @property
-    def saves_in_shards(self) -> bool:
-        """Whether the trainer can save what each rank holds, which takes megabytes of the host, in place of all."""
-        return str(self.config.get("sharding")).startswith("fsdp")
+    def cannot_save(self) -> bool:
+        """Whether a checkpoint exceeds the host's memory, as transformers' Trainer saves it. Others save with less, so
+        that it does not decide what fits."""
+        return self.host_memory_bytes is not None and self.saving_host_bytes > self.host_memory_bytes
 
     @property
     def peak_phase(self) -> str:

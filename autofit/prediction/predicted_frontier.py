@@ -178,7 +178,7 @@ def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
     if lightest.fits_device and lightest.host_memory_bytes is not None:
         over = lightest.host_short_bytes
         why = (
-            f"to fit: the lightest that fits the devices needs {format_bytes(lightest.saving_host_bytes)} of host "
+            f"to fit: the lightest that fits the devices needs {format_bytes(lightest.machine_host_bytes)} of host "
             f"memory, and the host has {format_bytes(lightest.host_memory_bytes)} ({lightest.config})"
         )
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kills import VICTIMS, searched, world, wrong
 
-KILLED = ("raylet", "head", "server")
+KILLED = ("head", "server")
 
 
 def test_whatever_part_is_killed_no_search_loses_doubles_or_leaves_anything() -> None:

@@ -138,12 +138,12 @@ def memory_text(found: Estimate) -> str:
 def host_rows(found: Estimate) -> list[tuple[str, str]]:
     """What the host has to hold, and whether it can; no row if there is nothing to hold."""
     own = found.host_bytes in (0, found.device_bytes)  # on a CPU, device memory is host memory
-    if own and not (found.host_bytes and found.host_short_bytes):
+    if own and not found.host_short_bytes:
         return []
     said = format_bytes(found.host_bytes)
     if found.ranks_per_host > 1:
         said += f" a rank, {format_bytes(found.machine_host_bytes)} a machine"
-    if found.host_memory_bytes is not None and found.machine_host_bytes > found.host_memory_bytes:
+    if found.host_short_bytes and found.host_memory_bytes is not None:
         said += f": does not fit, the machine has {format_bytes(found.host_memory_bytes)}"
     return [("host memory", said)]
 
@@ -153,8 +153,9 @@ def checkpoint_rows(found: Estimate) -> list[tuple[str, str]]:
     if not found.copied_bytes:
         return []
     said = f"saving one takes {format_bytes(found.saving_host_bytes)} of the machine's host memory"
-    if found.host_memory_bytes is not None and found.saving_host_bytes > found.host_memory_bytes:
-        instead = ": set state_dict_type: SHARDED_STATE_DICT" if found.saves_in_shards else ""
+    if found.cannot_save and found.host_memory_bytes is not None:
+        in_shards = str(found.config.get("sharding")).startswith("fsdp")
+        instead = ": set state_dict_type: SHARDED_STATE_DICT" if in_shards else ""
         return [("checkpoint", f"{said}: does not fit, it has {format_bytes(found.host_memory_bytes)}{instead}")]
     there = found.machine_host_bytes
     return [("checkpoint", f"{said}; training takes {format_bytes(there) if there else 'none'}")]
@@ -171,7 +172,7 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
     needs = format_bytes(light.device_bytes)
     if light.fits_device and light.host_memory_bytes is not None and not light.fits:
         said = (
-            f"no change is enough; the lightest config needs {format_bytes(light.saving_host_bytes)} of host memory, "
+            f"no change is enough; the lightest config needs {format_bytes(light.machine_host_bytes)} of host memory, "
             f"and the machine has {format_bytes(light.host_memory_bytes)}: {short(light.config)}"
         )
     elif light.fits:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,16 +21,30 @@ from autofit.operations.service.driving import Driving
 from autofit.store import Lease, Store
 from autofit.workers.watch import end_with
 
+_told_to_end = threading.Event()
+
 
 def drive(told: dict[str, Any]) -> None:
     """Drive the search to its end."""
     lease = Lease.from_json(told["lease"])
-    with Store.open(told["store"], create=False) as store, Driving(store, lease) as held:
+    with Store.open(told["store"], create=False) as store, Driving(store, lease) as held, _interrupted_as_told():
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now
 
         found = store.search(lease.search_id)
         assert found is not None, "it was claimed"
         search(from_json(found.request["asked"], store=told["store"], **told["driven"]), held=held)
+
+
+@contextmanager
+def _interrupted_as_told() -> Iterator[None]:
+    """An interruption is one, whatever it has become: in the middle of an import, libraries make their own errors of
+    it."""
+    try:
+        yield
+    except Exception as error:
+        if _told_to_end.is_set():
+            raise KeyboardInterrupt from error
+        raise
 
 
 def main() -> None:
@@ -36,6 +53,7 @@ def main() -> None:
     end_with(told["runner"])
 
     def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+        _told_to_end.set()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)

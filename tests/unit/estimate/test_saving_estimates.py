@@ -10,7 +10,7 @@ from test_trace import MODELS
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import shape
-from autofit.cli.text.predicted import estimate_text, fit_text
+from autofit.cli.text.predicted import estimate_text
 from autofit.core.outcome import SAVING
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
@@ -87,7 +87,7 @@ def test_experts_are_split_where_they_lie() -> None:
 def test_a_device_that_trains_saves(name: str, sharding: str, base: str) -> None:
     """So its verdict holds. Between steps lie weights and states."""
     if sharding == "fsdp" and "sgd" in base:
-        return
+        pytest.skip("refused before anything runs")
     of = job(1 if sharding == "none" else 2, name)
     text = f"{base},sharding={sharding},micro_batch=1,checkpointing=full,loss=chunked"
     found = estimated(text, of)
@@ -104,16 +104,16 @@ def test_a_processor_copies_nothing() -> None:
     assert (copied("method=full", of), found.saving_host_bytes) == (0, found.machine_host_bytes)
 
 
-def test_a_host_too_small_to_save_on_is_no_fit() -> None:
+def test_a_host_too_small_to_save_on_is_said() -> None:
+    """It does not decide what fits: trials save nothing, and other programs save with less."""
     needed = 4 * GQA.parameters
     small, enough = (
         estimated("method=full", replace(job(), hardware=replace(CUDA_HARDWARE, host_memory_bytes=size)))
         for size in (needed - 1, needed)
     )
-    assert (small.fits_device, small.fits, small.host_short_bytes) == (True, False, 1)
-    assert fit_text(small) == "does not fit the host's memory"
+    assert (small.fits, small.host_short_bytes, small.cannot_save) == (True, 0, True)
     assert "host memory: does not fit, it has" in estimate_text(small)
-    assert enough.fits and "of the machine's host memory; training takes none" in estimate_text(enough)
+    assert not enough.cannot_save and "of the machine's host memory; training takes none" in estimate_text(enough)
     assert enough.to_json()["saving_host_bytes"] == needed
     assert "checkpoint" not in estimate_text(estimated("method=lora", job()))
 
@@ -122,7 +122,7 @@ def test_a_host_too_small_to_gather_all_saves_in_shards() -> None:
     of, needed = job(2), copied("method=full,sharding=fsdp", job(2))
     small = replace(of, hardware=replace(of.hardware, host_memory_bytes=needed - 1))
     found = estimated("method=full,sharding=fsdp", small)
-    assert found.fits and found.saving_host_bytes == needed
+    assert found.cannot_save and found.saving_host_bytes == needed
     assert ": set state_dict_type: SHARDED_STATE_DICT" in estimate_text(found)
 
 

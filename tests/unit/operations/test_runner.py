@@ -9,7 +9,7 @@ import pytest
 from leases import submit
 from unit.operations.made_trials import fits, make_trial
 
-from autofit.operations.service import runner
+from autofit.operations.service import driver, runner
 from autofit.store import Store
 
 LAST_WORDS = f"the head has gone\n{runner.STACK}\n/lib/libc.so.6(+0x1098ec) [0x7f0b8df278ec]\n"
@@ -28,3 +28,14 @@ def test_the_reason_of_a_driver_that_ray_has_ended_is_no_address(store: Store, m
     running.stop()
     thread.join()
     assert found.result == {"reason": "its driver ended with exit code 1: the head has gone"}
+
+
+def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an import, libraries make errors of their own of it."""
+    told = threading.Event()
+    monkeypatch.setattr(driver, "_told_to_end", told)
+    with pytest.raises(ImportError), driver._interrupted_as_told():
+        raise ImportError("numpy")
+    told.set()
+    with pytest.raises(KeyboardInterrupt), driver._interrupted_as_told():
+        raise ImportError("numpy")
