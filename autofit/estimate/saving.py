@@ -21,6 +21,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.techniques import Job
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import SUB_GROUP, deepspeed_stage
 from autofit.techniques.job import ranks_per_host
@@ -65,15 +66,14 @@ def whole_bytes(config: Config, job: Job) -> int:
 
 def _on_one_device(config: Config, job: Job) -> dict[str, int]:
     """The floor of the whole model's weights and states, in the formats that they are saved in."""
-    precision = config.text("precision")
-    kept = precision.removesuffix("-mixed") if uses_deepspeed(config) else precision
+    kept = product_format(config) if uses_deepspeed(config) else config.text("precision")
     alone = config.replace(sharding="none", offload="none")
     return {**floor_parts(alone, job), "weights": floor_parts(alone.replace(precision=kept), job)["weights"]}
 
 
 def _width(config: Config) -> int:
     """Bytes of a weight as it is saved: trained ones are fp32 where precision is mixed, but for DeepSpeed's."""
-    mixed = config["method"] == "full" and config.text("precision").endswith("-mixed")
+    mixed = config["method"] == "full" and is_mixed(config)
     return 4 if config["precision"] == "fp32" or (mixed and not uses_deepspeed(config)) else 2
 
 

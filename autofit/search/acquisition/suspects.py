@@ -20,9 +20,9 @@ def suspicious(configs: Sequence[Config], trials: Iterable[Trial]) -> NDArray[np
     """
     trials = list(trials)
     crashed = [set(trial.config.items) for trial in trials if _is_its_own(trial.outcome)]
-    fitted = [set(trial.config.items) for trial in trials if isinstance(trial.outcome, Fits)]
     if len(crashed) < 2 or not configs:
         return np.zeros(len(configs), dtype=bool)
+    fitted = [set(trial.config.items) for trial in trials if isinstance(trial.outcome, Fits)]
     everywhere = set.intersection(*(set(config.items) for config in configs))
     suspects = set.intersection(*crashed).difference(everywhere, *fitted)
     if not suspects:
