@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autofit import operations, techniques
 from autofit.core.lattice import Config
@@ -59,9 +60,7 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=WorkloadOptions.of(
-            model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-        ),
+        workload=_workload(locals()),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -108,7 +107,7 @@ def estimate(
         config = techniques.parse(config)
     chosen = config if isinstance(config, Config) else config_on(hardware, config, trainer)
     estimation = Estimation.of(
-        WorkloadOptions.of(model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch),
+        _workload(locals()),
         chosen,
         hardware=hardware,
         memory_limit_bytes=as_bytes(memory_limit),
@@ -174,9 +173,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-            ),
+            _workload(locals()),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -209,11 +206,15 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            WorkloadOptions.of(
-                model, seq_len, global_batch, lora_dropout, devices, seed, trainer, lengths, eval_batch, command
-            ),
+            _workload(locals()),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),
             store=opened,
         )
+
+
+def _workload(given: Mapping[str, Any]) -> WorkloadOptions:
+    """The workload's options among a function's arguments."""
+    names = {"command", *(field.name for field in fields(WorkloadOptions))}
+    return WorkloadOptions.of(**{name: value for name, value in given.items() if name in names})

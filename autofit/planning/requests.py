@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,35 +41,22 @@ class WorkloadOptions:
 
     @classmethod
     def of(
-        cls,
-        model: str,
-        seq_len: int,
-        global_batch: int,
-        lora_dropout: float,
-        devices: int,
-        seed: int,
-        trainer: str | None = None,
-        lengths: str | Path | Iterable[int] | None = None,
-        eval_batch: int | None = None,
-        command: str | None = None,
+        cls, *, lengths: str | Path | Iterable[int] | None = None, command: str | None = None, **plain: Any
     ) -> WorkloadOptions:
-        """The options in the order in which the commands take them; `lengths` as a file or as the tokens of each
-        sequence. Raises `UsageError` for what are no lengths, and for a command that no trial can run."""
+        """The options as a user gives them; `lengths` as a file or as the tokens of each sequence. Raises `UsageError`
+        for what are no lengths, and for a command that no trial can run."""
+        options = cls(lengths=Lengths.given(lengths), program=command, **plain)
         if command is not None:
             Command.parse(command)
-            _check_alone(devices, trainer, lengths, eval_batch)
-        return cls(
-            model=model,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            lora_dropout=lora_dropout,
-            devices=devices,
-            seed=seed,
-            trainer=trainer,
-            lengths=Lengths.given(lengths),
-            eval_batch=eval_batch,
-            program=command,
-        )
+            options._check_alone()
+        return options
+
+    @classmethod
+    def of_workload(cls, workload: Workload, *, model: str) -> WorkloadOptions:
+        """The options that resolve to `workload`, whose model is loaded from `model`."""
+        told = {field.name: getattr(workload, field.name) for field in fields(cls)}
+        lengths = None if workload.lengths is None else Lengths(workload.lengths, workload.seq_len)
+        return cls(**{**told, "model": model, "lengths": lengths})
 
     def resolve(self) -> tuple[Model, Workload]:
         """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
@@ -110,6 +97,19 @@ class WorkloadOptions:
         if abs(self.seed) > LARGEST_INTEGER:
             raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_INTEGER} to {LARGEST_INTEGER}")
 
+    def _check_alone(self) -> None:
+        """Raise `UsageError` for options that say how autofit's own step trains, beside a command that does it
+        itself."""
+        if self.devices > 1:
+            raise UsageError(f"--command trains on one device for now: leave --devices {self.devices} out")
+        for option, value, instead in (
+            (f"--for {self.trainer}", self.trainer, "trains as your program does"),
+            ("--lengths", self.lengths, "trains on your program's own data"),
+            ("--eval-batch", self.eval_batch, "evaluates if your program does"),
+        ):
+            if value is not None:
+                raise UsageError(f"--command {instead}, whatever {option} says: leave one of them out")
+
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.
 
@@ -118,18 +118,6 @@ class WorkloadOptions:
         model, workload = self.resolve()
         _check_loss(model)
         return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
-
-
-def _check_alone(devices: int, trainer: str | None, lengths: object, eval_batch: int | None) -> None:
-    """Raise `UsageError` for options that say how autofit's own step trains, beside a command that does it itself."""
-    if devices > 1:
-        raise UsageError(f"--command trains on one device for now: leave --devices {devices} out")
-    if trainer is not None:
-        raise UsageError(f"--command trains as your program does, whatever --for {trainer} says: leave one of them out")
-    if lengths is not None:
-        raise UsageError("--command trains on your program's own data, whatever --lengths says: leave one of them out")
-    if eval_batch is not None:
-        raise UsageError("--command evaluates if your program does, whatever --eval-batch says: leave one of them out")
 
 
 def _check_loss(model: Model) -> None:

@@ -96,12 +96,12 @@ class Server:
         self._serving.should_exit = True
         self._thread.join()
 
-    def _estimate(self, function: Any, told: dict[str, Any], url: str) -> Any:
+    def _estimate(self, function: Any, asked: Any, *config: Any, **told: Any) -> Any:
         """In place of the estimating process: what it reads of a request, and the description's own example."""
-        WorkloadOptions(**{name: told[name] for name in LIKELY if name in WorkloadOptions.__slots__}).resolve()
-        if "config" in told:
-            config_on(told["hardware"], told["config"])
-        answer = "EstimateAnswer" if "config" in told else "RecommendationAnswer"
+        (asked if config else asked.workload).resolve()
+        if config:
+            config_on(told["hardware"], *config)
+        answer = "EstimateAnswer" if config else "RecommendationAnswer"
         return self.document["components"]["schemas"][answer]["examples"][0]
 
     def operations(self, kind: str) -> Iterator[APIOperation]:

@@ -114,7 +114,7 @@ def test_sequences_with_lengths_are_asked_for_as_they_were_measured(
 ) -> None:
     data = tmp_path / "lengths.txt"
     data.write_text("\n".join(map(str, [*range(20, 420), 900])))
-    options = WorkloadOptions.of(MODEL, 512, 4, 0.0, 1, 0, None, data)
+    options = WorkloadOptions.of(model=MODEL, seq_len=512, global_batch=4, lengths=data)
     store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
     asked = {**ASKED, "seq_len": 512, "hardware": "h100-80g"}
     found = client.recommend(**asked, lengths=data)

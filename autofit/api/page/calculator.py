@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -12,6 +14,7 @@ from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes.common import OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
+from autofit.operations import WorkloadOptions
 from autofit.operations.service.estimating import estimated
 from autofit.operations.service.estimating_process import EstimatingProcess
 from autofit.store import Store
@@ -31,26 +34,17 @@ def asked_estimate(
     hardware: str = str(FIRST["hardware"]),
     seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
     global_batch: Annotated[int, Query(ge=1, le=2**20)] = 64,
-) -> dict[str, Any]:
-    """What the estimating process is told."""
+) -> Callable[..., dict[str, Any]]:
+    """What the estimating process is to do, but for `advice` and the `store`."""
     given = request.query_params
     config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in SHOWN and axis.name in given}
     if config.get("method", "full") == "full":
         config.pop("rank", None)  # the field is there, whatever the method
-    return {
-        "model": models.named(model),
-        "hardware": hardware,
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "lora_dropout": 0.0,
-        "devices": 1,
-        "seed": 0,
-        "config": config,
-        "memory_limit_bytes": None,
-    }
+    options = WorkloadOptions(model=models.named(model), seq_len=seq_len, global_batch=global_batch)
+    return partial(estimated, options, config, hardware=hardware)
 
 
-AskedEstimate = Annotated[dict[str, Any], Depends(asked_estimate)]
+AskedEstimate = Annotated[Callable[..., dict[str, Any]], Depends(asked_estimate)]
 
 
 @ROUTES.get("/calculator")
@@ -75,7 +69,7 @@ def _offered(store: Store, models: NamedModels) -> dict[str, Any]:
 
 @ROUTES.get("/calculator/answer")
 def answer(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
-    found = request.app.state.estimating.call(estimated, {**asked, "advice": False}, store.url)
+    found = request.app.state.estimating.call(asked, advice=False, store=store.url)
     template = "_estimate.html" if is_partial(request) else "estimate.html"
     return render(request, template, estimate=found, query=dict(request.query_params))
 
@@ -83,5 +77,5 @@ def answer(request: Request, asked: AskedEstimate, store: OpenedStore) -> Respon
 @ROUTES.get("/calculator/advice")
 def advice(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
     """Looked for in the other process: it takes seconds, and the next answer must not wait for it."""
-    found = request.app.state.predicting.call(estimated, {**asked, "advice": True}, store.url)
+    found = request.app.state.predicting.call(asked, advice=True, store=store.url)
     return render(request, "_advice.html", estimate=found)

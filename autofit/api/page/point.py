@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
@@ -53,15 +52,15 @@ def point(request: Request, trial: StoredTrial) -> Response:
 
 @ROUTES.get("/point/{trial_id}/bytes")
 def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore, models: Models) -> Response:
-    told = {field.name: getattr(trial.workload, field.name) for field in fields(WorkloadOptions)}
-    told |= {
-        "model": models.named(trial.workload.model),
-        "config": trial.config.to_json(),
-        "hardware": trial.hardware.name,
-        "advice": False,
-    }
-    told["memory_limit_bytes"] = None  # one that was enforced may exceed what the catalog says that the card has
-    found = request.app.state.estimating.call(estimated, told, store.url)
+    found = request.app.state.estimating.call(
+        estimated,
+        WorkloadOptions.of_workload(trial.workload, model=models.named(trial.workload.model)),
+        trial.config.to_json(),
+        hardware=trial.hardware.name,
+        memory_limit_bytes=None,  # one that was enforced may exceed what the catalog says that the card has
+        advice=False,
+        store=store.url,
+    )
     return render(request, "_bytes.html", estimate=found)
 
 

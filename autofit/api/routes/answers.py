@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -82,9 +81,9 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
     workload, hardware = asked["asked"], asked["hardware"]
     if not _is_predictable(asked):
         raise UsageError(f"{workload.model} on {hardware} cannot be predicted: name a model and a card of the catalog")
-    told = {field.name: getattr(workload, field.name) for field in fields(workload)}
-    told |= {name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}
-    found = request.app.state.predicting.call(predicted_recommendation, told, store.url)
+    told = {name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}
+    search = operations.SearchRequest(workload=workload, store=store.url, **told)
+    found = request.app.state.predicting.call(predicted_recommendation, search)
     if found is None:
         raise NotMeasured(f"no speed can be predicted on {hardware}", remedy=f"run: {search_command(workload)}")
     return JSONResponse(found)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.api.models import NamedModels
 from autofit.catalog.models import names
@@ -37,45 +37,51 @@ class SummedUp(BaseModel):
         return Lengths(tuple(sorted(self.tokens)), self.longest)
 
 
-AskedLengths = Annotated[list[OneLength], Field(min_length=1, max_length=10_000)] | SummedUp | None
+class AskedWorkload(BaseModel):
+    """What is trained: the options by the command line's names and with its defaults."""
+
+    model: str = Field(description="Name of a catalog model")
+    seq_len: int = Field(default=2048, ge=2, le=2**24, description=TOKENS)
+    global_batch: int = Field(default=64, ge=1, le=2**20, description=SEQUENCES)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    devices: int = Field(default=1, ge=1, le=2**16)
+    seed: int = Field(default=0, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
+    trainer: str | None = Field(default=None, alias="for", description=TRAINER)
+    eval_batch: int | None = Field(default=None, ge=1, le=2**20, description=EVAL_BATCH)
+
+    def options(self, model: str, lengths: Lengths | None) -> WorkloadOptions:
+        """The options, with the model as it is called here."""
+        plain = self.model_dump(include=AskedWorkload.model_fields.keys() - {"model"})
+        return WorkloadOptions(model=model, lengths=lengths, **plain)
 
 
-def lengths_of(asked: AskedLengths) -> Lengths | None:
-    """What a body says of how long sequences are."""
-    return asked.lengths() if isinstance(asked, SummedUp) else Lengths.given(asked)
+class WorkloadBody(AskedWorkload):
+    """The same in a body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    lengths: Annotated[list[OneLength], Field(min_length=1, max_length=10_000)] | SummedUp | None = Field(
+        default=None, description=LENGTHS
+    )
+
+    def workload(self, models: NamedModels) -> WorkloadOptions:
+        """The workload that the body describes; raises `UsageError` for a model that nobody knows."""
+        lengths = self.lengths.lengths() if isinstance(self.lengths, SummedUp) else Lengths.given(self.lengths)
+        return self.options(models.named(self.model), lengths)
 
 
-class WorkloadQuery(BaseModel):
-    """What is trained."""
+class WorkloadQuery(AskedWorkload):
+    """The same in a query."""
 
     model: str = Field(description="Name of a catalog model, or of another model that was measured")
-    seq_len: int = Field(default=2048, ge=2, description=TOKENS)
-    global_batch: int = Field(default=64, ge=1, description=SEQUENCES)
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    devices: int = Field(default=1, ge=1)
-    seed: int = 0
-    trainer: str | None = Field(default=None, alias="for", description=TRAINER)
     lengths: str | None = Field(default=None, pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)
-    eval_batch: int | None = Field(default=None, ge=1, description=EVAL_BATCH)
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
         if self.trainer is not None:
             named(self.trainer)  # raises
         found = models.find(self.model)
-        asked = WorkloadOptions.of(
-            found or self.model,
-            self.seq_len,
-            self.global_batch,
-            self.lora_dropout,
-            self.devices,
-            self.seed,
-            self.trainer,
-            eval_batch=self.eval_batch,
-        )
-        if self.lengths is not None:
-            tokens = tuple(sorted(map(int, self.lengths.split(","))))
-            asked = replace(asked, lengths=Lengths(tokens, self.seq_len))
+        tokens = None if self.lengths is None else tuple(sorted(map(int, self.lengths.split(","))))
+        asked = self.options(found or self.model, None if tokens is None else Lengths(tokens, self.seq_len))
         if found is not None:
             return asked
         measured = store.workloads(model=self.model)

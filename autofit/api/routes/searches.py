@@ -9,39 +9,27 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, HTTPException, Path, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
-from autofit.api.routes.query import EVAL_BATCH, LENGTHS, TRAINER, AskedLengths, lengths_of
+from autofit.api.routes.query import GoalQuery, WorkloadBody
 from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
 from autofit.core.units import as_bytes, parse_duration
-from autofit.operations.service.asked import from_json, submit
+from autofit.operations import SearchRequest
+from autofit.operations.service.asked import submit
 from autofit.store import ENDINGS, Search
 
 EVENT_SECONDS = 0.5
 """Time between two looks for new events."""
 
 
-class AskedSearch(BaseModel):
+class AskedSearch(GoalQuery, WorkloadBody):
     """The options of `autofit search`, by the same names and with the same defaults."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    model: str = Field(description="Name of a catalog model")
-    seq_len: int = Field(default=2048, ge=2, description="Tokens per sequence")
-    global_batch: int = Field(default=64, ge=1, description="Sequences per optimizer step")
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    devices: int = Field(default=1, ge=1)
-    seed: int = 0
-    trainer: str | None = Field(default=None, alias="for", description=TRAINER)
-    lengths: AskedLengths = Field(default=None, description=LENGTHS)
-    eval_batch: int | None = Field(default=None, ge=1, le=2**20, description=EVAL_BATCH)
-    method: str = Field(default="any", description="any, full, lora or qlora")
-    min_rank: int = Field(default=8, ge=1)
-    allow: str = Field(default="numerics", description="exact, numerics or training")
     space: str | None = Field(default=None, description="Name of a built-in search space")
     hardware: str = Field(default="auto", description="Name of hardware; auto: the only one that is known")
     memory_limit: str | None = Field(default=None, description="Such as 24GiB")
@@ -100,14 +88,17 @@ def start(
         str | None, Header(max_length=200, description="The same key never starts a second search")
     ] = None,
 ) -> SearchState:
-    model = models.named(asked.model)
+    workload = asked.workload(models)
     if asked.space is not None and asked.space not in space.names():
         raise unknown("space", asked.space, space.names())
-    given = {**asked.model_dump(exclude={"memory_limit", "time_budget"}), "model": model}
-    given["lengths"] = lengths_of(asked.lengths)
-    given["memory_limit_bytes"] = as_bytes(asked.memory_limit)
-    given["time_budget_seconds"] = parse_duration(asked.time_budget)
-    search_id = submit(from_json(given), store, key=idempotency_key, by=token.name)
+    request = SearchRequest(
+        workload=workload,
+        goal=asked.goal(),
+        memory_limit_bytes=as_bytes(asked.memory_limit),
+        time_budget_seconds=parse_duration(asked.time_budget),
+        **asked.model_dump(include={"space", "hardware", "max_trials", "fresh", "thorough", "predict"}),
+    )
+    search_id = submit(request, store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"
     return SearchState.of(stored_search(search_id, store))
 

@@ -10,35 +10,35 @@ from autofit.prediction.estimating import Estimation, config_on
 from autofit.prediction.predicted_frontier import predict_frontier
 
 
-def estimated(asked: Mapping[str, Any], store: str) -> dict[str, Any]:
-    """An estimate as `autofit estimate --json` prints it. `asked` has the fields of `WorkloadOptions`, `config` (axes
-    and values; absent ones take the plain recipe's), `hardware`, `memory_limit_bytes` and `advice`.
+def estimated(
+    options: WorkloadOptions,
+    config: Mapping[str, object],
+    *,
+    hardware: str,
+    memory_limit_bytes: int | None = None,
+    advice: bool,
+    store: str,
+) -> dict[str, Any]:
+    """An estimate as `autofit estimate --json` prints it; axes that `config` leaves out take the plain recipe's values.
 
     Raises `UsageError`.
     """
-    rest = dict(asked)
-    config, hardware, limit, advice = (rest.pop(n) for n in ("config", "hardware", "memory_limit_bytes", "advice"))
     estimation = Estimation.of(
-        WorkloadOptions(**rest),
-        config_on(hardware, config, rest.get("trainer")),
+        options,
+        config_on(hardware, config, options.trainer),
         hardware=hardware,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=memory_limit_bytes,
         store=store,
     )
     return (estimation.advised() if advice else estimation.estimate()).to_json()
 
 
-def predicted_recommendation(asked: Mapping[str, Any], store: str) -> dict[str, Any] | None:
+def predicted_recommendation(request: SearchRequest) -> dict[str, Any] | None:
     """What a search is predicted to recommend, with the keys of a measured recommendation; None if no speed can be
-    predicted. `asked` has the fields of `WorkloadOptions`, `goal`, `hardware` and `memory_limit_bytes`.
+    predicted.
 
     Raises `UsageError`, and `NothingFits`.
     """
-    rest = dict(asked)
-    goal, hardware, limit = (rest.pop(name) for name in ("goal", "hardware", "memory_limit_bytes"))
-    request = SearchRequest(
-        workload=WorkloadOptions(**rest), goal=goal, hardware=hardware, memory_limit_bytes=limit, store=store
-    )
     found = predict_frontier(request)
     if found.recommendation is None:
         return None

@@ -53,13 +53,13 @@ class EstimatingProcess:
         """Start it, and return at once: it takes seconds to load the libraries, during which `submit` waits."""
         threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
-    def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS) -> T:
+    def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **named: Any) -> T:
         """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
         much memory."""
         if not self._room.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            return self._started().submit(function, *arguments).result(seconds)
+            return self._started().submit(function, *arguments, **named).result(seconds)
         except TimeoutError:
             raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
         except (MemoryError, BrokenProcessPool):

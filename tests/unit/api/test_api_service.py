@@ -17,6 +17,7 @@ from autofit.api.routes import answers, remembered
 from autofit.api.routes.answers import NOTES_HEADER
 from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
+from autofit.operations import SearchRequest, WorkloadOptions
 from autofit.operations.service.estimating import estimated
 from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
 from autofit.store import Store
@@ -213,10 +214,10 @@ def test_a_wrong_estimate_is_refused(client: TestClient, asked: dict[str, Any], 
 
 def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(store)
-    told: list[dict[str, Any]] = []
+    told: list[SearchRequest] = []
 
-    def call(function: Any, asked: dict[str, Any], url: str) -> dict[str, Any]:
-        assert (function.__name__, url) == ("predicted_recommendation", store.url)
+    def call(function: Any, asked: SearchRequest) -> dict[str, Any]:
+        assert (function.__name__, asked.store) == ("predicted_recommendation", store.url)
         told.append(asked)
         return {"provenance": "predicted"}
 
@@ -226,7 +227,7 @@ def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch
         answer = client.get("/v1/recommendation", params={**WORKLOAD, **more})
         assert (answer.status_code, answer.json()["provenance"]) == (200, "predicted")
         assert "etag" not in answer.headers
-    assert [one["hardware"] for one in told] == ["rtx-4090", "h100-80g", "h100-80g"]
+    assert [one.hardware for one in told] == ["rtx-4090", "h100-80g", "h100-80g"]
     for more in ({"provenance": "measured"}, {"format": "trl"}):
         refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
         assert refused.status_code == 404, "an export states what was measured"
@@ -268,7 +269,7 @@ def raises() -> None:
 
 
 def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> None:
-    process = EstimatingProcess(waiting=1)
+    process, options = EstimatingProcess(waiting=1), WorkloadOptions(model=MODEL)
     try:
         with pytest.raises(NotMeasured, match=r"nothing \(a search\)"):
             process.call(raises)
@@ -279,7 +280,7 @@ def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> N
             process.call(slow, seconds=0.1)
         process.close()
         with pytest.raises(UsageError, match="did you mean lora"):
-            process.call(estimated, {**ESTIMATE, "config": {"method": "lara"}, "memory_limit_bytes": None}, "none.db")
+            process.call(estimated, options, {"method": "lara"}, hardware="t4", advice=False, store="none.db")
     finally:
         process.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -98,8 +99,8 @@ def stubbed(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     asked: list[Any] = []
     app.state.asked = asked
 
-    def call(function: Any, told: Any, url: str) -> Any:
-        asked.append(told)
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        asked.append(partial(function, *arguments, **named))
         return ESTIMATE
 
     for process in (app.state.estimating, app.state.predicting):
@@ -211,7 +212,14 @@ def test_a_point_has_every_export(client: TestClient) -> None:
 def test_bytes_by_kind(client: TestClient, app: FastAPI) -> None:
     text = client.get("/point/5/bytes", headers=HTMX).text
     assert "logits and loss" in text and "6.00 GiB" in text and "context" not in text
-    assert app.state.asked[0]["config"]["precision"] == "bf16"
+    assert app.state.asked[0].args[1]["precision"] == "bf16"
+
+
+def test_bytes_by_kind_of_sequences_with_lengths(client: TestClient, app: FastAPI, store: Store) -> None:
+    options = WorkloadOptions(model=MODEL, seq_len=512, global_batch=4, lengths=Lengths.of([20, 30, 400]))
+    added = store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
+    assert client.get(f"/point/{added.trial_id}/bytes", headers=HTMX).status_code == 200
+    assert app.state.asked[0].args[0].resolve()[1] == added.workload
 
 
 def test_hardware_side_by_side(client: TestClient, store: Store) -> None:
@@ -246,13 +254,14 @@ def test_the_calculator(client: TestClient, app: FastAPI) -> None:
     text = client.get(f"/calculator/answer?{asked}", headers=HTMX).text
     assert "Likely fits rtx-4090" in text and "9.00 GiB of 24.00 GiB" in text and "give or take 50 %" in text
     told = app.state.asked[0]
-    assert (told["config"], told["seq_len"], told["advice"]) == ({"method": "full", "micro_batch": 2}, 512, False)
+    assert (told.args[0].seq_len, told.args[1]) == (512, {"method": "full", "micro_batch": 2})
+    assert told.keywords["advice"] is False
     assert "micro_batch=8" in client.get(f"/calculator/advice?{asked}", headers=HTMX).text
-    assert app.state.asked[1]["advice"] is True
+    assert app.state.asked[1].keywords["advice"] is True
 
 
 def test_a_busy_calculator_says_so(client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **named: Any) -> None:
         raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
 
     monkeypatch.setattr(app.state.estimating, "call", refuse)
