@@ -331,6 +331,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def context_keys(hardware: Hardware, stack: Stack, workload: Workload) -> dict[str, Any]:
+    """The context as the store's queries take it."""
+    return {"hardware_key": hardware.key, "stack_key": stack.key, "workload_key": workload.key}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One real run of one config, as it is stored."""

@@ -10,7 +10,7 @@ from autofit.catalog.hardware import called, card
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
-from autofit.core.outcome import Trial
+from autofit.core.outcome import Trial, context_keys
 from autofit.core.units import MIB, format_bytes
 from autofit.core.verdict import in_words
 from autofit.core.workload import METHODS, Goal, Workload
@@ -126,8 +126,7 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
     own = point(trial)
     if own is None:
         raise UsageError(f"trial {trial.trial_id} has not fitted: there is nothing to recommend")
-    keys = {name: getattr(trial, name).key for name in ("hardware", "stack", "workload")}
-    found = store.frontier(**{f"{name}_key": key for name, key in keys.items()})
+    found = store.frontier(**context_keys(trial.hardware, trial.stack, trial.workload))
     considered = () if found is None else found.considered
     # A point of the frontier knows whether other runs have verified it.
     known = next((p for p in considered if p.trial_id == trial.trial_id), own)
@@ -146,9 +145,7 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
 def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
     for stack in store.stacks(device.key, workload.key):
-        found = store.frontier(
-            hardware_key=device.key, stack_key=stack.key, workload_key=workload.key, memory_limit_bytes=limit
-        )
+        found = store.frontier(**context_keys(device, stack, workload), memory_limit_bytes=limit)
         if found is not None:
             return found.only(within(goal, (p.config for p in found.considered)))
     own = None if limit == memory_limit(None, device, asked.devices) else limit
@@ -162,7 +159,7 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
 def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> list[Trial]:
     """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
     there are none."""
-    every = store.trials(hardware_key=found.hardware.key, stack_key=found.stack.key, workload_key=found.workload.key)
+    every = store.trials(**context_keys(found.hardware, found.stack, found.workload))
     allowed = within(goal, (t.config for t in every))
     tried = [t for t in every if allowed(t.config)]
     if not tried:

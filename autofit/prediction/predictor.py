@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
-from autofit.core.outcome import Prediction
+from autofit.core.outcome import Prediction, context_keys
 from autofit.core.units import MIB
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared
@@ -195,7 +195,7 @@ def _tried_beside(plan: Plan, store: Store) -> list[Config]:
     """The configs of the lattice that cannot fit, of which the store has trials under a higher limit."""
     job, possible = plan.job, set(plan.possible)
     try:
-        known = store.known(hardware_key=job.hardware.key, stack_key=job.stack.key, workload_key=job.workload.key)
+        known = store.known(**context_keys(job.hardware, job.stack, job.workload))
     except StoreError as error:
         _log.warning("autofit: what was tried before cannot be looked up: %s", error)
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, func, insert, select, text, update
 
@@ -14,7 +14,7 @@ from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.contexts import Context, changed, newest_trial, renew
 from autofit.store.rows import Values, keep, readable, trial_values
 from autofit.store.searches.lease import Lease, own_number, tell
-from autofit.store.tables import SearchRow, TrialRow
+from autofit.store.tables import OF_CONTEXT, OF_IDENTITY, SearchRow, TrialRow
 
 Identity = tuple[str, str, str, str, int]
 """Keys of hardware, stack, workload and config, and the memory limit in bytes."""
@@ -31,13 +31,7 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
         return written
     values = trial_values(trial) | keep(connection, trial.hardware, trial.stack, trial.workload)
     last = connection.scalar(
-        select(func.max(TrialRow.attempt)).where(
-            TrialRow.hardware_key == values["hardware_key"],
-            TrialRow.stack_key == values["stack_key"],
-            TrialRow.workload_key == values["workload_key"],
-            TrialRow.config_key == values["config_key"],
-            TrialRow.memory_limit_bytes == values["memory_limit_bytes"],
-        )
+        select(func.max(TrialRow.attempt)).filter_by(**{name: values[name] for name in OF_IDENTITY})
     )
     values |= {"uid": uid, "attempt": (last or 0) + 1, "autofit_version": __version__}
     values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
@@ -98,17 +92,11 @@ def _row(connection: Connection, trial: Trial, kept: dict[tuple[object, ...], di
 
 
 def _identity(row: Values) -> Identity:
-    return (
-        row["hardware_key"],
-        row["stack_key"],
-        row["workload_key"],
-        row["config_key"],
-        row["memory_limit_bytes"],
-    )
+    return cast(Identity, tuple(row[name] for name in OF_IDENTITY))
 
 
 def _context(row: Values) -> Context:
-    return row["hardware_key"], row["stack_key"], row["workload_key"]
+    return cast(Context, tuple(row[name] for name in OF_CONTEXT))
 
 
 def _mark(recorded_at: str, evidence: dict[str, Any]) -> tuple[str, str]:
@@ -121,21 +109,15 @@ def _present(
     """For each identity in `rows`, the number of its last attempt and the marks of all its attempts."""
     attempts: dict[Identity, int] = defaultdict(int)
     seen: dict[Identity, set[tuple[str, str]]] = defaultdict(set)
-    by_context: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    by_context: dict[Context, set[str]] = defaultdict(set)
     for row in rows:
-        by_context[_identity(row)[:3]].add(row["config_key"])
+        by_context[_context(row)].add(row["config_key"])
     for context, configs in by_context.items():
-        query = select(
-            TrialRow.config_key,
-            TrialRow.memory_limit_bytes,
-            TrialRow.attempt,
-            TrialRow.recorded_at,
-            TrialRow.evidence,
-        ).where(
-            TrialRow.hardware_key == context[0],
-            TrialRow.stack_key == context[1],
-            TrialRow.workload_key == context[2],
-            TrialRow.config_key.in_(configs),
+        columns = (TrialRow.config_key, TrialRow.memory_limit_bytes, TrialRow.attempt)
+        query = (
+            select(*columns, TrialRow.recorded_at, TrialRow.evidence)
+            .filter_by(**dict(zip(OF_CONTEXT, context, strict=True)))
+            .where(TrialRow.config_key.in_(configs))
         )
         for config_key, limit, attempt, recorded_at, evidence in connection.execute(query):
             identity: Identity = (*context, config_key, limit)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.store.tables import ContextRow, HardwareRow, TrialRow
+from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow
 
 Context = tuple[str, str, str]
 """Keys of hardware, stack and workload."""
@@ -19,17 +19,17 @@ def renew(connection: Connection, contexts: Collection[Context], newest: int) ->
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     adding = insert(ContextRow)
     raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
-    keys = ("hardware_key", "stack_key", "workload_key")
     # In one order for all writers, so that no two deadlock.
-    rows = [dict(zip(keys, one, strict=True)) | {"version": 1, "last_trial_id": newest} for one in sorted(contexts)]
-    connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=raised), rows)
+    rows = [
+        dict(zip(OF_CONTEXT, one, strict=True)) | {"version": 1, "last_trial_id": newest} for one in sorted(contexts)
+    ]
+    connection.execute(adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised), rows)
 
 
 def changed(connection: Connection, context: Context) -> None:
     """Says that trials of this one mean something else now."""
-    its_own = zip((ContextRow.hardware_key, ContextRow.stack_key, ContextRow.workload_key), context, strict=True)
     raised = update(ContextRow).values(version=ContextRow.version + 1)
-    connection.execute(raised.where(*(column == key for column, key in its_own)))
+    connection.execute(raised.filter_by(**dict(zip(OF_CONTEXT, context, strict=True))))
 
 
 def newest_trial(connection: Connection) -> int:
@@ -80,9 +80,5 @@ _EVERY_HARDWARE = (
 _NEWEST_SITE = (
     select(TrialRow.hardware_digest, TrialRow.driver)
     .join(ContextRow, ContextRow.last_trial_id == TrialRow.id)
-    .where(
-        ContextRow.hardware_key == bindparam("hardware_key"),
-        ContextRow.stack_key == bindparam("stack_key"),
-        ContextRow.workload_key == bindparam("workload_key"),
-    )
+    .where(*(getattr(ContextRow, name) == bindparam(name) for name in OF_CONTEXT))
 )

@@ -13,16 +13,16 @@ from autofit.core.frontier import Point, point
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.verdict import standing
 from autofit.store.rows import TRIAL_COLUMNS, Reader
-from autofit.store.tables import TrialRow
+from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
 
 Columns = Any
 """`TrialRow` or an alias of it."""
-_CONFIG = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
+_CONFIG = tuple(getattr(TrialRow, name) for name in OF_CONFIG)
 
 
 def same_config(one: Columns, other: Columns) -> ColumnElement[bool]:
     """The condition that two trials are of one config, hardware, stack and workload."""
-    return and_(*(getattr(one, column.key) == getattr(other, column.key) for column in _CONFIG))
+    return and_(*(getattr(one, name) == getattr(other, name) for name in OF_CONFIG))
 
 
 def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -74,7 +74,7 @@ def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | 
 
 def _here(rows: Columns) -> tuple[Any, ...]:
     """The condition that a trial is of the context that is asked for."""
-    return tuple(getattr(rows, column.key) == bindparam(column.key) for column in _CONFIG[:3])
+    return tuple(getattr(rows, name) == bindparam(name) for name in OF_CONTEXT)
 
 
 def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:

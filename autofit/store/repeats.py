@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 from autofit.core.outcome import Fits
 from autofit.core.repeatability import Execution
 from autofit.store.ranking import Columns, only_of_config, same_config
-from autofit.store.tables import TrialRow
+from autofit.store.tables import OF_CONFIG, TrialRow
 
 LATEST = 2000
 """Number of the hardware's latest trials that are examined: about those of the last hundred searches. How noisy a
@@ -37,15 +37,16 @@ def _undisturbed(rows: Columns) -> ColumnElement[bool]:
 
 
 def _repeated() -> Select[*tuple[Any, ...]]:
-    config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
     latest = (
-        select(*config, TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect)
+        select(
+            *(getattr(TrialRow, name) for name in OF_CONFIG), TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect
+        )
         .where(TrialRow.hardware_key == bindparam("hardware_key"))
         .order_by(TrialRow.id.desc())
         .limit(LATEST)
         .subquery()
     )
-    keys = [latest.c[column.key] for column in config]
+    keys = [latest.c[name] for name in OF_CONFIG]
     repeated = select(*keys).where(_undisturbed(latest.c)).group_by(*keys).having(func.count() > 1).subquery()
     run = aliased(TrialRow, name="run")
     spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()

@@ -120,20 +120,19 @@ class EventRow(Base):
     body: Mapped[Body]
 
 
+OF_CONTEXT = ("hardware_key", "stack_key", "workload_key")
+"""The columns that say which context a trial is of."""
+OF_CONFIG = (*OF_CONTEXT, "config_key")
+OF_IDENTITY = (*OF_CONFIG, "memory_limit_bytes")
+"""Trials that have these in common are attempts of one."""
+
+
 class TrialRow(Base):
     """A `Trial`. Rows are added and never changed or deleted: nothing measured is ever lost."""
 
     __tablename__ = "trials"
     __table_args__ = (
-        UniqueConstraint(
-            "hardware_key",
-            "stack_key",
-            "workload_key",
-            "config_key",
-            "memory_limit_bytes",
-            "attempt",
-            name="uq_trials_attempt",
-        ),
+        UniqueConstraint(*OF_IDENTITY, "attempt", name="uq_trials_attempt"),
         Index("ix_trials_hardware", "hardware_key", "id"),
         # In the frontier's own order, so that a query sorts nothing and reads no row (ranking.py).
         Index(

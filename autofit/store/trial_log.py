@@ -11,7 +11,7 @@ from typing import TypeVar
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Trial
+from autofit.core.outcome import Trial, context_keys
 from autofit.store.database.retrying import retried
 from autofit.store.exchange import line_of, opening_line
 from autofit.store.rows import new_uid
@@ -66,12 +66,8 @@ class StoredTrials(TrialLog):
 
     def known(self, job: Job) -> dict[Config, list[Trial]]:
         """As the store has them."""
-        return self._store.known(
-            hardware_key=job.hardware.key,
-            stack_key=job.stack.key,
-            workload_key=job.workload.key,
-            search_id=self._search_id if self._fresh else None,
-        )
+        here = context_keys(job.hardware, job.stack, job.workload)
+        return self._store.known(**here, search_id=self._search_id if self._fresh else None)
 
     def between_executions(self, hardware: Hardware) -> float:
         """As the store's trials show it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from autofit.core.errors import UsageError
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
+from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, Evaluates, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
@@ -90,14 +90,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     if kind == "qlora" and not four:
         raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")
     _count_kernels(keys)
-    targets, differs = ("all-linear", None)
-    if not keys.flag("lora_target_linear"):
-        modules = keys.names("lora_target_modules")
-        if not modules:
-            keys.count_not("lora_target_modules", "less", PEFT_CHOOSES)
-        targets, differs = targets_of(modules) if modules else ("attention", None)
-    if differs is not None:
-        keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
+    targets = "all-linear" if keys.flag("lora_target_linear") else keys.targets("lora_target_modules")
     return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from autofit.core.errors import UsageError
 from autofit.trainers.run import NotCounted, UnknownKey
 
-PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
+_PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
 """Where no modules are named (peft, utils/constants.py)."""
 EFFECTS = ("more", "less", "unknown")
 """What a key that is not counted may do to memory."""
@@ -113,6 +113,17 @@ class Keys:
             raise _wrong(name, value, "a list of names")
         return [item.strip() for item in listed if item.strip()]
 
+    def targets(self, name: str, default: Sequence[str] = ()) -> str:
+        """The value of `targets` that stands for a list of modules; how the list differs from it is said."""
+        modules = self.names(name) or default
+        if not modules:
+            self.count_not(name, "less", _PEFT_CHOOSES)
+            return "attention"
+        targets, differs = _targets_of(modules)
+        if differs is not None:
+            self.count_not(name, "less", f"{differs}; targets={targets} stands for it")
+        return targets
+
     def mapping(self, name: str, known: Collection[str] | None = None) -> Mapping[str, Any]:
         """A key that holds keys of its own; those that are not `known` are named as unknown."""
         value = self.value(name) or {}
@@ -162,10 +173,6 @@ class Keys:
         own = [_unknown(key, self._known.all) for key in self._values if key not in self._known.all]
         return (*own, *dict.fromkeys(self._unknown))
 
-    @property
-    def irrelevant(self) -> tuple[str, ...]:
-        return tuple(key for key in self._values if key in self._known.irrelevant)
-
 
 def _unknown(key: str, known: Collection[str], above: str = "") -> UnknownKey:
     near = difflib.get_close_matches(str(key), sorted(known), n=2, cutoff=0.7)
@@ -176,7 +183,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name} is {value!r}: it must be {wanted}")
 
 
-def targets_of(modules: Sequence[str]) -> tuple[str, str | None]:
+def _targets_of(modules: Sequence[str]) -> tuple[str, str | None]:
     """The value of `targets` that is nearest to a list of modules, and how the list differs from it; None if it does
     not. Names are those of Llama and its heirs, and the fused ones of Phi-3."""
     named = {module.rsplit(".", 1)[-1] for module in modules}

@@ -9,7 +9,7 @@ from autofit.core.errors import UsageError
 from autofit.export.llamafactory_format import ATTENTION
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import Keys, targets_of
+from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import Sharded, read_sharding
 
@@ -76,10 +76,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         keys.count_not("finetuning_type: oft", "unknown", "OFT's rotations; LoRA of rank 8 stands for them")
     if method == "full":
         return "full", {}
-    modules = keys.names("lora_target") or ["all"]
-    targets, differs = targets_of(modules)
-    if differs is not None:
-        keys.count_not("lora_target", "less", f"{differs}; targets={targets} stands for it")
+    targets = keys.targets("lora_target", default=["all"])
     quantised = _is_four_bit(keys, bits)
     return "qlora" if quantised else "lora", {"rank": keys.count("lora_rank", 8), "targets": targets}
 

@@ -50,9 +50,6 @@ class Evaluates:
     sequences: int
 
 
-BEYOND = ("all", "linear", "outside", "vocabulary")
-"""Parameters: all; those of linear layers inside of decoder layers; the others; those of one matrix of the vocabulary's
-size."""
 EIGHT_BITS = ("linear", -1.0)
 """Frozen weights in 8 bits, where the config has 16."""
 SINGLE_SCALES = ("linear", 4 / 64 - (1 / 64 + 4 / (64 * 256)))
@@ -85,15 +82,14 @@ class Run:
     evaluates: Evaluates | None = None
     """None where nothing is evaluated between training steps."""
     beyond: tuple[tuple[str, float], ...] = ()
-    """What weights take beyond the config's own formats: bytes a parameter, of those that a name of `BEYOND` means."""
+    """What weights take beyond the config's own formats: bytes a parameter, of `all` parameters, of those of `linear`
+    layers inside of decoder layers, of those `outside` of these, or of one matrix of the `vocabulary`'s size."""
     narrower: tuple[str, str] | None = None
     """The key and value that load frozen weights in 16 bits; None where they are, or where none is frozen."""
     assumed: tuple[str, ...] = ()
     """What the file does not say and the trainer's default decides, one sentence each."""
     not_counted: tuple[NotCounted, ...] = ()
     unknown: tuple[UnknownKey, ...] = ()
-    irrelevant: tuple[str, ...] = ()
-    """Keys that change neither memory nor speed."""
 
     @property
     def global_batch(self) -> int:

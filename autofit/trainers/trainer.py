@@ -19,8 +19,6 @@ class Trainer:
     """One trainer: how its file is read, and how it says a config."""
 
     name: str
-    title: str
-    """What people call it."""
     keys: str
     """Its keys in `known_keys.yaml`."""
     model_key: str | None
@@ -42,7 +40,6 @@ class Trainer:
             assumed=tuple(dict.fromkeys(keys.assumed)),
             not_counted=keys.not_counted,
             unknown=keys.unknown,
-            irrelevant=keys.irrelevant,
         )
 
 
@@ -51,7 +48,6 @@ READERS: Mapping[str, Trainer] = {
     for trainer in (
         Trainer(
             name="axolotl",
-            title="axolotl",
             keys="axolotl",
             model_key="base_model",
             reader=axolotl.read,
@@ -64,7 +60,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="llamafactory",
-            title="LLaMA-Factory",
             keys="llamafactory",
             model_key="model_name_or_path",
             reader=llamafactory.read,
@@ -73,7 +68,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="trl",
-            title="trl sft",
             keys="trl",
             model_key="model_name_or_path",
             reader=trl.read,
@@ -83,7 +77,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="transformers",
-            title="transformers' TrainingArguments",
             keys="training_arguments",
             model_key=None,
             reader=training_arguments.read,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
-from autofit.trainers.keys import PEFT_CHOOSES, Keys, targets_of
+from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import read_sharding
 
@@ -73,12 +73,7 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
             keys.count_not("load_in_4bit", "unknown", "quantised weights cannot be trained without use_peft")
         return "full", {}
-    modules = keys.names("lora_target_modules")
-    if not modules:
-        keys.count_not("lora_target_modules", "less", PEFT_CHOOSES)
-    targets, differs = targets_of(modules) if modules else ("attention", None)
-    if differs is not None:
-        keys.count_not("lora_target_modules", "less", f"{differs}; targets={targets} stands for it")
+    targets = keys.targets("lora_target_modules")
     method = "qlora" if keys.flag("load_in_4bit") else "lora"
     return method, {"rank": keys.count("lora_r", 16), "targets": targets}
 

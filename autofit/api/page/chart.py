@@ -13,7 +13,7 @@ from autofit.api.models import Models
 from autofit.api.page.rendering import HEADERS, PageRoute
 from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.query import Question
-from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.outcome import Fits, OutOfMemory, Trial, context_keys
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS
 from autofit.export.charts.frontier_chart import axis_titles, title
@@ -27,8 +27,7 @@ ROUTES = APIRouter(route_class=PageRoute)
 def points(query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
     asked = query.resolve(store, models)
     found = operations.frontier(**asked, store=store)
-    keys = {f"{name}_key": getattr(found, name).key for name in ("hardware", "stack", "workload")}
-    trials = store.trials(**keys)
+    trials = store.trials(**context_keys(found.hardware, found.stack, found.workload))
     allowed = within(asked["goal"], (t.config for t in trials))
     on_frontier = {p.trial_id for p in found.points}
     drawn = {

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.frontier import Frontier, Recommendation
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
+from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, context_keys
 from autofit.core.units import format_bytes, format_duration
 from autofit.operations.recommendation import recommendation
 from autofit.operations.searching.disturbed import Disturbed
@@ -95,17 +94,7 @@ def search(
                 if pool is not None and begun.lease is not None and not begun.is_answered:
                     pool.claim(begun.lease.search_id, begun.lease.epoch, usual_rates(plan.job, store))
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
-                run = _Run(
-                    request=request,
-                    plan=plan,
-                    store=store,
-                    begun=begun,
-                    held=held,
-                    pool=pool,
-                    report=report,
-                    started=started,
-                )
-                return run.result()
+                return _run(request, plan, store, begun, held=held, pool=pool, report=report, started=started)
     finally:
         if pool is not None:
             pool.close()
@@ -129,112 +118,105 @@ def open_pool(request: SearchRequest) -> Pool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """A search that has begun, with what it is run by."""
+def _run(
+    request: SearchRequest,
+    plan: Plan,
+    store: Store,
+    begun: Begun,
+    *,
+    held: Driving | None,
+    pool: Pool | None,
+    report: Callable[[Progress], None],
+    started: float,
+) -> SearchResult:
+    """Run a search that has begun, or repeat what it found before.
 
-    request: SearchRequest
-    plan: Plan
-    """Its limits are what earlier drivers have left."""
-    store: Store
-    begun: Begun
-    held: Driving | None
-    """The lease that is kept up meanwhile; None where the search needs none."""
-    pool: Pool | None
-    """The workers of a cluster; others are started for the first trial."""
-    report: Callable[[Progress], None]
-    started: float
-    """On the monotonic clock."""
+    The limits of `plan` are what earlier drivers have left; `pool` has the workers of a cluster, others are started for
+    the first trial.
+    """
+    from autofit.search.loop import Search
+    from autofit.workers.cluster.connection import check_installed
 
-    def result(self) -> SearchResult:
-        """Run it, or repeat what it found before."""
-        from autofit.search.loop import Search
-        from autofit.workers.cluster.connection import check_installed
+    if not begun.is_answered and not request.in_place:
+        check_installed()  # before a probe, which takes seconds
+    predictor = None if begun.is_answered else LatticePredictor.of(plan, request, store, probes=True)
 
-        begun, held = self.begun, self.held
-        if not begun.is_answered and not self.request.in_place:
-            check_installed()  # before a probe, which takes seconds
-        predictor = None if begun.is_answered else LatticePredictor.of(self.plan, self.request, self.store, probes=True)
-        search_run = Search(
-            plan=self.plan,
-            predictor=predictor or ReadyMade(),
-            log=StoredTrials(self.store, begun.search_id, fresh=self.request.fresh, held=held),
-            open_pool=partial(self._workers, predictor),
-            report=self.report,
-        )
-        try:
-            if begun.is_answered:
-                search_run.answer()
-                repeat_findings(search_run, self.store, begun.search_id)
-            else:
-                search_run.run()
-            result = self._found_by(search_run)
-        finally:
-            if held is not None:
-                held.result |= results(search_run)
-        if held is not None:
-            held.result["recommendation"] = result.recommendation.to_json()
-        return result
-
-    def _workers(self, predictor: LatticePredictor | None) -> Pool:
-        """`pool`, or the one that the request asks for; meanwhile what predicting needs is loaded."""
-        if self.pool is None and not self.request.in_place:
+    def workers() -> Pool:
+        """Meanwhile what predicting needs is loaded."""
+        if pool is None and not request.in_place:
             import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
         if predictor is not None:
             predictor.get_ready()
-        return open_pool(self.request) if self.pool is None else self.pool
+        return open_pool(request) if pool is None else pool
 
-    def _found_by(self, search_run: Search) -> SearchResult:
-        plan, store, search_id = self.plan, self.store, self.begun.search_id
-        job = plan.job
-        trials: list[Trial] = list(search_run.state.trials.values())
-        _check_any_is_measured(search_run)
-        if not trials:
-            _check_any_could_run(search_run)
-        every = store.trials(search_id=search_id)
-        _check_any_is_of_its_type(trials, every)
-        _check_any_fits(trials or every, plan)
-        # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
-        context: dict[str, Any] = {
-            "hardware_key": job.hardware.key,
-            "stack_key": job.stack.key,
-            "workload_key": job.workload.key,
-        }
-        frontier = Frontier.of(
-            search_run.state.measured(),
-            hardware=job.hardware,
-            workload=job.workload,
-            stack=job.stack,
-            trials=store.count(**context),
-            out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
-            contradictory=search_run.state.contradictory,
-        )
-        formats = emulated_formats(job, plan.lattice.configs, store)
-        recommended = recommendation(
-            frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
-        )
-        return SearchResult(
-            search_id=search_id,
-            recommendation=recommended,
-            frontier=frontier,
-            trials=search_run.progress.done,
-            out_of_memory=search_run.progress.out_of_memory,
-            ruled_out=search_run.progress.ruled_out,
-            answered_from_store=search_run.progress.from_store,
-            seconds=time.monotonic() - self.started,
-            stopped_because=search_run.progress.stopped_because,
-            regret_bound=search_run.progress.regret_bound,
-            disturbed=Disturbed.of(every, trials, search_run.progress.slow_nodes),
-            emulated=tuple(formats.values()),
-            unsupported=plan.unsupported,
-            beyond_goal=plan.beyond_goal,
-            impractical=begun_in_vain(
-                search_run.state,
-                recommended=recommended.point.method,
-                tokens_per_step=job.workload.tokens_per_step,
-                emulated_formats=formats,
-            ),
-        )
+    search_run = Search(
+        plan=plan,
+        predictor=predictor or ReadyMade(),
+        log=StoredTrials(store, begun.search_id, fresh=request.fresh, held=held),
+        open_pool=workers,
+        report=report,
+    )
+    try:
+        if begun.is_answered:
+            search_run.answer()
+            repeat_findings(search_run, store, begun.search_id)
+        else:
+            search_run.run()
+        result = _found_by(search_run, plan, store, begun.search_id, started)
+    finally:
+        if held is not None:
+            held.result |= results(search_run)
+    if held is not None:
+        held.result["recommendation"] = result.recommendation.to_json()
+    return result
+
+
+def _found_by(search_run: Search, plan: Plan, store: Store, search_id: str, started: float) -> SearchResult:
+    job = plan.job
+    trials: list[Trial] = list(search_run.state.trials.values())
+    _check_any_is_measured(search_run)
+    if not trials:
+        _check_any_could_run(search_run)
+    every = store.trials(search_id=search_id)
+    _check_any_is_of_its_type(trials, every)
+    _check_any_fits(trials or every, plan)
+    # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
+    context = context_keys(job.hardware, job.stack, job.workload)
+    frontier = Frontier.of(
+        search_run.state.measured(),
+        hardware=job.hardware,
+        workload=job.workload,
+        stack=job.stack,
+        trials=store.count(**context),
+        out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
+        contradictory=search_run.state.contradictory,
+    )
+    formats = emulated_formats(job, plan.lattice.configs, store)
+    recommended = recommendation(
+        frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
+    )
+    return SearchResult(
+        search_id=search_id,
+        recommendation=recommended,
+        frontier=frontier,
+        trials=search_run.progress.done,
+        out_of_memory=search_run.progress.out_of_memory,
+        ruled_out=search_run.progress.ruled_out,
+        answered_from_store=search_run.progress.from_store,
+        seconds=time.monotonic() - started,
+        stopped_because=search_run.progress.stopped_because,
+        regret_bound=search_run.progress.regret_bound,
+        disturbed=Disturbed.of(every, trials, search_run.progress.slow_nodes),
+        emulated=tuple(formats.values()),
+        unsupported=plan.unsupported,
+        beyond_goal=plan.beyond_goal,
+        impractical=begun_in_vain(
+            search_run.state,
+            recommended=recommended.point.method,
+            tokens_per_step=job.workload.tokens_per_step,
+            emulated_formats=formats,
+        ),
+    )
 
 
 def _check_any_is_measured(search_run: Search) -> None:
