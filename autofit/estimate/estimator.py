@@ -18,11 +18,10 @@ from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits
 from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
-from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
-from autofit.estimate.sharding import Holdings, Hosted, Traffic, library
+from autofit.estimate.sharding import Hosted, Traffic, library
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.op_costs import Costs
 from autofit.estimate.time.roofline import Rates, step_work
@@ -284,22 +283,6 @@ class Estimator:
         if loss not in self._micro_steps:
             self._micro_steps[loss] = decoder.events.with_loss(loss.trace)
         return self._micro_steps[loss]
-
-    def lasting_bytes(self, config: Config) -> int:
-        """Weights, gradients and optimizer states on a device as an update begins, once the first has made the states.
-
-        Raises `NotTraced`.
-        """
-        traced = self.trace(config)
-        held = traced.timeline.breakdown(traced.timeline.before_update())
-        lasting = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-        on_same_memory = 0 if _cuda(self.job) else traced.hosted.total  # a CPU's memory is that of its host
-        return sum(held[category] for category in lasting) + traced.paged_bytes + on_same_memory
-
-    def holdings(self, config: Config) -> Holdings:
-        """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
-        with without_collections():
-            return self._traces.holdings(config, library(config, self.job))
 
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.

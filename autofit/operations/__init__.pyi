@@ -2,8 +2,8 @@ from autofit.operations.comparing import residuals as residuals
 from autofit.operations.diagnosing.diagnose import diagnose as diagnose
 from autofit.operations.diagnosing.diagnosis import Diagnosis as Diagnosis
 from autofit.operations.diagnosing.diagnosis import DiagnosisRequest as DiagnosisRequest
+from autofit.operations.explaining import Comparison as Comparison
 from autofit.operations.explaining import Explanation as Explanation
-from autofit.operations.explaining import explain as explain
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import RecordResult as RecordResult

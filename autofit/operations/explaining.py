@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.models import shape
-from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
@@ -32,11 +30,6 @@ class Step(Document):
     """The axes that change, with their new values; None for an axis that no longer applies."""
     saved_bytes: int
     """Device memory saved; negative if the change needs more."""
-    expected_bytes: int | None
-    """The weights, gradients and optimizer states that the change takes off each device, in this training or if every
-    parameter were trained, whichever is more; None if these are not worth naming, or if memory is by formula."""
-    expected_here_bytes: int | None
-    """Those that it takes off in this training; never negative. The peak can shrink by more or by less."""
     reasons: tuple[str, ...]
 
 
@@ -67,28 +60,11 @@ class Explanation:
         }
 
 
-def explain(
-    options: WorkloadOptions,
-    before: Config,
-    after: Config,
-    *,
-    hardware: str = "auto",
-    memory_limit_bytes: int | None = None,
-    store: str | None = None,
-) -> Explanation:
-    """Compare the memory that two configs take on each device, for a catalog card or this machine's device.
+class Comparison:
+    """Compares the memory that configs of one workload take on each device; all estimates share their traces.
 
     A config with `sharding=none` is estimated on a single device, with as many sequences as each of several would get.
-    Raises `UsageError` for a config that cannot be estimated, saying why.
     """
-    found = Comparison(options, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store)
-    return Explanation(
-        before=found.estimate(before), after=found.estimate(after), steps=tuple(found.steps(before, after))
-    )
-
-
-class Comparison:
-    """Estimates of configs of one workload, on several devices or one, that share their traces."""
 
     def __init__(
         self,
@@ -98,9 +74,15 @@ class Comparison:
         memory_limit_bytes: int | None = None,
         store: str | None = None,
     ) -> None:
-        """Arguments as for `explain`; nothing is traced yet."""
+        """For a catalog card or this machine's device; nothing is traced yet."""
         self._job, self._limit, self._rates, self._deviations = setting(options, hardware, memory_limit_bytes, store)
         self._estimators: dict[int, Estimator] = {}
+
+    def explanation(self, before: Config, after: Config) -> Explanation:
+        """Raises `UsageError` for a config that cannot be estimated, saying why."""
+        return Explanation(
+            before=self.estimate(before), after=self.estimate(after), steps=tuple(self.steps(before, after))
+        )
 
     def estimate(self, config: Config) -> Estimate:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
@@ -126,44 +108,8 @@ class Comparison:
     def _step(self, last: Config, now: Config) -> Step:
         before, after = self.estimate(last), self.estimate(now)
         change = {a.name: now.get(a.name) for a in AXES if last.get(a.name) != now.get(a.name)}
-        saved = before.device_bytes - after.device_bytes
-        expected, here, reasons = self._expectation(last, now, saved)
-        reasons += [*_differences(before, after), *_phase(before, after)]
-        return Step(
-            change=change, saved_bytes=saved, expected_bytes=expected, expected_here_bytes=here, reasons=tuple(reasons)
-        )
-
-    def _expectation(self, last: Config, now: Config, saved: int) -> tuple[int | None, int | None, list[str]]:
-        """(`expected_bytes` and `expected_here_bytes` of the change, and reasons why it saves what it does)."""
-        if (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
-            return None, None, []
-        own = self._lasting_saving(last, now)
-        whole = self._lasting_saving(_of_everything(last), _of_everything(now))
-        whole = own if whole is None else whole
-        if own is None or whole is None:
-            return None, None, []
-        if max(own, whole) < _worth_naming(self.estimate(last), self.estimate(now)):
-            return None, None, []
-        # The peak's difference can be more than what lasts: 16-bit copies of weights, and gradients on their way to
-        # where they are summed, are not there when the update begins.
-        reasons = [
-            f"as the update begins, weights, gradients and optimizer states take {_less(own)}; what the peak has "
-            f"beside them takes {_less(saved - own)}"
-        ]
-        if whole > own:
-            trained = self._estimator(now).holdings(now).trained / shape(self._job.model).parameters
-            reasons.append(
-                f"{now['method']} trains {trained:.2%} of {self._job.model.name}: if all of it were trained, these "
-                f"would take {format_bytes(whole)} less"
-            )
-        return max(own, whole), max(own, 0), reasons
-
-    def _lasting_saving(self, last: Config, now: Config) -> int | None:
-        """Bytes that the change takes off each device's weights, gradients and optimizer states as an update begins;
-        None if either config is refused, or its memory is by formula."""
-        if any(self.refused(config) is not None or self.estimate(config).memory_error for config in (last, now)):
-            return None
-        return self._estimator(last).lasting_bytes(last) - self._estimator(now).lasting_bytes(now)
+        reasons = (*_differences(before, after), *_phase(before, after))
+        return Step(change=change, saved_bytes=before.device_bytes - after.device_bytes, reasons=reasons)
 
     def _estimator(self, config: Config) -> Estimator:
         from autofit.estimate.estimator import Estimator
@@ -198,11 +144,6 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
     """`config` with the values of `other` on the given axes."""
     values = {name: value for name, value in config.to_json().items() if name not in axes}
     return Config.of({**values, **{name: other[name] for name in axes if name in other}})
-
-
-def _of_everything(config: Config) -> Config:
-    """`config` with every parameter trained."""
-    return Config.of({**{k: v for k, v in config.items if k not in ADAPTER_AXES}, "method": "full"})
 
 
 def _worth_naming(before: Estimate, after: Estimate) -> float:

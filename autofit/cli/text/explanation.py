@@ -50,22 +50,10 @@ def explanation_text(found: Explanation) -> str:
 
 
 def step_text(step: Step) -> str:
-    """One change: how much it saves, how much is to be expected, and why."""
+    """One change: how much it saves, and why."""
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
     said = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
-    if step.expected_bytes is not None and step.expected_here_bytes is not None:
-        said += f"{_against(step.saved_bytes, step.expected_bytes)} {format_bytes(step.expected_bytes)} to be expected"
-        if step.expected_here_bytes < step.expected_bytes:
-            here = format_bytes(step.expected_here_bytes) if step.expected_here_bytes else "nothing"
-            said += f" if all parameters were trained; here it is {here}"
     return "\n  ".join([said, *step.reasons])
-
-
-def _against(saved: int, expected: int) -> str:
-    """The words between what a change saves and what is to be expected of it."""
-    if saved < 0:
-        return " instead of saving the"
-    return ", more than the" if saved > expected else " of the"
 
 
 def signed(size: int) -> str:

@@ -17,6 +17,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.lower_bound import floor_bytes
+from autofit.estimate.sharding import library
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.sharding.library import Traffic
 from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
@@ -276,7 +277,8 @@ def test_the_code_around_each_parameter_takes_the_host_time_at_every_micro_step(
         assert work is not None
         return work.amounts["launch"]
 
-    trained = len(estimator(job(2)).holdings(complete(parse("sharding=zero3,micro_batch=2"))).sizes)
+    config = complete(parse("sharding=zero3,micro_batch=2"))
+    trained = len(estimator(job(2))._traces.holdings(config, library(config, job(2))).sizes)
     assert trained == 2 + 9 * OF.config["num_hidden_layers"] + 1  # embedding and head; each layer's; the last norm
     added = operations("sharding=zero3") - operations("sharding=zero2")
     assert added == pytest.approx(2 * trained * PARAMETER_OPERATIONS, rel=0.02)

@@ -18,6 +18,7 @@ from autofit.core.outcome import PHASES
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
+from autofit.estimate.sharding import library
 from autofit.techniques import Job, complete, parse, unsupported
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 
@@ -173,7 +174,8 @@ def test_a_norm_is_taken_of_a_wide_copy_on_the_device(config: str, beside: float
 @pytest.mark.parametrize("config", [STAGE_2, f"{STAGE_2},precision=bf16"])
 def test_gradients_and_weights_on_their_way_pass_through_buffers(config: str, held: Held) -> None:
     passing = most([rank[2] for rank in held[config]])
-    found = estimator(config).holdings(complete(parse(config)))
+    chosen = complete(parse(config))
+    found = estimator(config)._traces.holdings(chosen, library(chosen, job_of(config)))
     assert passing["host_out"] == max(found.sizes)
     assert passing["host_back"] == pytest.approx(found.trained_bytes / 2, rel=1e-3)
 
