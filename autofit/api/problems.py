@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
@@ -38,6 +40,15 @@ def status_of(error: AutofitError) -> tuple[int, str]:
     return next((status, title) for kind, status, title in STATUSES if isinstance(error, kind))
 
 
+def first_mistake(error: RequestValidationError | ValidationError) -> str:
+    """What is wrong with the first field that is."""
+    first: Mapping[str, Any] = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    if where[:1] in (["query"], ["path"], ["header"], ["body"]):
+        del where[0]
+    return f"{'.'.join(where)}: {first['msg']}"
+
+
 def install(app: FastAPI) -> None:
     """Turn every error of the application into a problem document."""
 
@@ -52,9 +63,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return problem(400, "Wrong request", f"{where}: {first['msg']}")
+        return problem(400, "Wrong request", first_mistake(error))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

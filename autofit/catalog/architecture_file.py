@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import UsageError
+from autofit.core.errors import UsageError, lines_of
 from autofit.core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
         made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:
         # Each config class raises its own exceptions on validation, so no list of them would be complete.
-        raise UsageError(f"{origin}: transformers refuses the config: {_one_line(error)}") from error
+        raise UsageError(f"{origin}: transformers refuses the config: {' '.join(lines_of(error))}") from error
     made.use_cache = False
     return made
 
@@ -129,7 +129,3 @@ def _check_known(model_type: str, origin: str) -> None:
         )
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UsageError(f"{origin}: transformers has no causal language model of the architecture {model_type!r}")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

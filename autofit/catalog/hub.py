@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autofit.catalog import architecture_file
-from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError, lines_of
 
 
 def config_text(hub_id: str) -> str:
@@ -49,8 +49,7 @@ def _cached(hub_id: str, reason: Exception) -> Path:
     cached = try_to_load_from_cache(hub_id, "config.json")
     if isinstance(cached, str):
         return Path(cached)
-    detail = " ".join(str(reason).split()) or type(reason).__name__
     raise EnvironmentLacks(
-        f"the hub cannot be reached for the config.json of {hub_id}: {detail}",
+        f"the hub cannot be reached for the config.json of {hub_id}: {' '.join(lines_of(reason))}",
         remedy="connect to the internet, or give a catalog name (`autofit models`) or a folder with a config.json",
     ) from reason

@@ -331,6 +331,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def seconds_since(moment: str) -> float:
+    """What has passed since such a time."""
+    return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0)
+
+
 def context_keys(hardware: Hardware, stack: Stack, workload: Workload) -> dict[str, Any]:
     """The context as the store's queries take it."""
     return {"hardware_key": hardware.key, "stack_key": stack.key, "workload_key": workload.key}

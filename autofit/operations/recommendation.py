@@ -16,7 +16,7 @@ from autofit.core.verdict import in_words
 from autofit.core.workload import METHODS, Goal, Workload
 from autofit.planning.lattices import within
 from autofit.planning.nothing_fits import Shortfall, how_all_failed, levers, lightest, of_failures
-from autofit.planning.requests import WorkloadOptions, memory_limit
+from autofit.planning.requests import WorkloadOptions, departures, memory_limit
 from autofit.store import Store
 from autofit.techniques import changes
 
@@ -249,19 +249,11 @@ def search_command(options: Asked, goal: Goal | None = None, memory_limit_bytes:
 
 
 def _options_of(asked: Asked) -> list[str]:
-    """The workload options but the model, each as `name value`; those that have their default are left out, except the
-    two that every workload is known by."""
-    unusual = (
-        ("lora-dropout", asked.lora_dropout, 0.0),
-        ("devices", asked.devices, 1),
-        ("seed", asked.seed, 0),
-        ("for", asked.trainer, None),
-        ("eval-batch", asked.eval_batch, None),
-        ("lengths", None if asked.lengths is None else "YOUR_FILE", None),
-        ("command", None if asked.program is None else quote(asked.program), None),
-    )
-    return [
-        f"seq-len {asked.seq_len}",
-        f"global-batch {asked.global_batch}",
-        *(f"{name} {value}" for name, value, default in unusual if value != default),
-    ]
+    """The workload options but the model, each as `name value`, without those that have their default."""
+    said = departures(asked)
+    if asked.lengths is not None:
+        said["lengths"] = "YOUR_FILE"
+    if asked.program is not None:
+        said["program"] = quote(asked.program)
+    spelled = {"trainer": "for", "program": "command"}
+    return [f"{spelled.get(name, name).replace('_', '-')} {value}" for name, value in said.items()]

@@ -120,6 +120,17 @@ class WorkloadOptions:
         return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
 
 
+def departures(workload: WorkloadOptions | Workload) -> dict[str, Any]:
+    """The options of a workload that have other values than by default, and the two that every workload is known by."""
+    options = (field for field in fields(WorkloadOptions) if field.name != "model")
+    always = ("seq_len", "global_batch")
+    return {
+        option.name: value
+        for option in options
+        if (value := getattr(workload, option.name)) != option.default or option.name in always
+    }
+
+
 def _check_loss(model: Model) -> None:
     """Raise `UsageError` for a model that would be trained with a loss other than its own. For the catalog's models the
     tests check this."""

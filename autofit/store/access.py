@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -52,8 +53,7 @@ class Audited(Document):
     """ISO 8601 in UTC."""
     token: str
     """The name of the token that was used."""
-    action: str
-    """`search` or `cancel`."""
+    action: Literal["search", "cancel"]
     search_id: str
 
 

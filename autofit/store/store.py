@@ -152,19 +152,18 @@ class Store:
         self,
         *,
         limit: int | None = None,
-        offset: int = 0,
         before: int | None = None,
         newest_first: bool = False,
         **asked: Unpack[Conditions],
     ) -> list[Trial]:
-        """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; `limit`
-        and `offset` count trials. With `before`, only those with lower numbers."""
+        """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
+        most `limit`. With `before`, only those with lower numbers."""
         conditions = _where(asked) + ([] if before is None else [TrialRow.id < before])
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
-        if limit is not None or offset:
+        if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
-            page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit).offset(offset or None)
+            page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit)
             query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(page)).order_by(order)
         return self._all_trials(query)
 

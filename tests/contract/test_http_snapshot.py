@@ -31,7 +31,7 @@ DESIGN = {
         "provenance",
     },
     "/v1/frontier": {*WORKLOAD, *GOAL, *OF_DATA, "hardware", "memory_limit"},
-    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset", "before"},
+    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "before"},
     "/v1/models": set(),
     "/v1/hardware": set(),
     "/v1/spaces": {"global_batch"},
@@ -46,7 +46,7 @@ CHANGING = {("post", "/v1/searches"), ("delete", "/v1/searches/{search_id}")}
 """All that starts or ends something, and so needs a token; an estimate is a question with a body."""
 BODIES = (
     *("AskedSearch", "SearchState", "AskedEstimate", "EstimateAnswer", "RecommendationAnswer", "FrontierAnswer"),
-    *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "AuditEntry"),
+    *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "Audited"),
     *("HealthAnswer", "ReadyAnswer"),
 )
 NOT_OVER_HTTP = {

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autofit.core.errors import StoreError
-from autofit.operations.service.status import LATEST, status
+from autofit.operations.service.prediction_errors import LATEST, prediction_errors
 from autofit.store import Store
 
 LOG = logging.getLogger("autofit.api.requests")
@@ -58,9 +58,8 @@ class _OfStore:
         yield from found
 
     def _found(self) -> Iterator[Metric]:
-        found = status(self._store)
-        queue = found.queue
-        yield _gauge("autofit_trials", "Stored trials", found.trials, "outcome")
+        queue = self._store.queue.status()
+        yield _gauge("autofit_trials", "Stored trials", self._store.outcomes(), "outcome")
         yield _gauge("autofit_searches", "Searches", queue.searches, "state")
         yield _gauge("autofit_queue_seconds", "How long the first queued search has waited", queue.waited_seconds)
         yield _gauge(
@@ -68,11 +67,8 @@ class _OfStore:
             "Since the least recent renewal of a running search's lease",
             queue.lease_age_seconds,
         )
-        errors = {"memory": found.memory_error, "step_seconds": found.time_error}
-        known = {figure: error for figure, error in errors.items() if error is not None}
-        yield _gauge(
-            "autofit_prediction_error", f"Median relative error of the last {LATEST} predictions", known, "figure"
-        )
+        what = f"Median relative error of the last {LATEST} predictions"
+        yield _gauge("autofit_prediction_error", what, prediction_errors(self._store), "figure")
 
 
 def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str = "") -> GaugeMetricFamily:

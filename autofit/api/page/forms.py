@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -10,7 +11,9 @@ from fastapi import Depends, Request
 
 from autofit.api.models import NamedModels
 from autofit.catalog.models import names
+from autofit.core.lengths import Lengths
 from autofit.core.workload import METHODS, Effect, Workload
+from autofit.planning.requests import WorkloadOptions, departures
 from autofit.store import Store
 from autofit.techniques.habits import TRAINERS
 
@@ -36,27 +39,20 @@ def choices(store: Store, models: NamedModels) -> dict[str, Any]:
     }
 
 
-USUAL = {"seq_len": 2048, "global_batch": 64, "lora_dropout": 0.0, "devices": 1, "seed": 0}
-"""What the fields of a workload mean that are left out."""
-
-
-def workload_query(workload: Workload | Any, **more: Any) -> dict[str, Any]:
+def workload_query(workload: WorkloadOptions | Workload, **more: Any) -> dict[str, Any]:
     """The query that asks about a workload, without what is usual."""
-    named = {name: getattr(workload, name) for name in USUAL}
-    always = ("seq_len", "global_batch")
-    kept = {name: value for name, value in named.items() if name in always or value != USUAL[name]}
-    if workload.trainer is not None:
-        kept["for"] = workload.trainer
-    if workload.eval_batch is not None:
-        kept["eval_batch"] = workload.eval_batch
-    if workload.lengths is not None:
-        kept["lengths"] = ",".join(map(str, getattr(workload.lengths, "tokens", workload.lengths)))
+    kept = departures(workload)
+    kept.pop("program", None)  # no query has one
+    if "trainer" in kept:
+        kept["for"] = kept.pop("trainer")
+    if (lengths := kept.get("lengths")) is not None:
+        kept["lengths"] = ",".join(map(str, lengths.tokens if isinstance(lengths, Lengths) else lengths))
     return {"model": workload.model, **kept, **more}
 
 
 def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:
     """What a form shows as filled in; fields that were not are the usual."""
-    usual = {**{name: str(value) for name, value in USUAL.items()}, "method": "any", "allow": "numerics"}
-    usual |= {"model": "", "hardware": "", "memory_limit": "", "min_rank": "8", "for": ""}
-    usual |= {"eval_batch": "", "lengths": ""}
+    options = {option.name: option.default for option in dataclasses.fields(WorkloadOptions)}
+    usual = {name: "" if value in (None, dataclasses.MISSING) else str(value) for name, value in options.items()}
+    usual |= {"method": "any", "min_rank": "8", "allow": "numerics", "hardware": "", "memory_limit": "", "for": ""}
     return {**usual, **{name: str(value) for name, value in values}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from autofit import __version__
 from autofit.api.middleware.access import Refused
 from autofit.api.page.static import address
-from autofit.api.problems import status_of
+from autofit.api.problems import first_mistake, status_of
 from autofit.core.errors import AutofitError
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
@@ -105,15 +105,8 @@ def _as_sentence(request: Request, error: Exception) -> Response:
         login = f"/login?{urlencode({'next': request.url.path})}"
         return sentence(request, str(error), error.status, login=login)
     if isinstance(error, RequestValidationError | ValidationError):
-        return sentence(request, first_mistake(error.errors()), 400)
+        return sentence(request, first_mistake(error), 400)
     if isinstance(error, HTTPException):
         return sentence(request, str(error.detail), error.status_code)
     _log.exception("autofit: %s %s", request.method, request.url.path)
     return sentence(request, "an unexpected error; see the server's log", 500)
-
-
-def first_mistake(errors: Any) -> str:
-    """What is wrong with the first field that is."""
-    first: Mapping[str, Any] = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "header"))
-    return f"{where}: {first['msg']}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +16,7 @@ from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.searches import AskedSearch, SearchState, StoredSearch
 from autofit.catalog import space
 from autofit.catalog.hardware import cards
+from autofit.core.outcome import seconds_since
 from autofit.core.units import format_duration
 from autofit.store import ENDINGS, Search
 
@@ -27,7 +27,7 @@ LATEST = 50
 
 @ROUTES.get("/searches")
 def listed(request: Request, store: OpenedStore, models: Models) -> Response:
-    found = [(search, age(search)) for search in store.searches(limit=LATEST)]
+    found = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=LATEST)]
     known = store.queue.hardware_names()
     offered = {
         **choices(store, models),
@@ -76,9 +76,3 @@ def _told(found: Search) -> dict[str, Any]:
         "reason": result.get("reason"),
         "here": workload_query(found.workload, hardware=found.hardware_name or getattr(found.hardware, "name", "")),
     }
-
-
-def age(search: Search) -> str:
-    """How long ago it was asked for."""
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(search.started_at)).total_seconds()
-    return format_duration(max(seconds, 0.0)) if seconds < 86400 else f"{seconds / 86400:.0f} days"

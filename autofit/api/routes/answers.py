@@ -111,7 +111,7 @@ async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Re
     conditions, tagged = await look(store, lambda: (query.conditions(store), of_trials(request, store)))
 
     def found() -> Content:
-        rows = store.trials(**conditions, limit=limit, offset=query.offset, before=query.before, newest_first=True)
+        rows = store.trials(**conditions, limit=limit, before=query.before, newest_first=True)
         following = rows[-1].trial_id if len(rows) == limit else None
         page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})

@@ -133,7 +133,6 @@ class TrialsQuery(BaseModel):
     hardware: str | None = Field(default=None, description="Name of hardware with trials, or auto")
     outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
     limit: int = Field(default=100, ge=1, le=1000)
-    offset: int = Field(default=0, ge=0, le=LARGEST_INTEGER)
     before: int | None = Field(
         default=None,
         ge=1,
@@ -145,8 +144,6 @@ class TrialsQuery(BaseModel):
         """As the store's queries take them."""
         if self.outcome is not None and self.outcome not in OUTCOME_KINDS:
             raise unknown("outcome", self.outcome, OUTCOME_KINDS)
-        if self.before is not None and self.offset:
-            raise UsageError("before and offset both say where the page begins: leave one of them out")
         name = only_hardware(store) if self.hardware == "auto" else self.hardware
         of_workload = {"seq_len", "global_batch", "lora_dropout", "devices", "seed"}
         return {

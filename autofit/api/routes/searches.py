@@ -15,13 +15,12 @@ from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.models import Models
 from autofit.api.routes.common import OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, WorkloadBody
-from autofit.api.schema.documents import AuditEntry
 from autofit.catalog import space
 from autofit.core.errors import unknown
 from autofit.core.units import as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.asked import submit
-from autofit.store import ENDINGS, Search
+from autofit.store import ENDINGS, Audited, Search
 
 EVENT_SECONDS = 0.5
 """Time between two looks for new events."""
@@ -139,6 +138,6 @@ async def events(
 
 
 @ROUTES.get("/v1/audit", dependencies=[ADMIN], summary="Who has started and cancelled what, newest first")
-def audit(store: OpenedStore) -> list[AuditEntry]:
+def audit(store: OpenedStore) -> list[Audited]:
     """Needs a token with the scope admin."""
-    return [AuditEntry.model_validate(one.to_json()) for one in store.access.audit()]
+    return store.access.audit()

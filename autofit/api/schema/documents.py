@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.outcome import StepSeconds
 from autofit.core.workload import Workload
 
 ConfigValues = dict[str, str | int | bool]
@@ -17,12 +18,6 @@ class Answer(BaseModel):
     """A JSON object with the fields below and no other."""
 
     model_config = ConfigDict(extra="forbid")
-
-
-class StepSeconds(Answer):
-    median: float
-    p95: float
-    relative_spread: float | None
 
 
 class Loss(Answer):
@@ -171,13 +166,6 @@ class SpaceAnswer(Answer):
     purpose: str
     devices: int
     configs: int = Field(description="Valid ones at this global batch, before the hardware rules any out")
-
-
-class AuditEntry(Answer):
-    at: str
-    token: str
-    action: Literal["search", "cancel"]
-    search_id: str
 
 
 class HealthAnswer(Answer):

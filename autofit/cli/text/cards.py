@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
+from autofit.cli.text.phrases import cheapest_text
 from autofit.cli.text.predicted import fit_text
 from autofit.core.units import format_bytes, format_duration
 
@@ -81,7 +82,4 @@ def _verdict(found: list[OnCard], costs: Mapping[str, float], devices: int) -> l
     if held_up:
         which = "all of them" if 1 < len(held_up) == len(fit) else ", ".join(row.name for row in held_up)
         said.append(f"The host, which launches operations, limits the speed of {which}: try a larger micro_batch.")
-    if costs:
-        cheapest = min(costs, key=lambda name: costs[name])
-        said.append(f"{cheapest} is the cheapest: {costs[cheapest]:,.4g} per million tokens.")
-    return said
+    return said + cheapest_text(costs)

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, padding_text, step_text, total_text
+from autofit.cli.text.phrases import (
+    EMULATED,
+    SAME_TRAINING,
+    devices_text,
+    on_each,
+    padding_text,
+    points_table,
+    step_text,
+    total_text,
+)
 from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
@@ -41,22 +50,13 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
 
 
 def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
-    several = devices > 1
-    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", method)
-    rows = [("memory of each", "tokens/s", "of each", "spread", method) if several else heading]
+    rows = []
     for point in points:
         m = point.measurement
         beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
-        rows.append(
-            (
-                format_bytes(m.device_bytes),
-                f"{m.tokens_per_second:,.0f}",
-                *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
-                spread_text(point.relative_spread),
-                short(point.config) + (" (over the limit)" if beyond else ""),
-            )
-        )
-    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+        config = short(point.config) + (" (over the limit)" if beyond else "")
+        rows.append((m.device_bytes, m.tokens_per_second, (spread_text(point.relative_spread), config)))
+    return points_table(rows, devices, ("spread", method))
 
 
 def recommendation_text(answer: Recommendation, run: str | None = None) -> str:

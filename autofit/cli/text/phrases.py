@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from autofit.cli.output import columns
 from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
+from autofit.core.units import format_bytes
 from autofit.core.workload import Effect, Workload
 from autofit.techniques.axes.batching import micro_batches, packs
 
@@ -41,6 +45,26 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
     """A speed in total and, with several devices, that of each."""
     each = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
     return f"{tokens_per_second:,.{decimals}f} tokens/s{each}"
+
+
+def points_table(
+    points: Iterable[tuple[int, float | None, tuple[str, ...]]], devices: int, more: tuple[str, ...]
+) -> str:
+    """Bytes, tokens per second in total and, with several devices, of each, and `more` columns."""
+    several = devices > 1
+    rows = [("memory of each", "tokens/s", "of each", *more) if several else ("memory", "tokens/s", *more)]
+    for size, speed, rest in points:
+        speeds = ("?" if speed is None else f"{speed / ranks:,.0f}" for ranks in ((1, devices) if several else (1,)))
+        rows.append((format_bytes(size), *speeds, *rest))
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+
+
+def cheapest_text(costs: Mapping[str, float]) -> list[str]:
+    """A sentence on what costs least for a million tokens; none where no price is known."""
+    if not costs:
+        return []
+    cheapest = min(costs, key=lambda name: costs[name])
+    return [f"{cheapest} is the cheapest: {costs[cheapest]:,.4g} per million tokens."]
 
 
 def step_text(workload: Workload) -> str:

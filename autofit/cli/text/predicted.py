@@ -13,6 +13,7 @@ from autofit.cli.text.phrases import (
     devices_text,
     on_each,
     padding_text,
+    points_table,
     several_text,
     step_text,
     total_text,
@@ -222,20 +223,12 @@ def predicted_frontier_text(found: PredictedFrontier) -> str:
 
 
 def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> str:
-    several = devices > 1
-    heading: tuple[str, ...] = ("memory", "tokens/s", method)
-    rows = [("memory of each", "tokens/s", "of each", method) if several else heading]
+    rows = []
     for point in points:
-        speed = (_tokens_per_second(point), *((_tokens_per_second(point, devices=devices),) if several else ()))
         sure = fit_text(point)
-        mark = "" if sure == "fits" else f" ({sure})"
-        rows.append((format_bytes(point.device_bytes), *speed, short(point.config) + mark))
-    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
-
-
-def _tokens_per_second(found: Estimate, *, devices: int = 1) -> str:
-    """The predicted speed, divided by `devices`."""
-    return "?" if found.tokens_per_second is None else f"{found.tokens_per_second / devices:,.0f}"
+        config = short(point.config) + ("" if sure == "fits" else f" ({sure})")
+        rows.append((point.device_bytes, point.tokens_per_second, (config,)))
+    return points_table(rows, devices, (method,))
 
 
 def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload: Workload) -> str:
@@ -258,8 +251,9 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
     for beside in choice.alternatives:
         other = beside.point
         over = "" if other.fits else f", {short_text(other)}"
+        speed = "?" if other.tokens_per_second is None else f"{other.tokens_per_second:,.0f}"
         lines.append(
-            f"  {beside.role}: {_tokens_per_second(other)} tokens/s ({beside.speedup:.2f}x), "
+            f"  {beside.role}: {speed} tokens/s ({beside.speedup:.2f}x), "
             f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
         )
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text
-from autofit.cli.text.phrases import on_each, total_text
+from autofit.cli.text.phrases import cheapest_text, on_each, total_text
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
 
@@ -114,9 +114,7 @@ def over_hardware_text(found: OverHardware, prices: Mapping[str, float]) -> str:
     first = found.rows[0]
     assert first.recommendation is not None, "else the search would have raised"
     said = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
-    if costs:
-        cheapest = min(costs, key=lambda name: costs[name])
-        said.append(f"{cheapest} is the cheapest: {costs[cheapest]:,.4g} per million tokens.")
+    said += cheapest_text(costs)
     shown = rows if prices else [(*row[:3], row[4]) for row in rows]
     return f"{' '.join(said)}\n\n{columns(shown, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
 

@@ -13,7 +13,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, EnvironmentLacks, in_one_line
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Fits, Trial, Unsupported, now
+from autofit.core.outcome import Crashed, Fits, Trial, Unsupported
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
@@ -147,27 +147,16 @@ class Bench:
         """Run `config` for at most so many seconds, or say why it cannot work here. Raises `NoTimeLeft`."""
         self._jobs[job.workload.key] = job
         limit = self.limit if limit is None else limit
-        reason = cannot_here(config, job)
+        request, reason = self._request(job, config, limit, seconds), cannot_here(config, job)
         if reason is not None:
             attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
         elif seconds < LEAST_SECONDS:
             raise NoTimeLeft("the time limit was reached")
         else:
-            request = self._request(job, config, limit, seconds)
             attempt = self._runner(job.workload.devices).attempt(request)
             if isinstance(attempt.outcome, Crashed) and device_lock.NOT_BEGUN in attempt.outcome.reason:
                 raise NoTimeLeft(attempt.outcome.reason)
-        return Trial(
-            config=config,
-            workload=job.workload,
-            hardware=self.hardware,
-            stack=self.stack,
-            memory_limit_bytes=limit,
-            outcome=attempt.outcome,
-            seconds=attempt.seconds,
-            recorded_at=now(),
-            device_state=attempt.device_state,
-        )
+        return request.trial(attempt)
 
     def _request(self, job: Job, config: Config, limit: int, seconds: float) -> TrialRequest:
         return TrialRequest(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +12,7 @@ from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
+from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
 from autofit.store.access import note
 from autofit.store.database.engine import Database, to_text
@@ -258,7 +258,7 @@ class SearchQueue:
             waits_since = connection.scalar(first)
             return QueueStatus(
                 searches={state: count for state, count in connection.execute(counted)},
-                waited_seconds=_seconds_since(waits_since) if waits_since else 0.0,
+                waited_seconds=seconds_since(waits_since) if waits_since else 0.0,
                 lease_age_seconds=max(connection.scalar(oldest) or 0.0, 0.0),
             )
 
@@ -272,10 +272,6 @@ class SearchQueue:
         """Names of the hardware that trials ran on or that a runner has had, in alphabetical order."""
         names = select(HardwareRow.name).distinct().order_by(HardwareRow.name)
         return list(self._database.fetch(lambda c: c.scalars(names).all()))
-
-
-def _seconds_since(moment: str) -> float:
-    return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0)
 
 
 def _insert(connection: Connection, **values: Any) -> None:

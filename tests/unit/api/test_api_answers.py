@@ -189,11 +189,13 @@ def test_trials_are_paged_newest_first(client: TestClient) -> None:
     assert whole["total"] == len(whole["trials"]) == len(MADE)
     ids = [trial["trial_id"] for trial in whole["trials"]]
     assert ids == sorted(ids, reverse=True)
-    pages = [get(client, "/v1/trials", limit=4, offset=offset) for offset in range(0, 12, 4)]
+    pages = [get(client, "/v1/trials", limit=4)]
+    while pages[-1]["next"] is not None:
+        pages.append(get(client, "/v1/trials", limit=4, before=pages[-1]["next"]))
     assert [len(page["trials"]) for page in pages] == [4, 4, len(MADE) - 8]
     assert [trial["trial_id"] for page in pages for trial in page["trials"]] == ids
     assert {page["total"] for page in pages} == {len(MADE)}
-    assert get(client, "/v1/trials", offset=1000) == {"trials": [], "total": len(MADE), "next": None}
+    assert get(client, "/v1/trials", before=1) == {"trials": [], "total": len(MADE), "next": None}
 
 
 def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> None:

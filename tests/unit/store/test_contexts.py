@@ -88,19 +88,13 @@ def test_pages_before_a_trial(store: Store) -> None:
     assert [t.trial_id for t in page] == [ids[2], ids[1]]
 
 
-def test_how_the_service_is_doing(store: Store) -> None:
-    from autofit.operations.service.status import status
-
-    empty = status(store)
-    assert (empty.trials, empty.queue.searches, empty.memory_error) == ({}, {}, None)
-    store.add(a_trial())
+def test_how_the_searches_are_doing(store: Store) -> None:
+    assert store.queue.status().searches == {}
     store.queue.submit(digest="d", workload=WORKLOAD, request={"asked": {}}, hardware_name="t4")
-    waiting = status(store)
-    assert sum(waiting.trials.values()) == 1
-    assert waiting.queue.searches == {"queued": 1}
-    assert waiting.queue.lease_age_seconds == 0.0
+    waiting = store.queue.status()
+    assert (waiting.searches, waiting.lease_age_seconds) == ({"queued": 1}, 0.0)
     assert store.queue.claim("a:1:0", ["t4"]) is not None
-    running = status(store).queue
+    running = store.queue.status()
     assert (running.searches, running.waited_seconds) == ({"running": 1}, 0.0)
     expire(store)
-    assert status(store).queue.lease_age_seconds > running.lease_age_seconds, "nobody has renewed it"
+    assert store.queue.status().lease_age_seconds > running.lease_age_seconds, "nobody has renewed it"

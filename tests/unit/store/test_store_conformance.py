@@ -204,9 +204,8 @@ class TestAsking:
     def test_pages_in_either_order(self, store: Store, make_trial: MakeTrial) -> None:
         added = [store.add(make_trial()) for _ in range(5)]
         assert store.trials(limit=2) == added[:2]
-        assert store.trials(limit=2, offset=3) == added[3:]
-        assert store.trials(offset=4) == added[4:]
-        assert store.trials(newest_first=True, limit=2, offset=1) == [added[3], added[2]]
+        assert store.trials(newest_first=True, limit=2) == [added[4], added[3]]
+        assert store.trials(newest_first=True, limit=2, before=added[4].trial_id) == [added[3], added[2]]
         assert store.trials(limit=0) == []
 
     def test_groups_attempts_by_config(self, store: Store, make_trial: MakeTrial) -> None:

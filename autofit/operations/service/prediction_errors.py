@@ -1,0 +1,26 @@
+"""How right the latest predictions were."""
+
+from __future__ import annotations
+
+import statistics
+
+from autofit.estimate.version import is_current
+from autofit.store import Store
+
+LATEST = 200
+"""How many of the latest predicted trials the predictions' error is the median of."""
+
+
+def prediction_errors(store: Store) -> dict[str, float]:
+    """Median of |measured / predicted - 1| of `memory` and of `step_seconds`, over the latest trials that fitted and
+    were traced by this version of the estimator; without those of which there are none. Raises `StoreError`."""
+    memory, seconds = [], []
+    for trial in store.predicted(latest=LATEST):
+        said, measured = trial.prediction, trial.measurement
+        if said is None or measured is None or said.memory_error > 0 or not is_current(said):
+            continue  # what a formula or another version of the estimator said
+        memory.append(abs(measured.device_bytes / max(said.device_bytes, 1) - 1))
+        if said.step_seconds:
+            seconds.append(abs(measured.step_seconds.median / said.step_seconds - 1))
+    errors = {"memory": memory, "step_seconds": seconds}
+    return {figure: statistics.median(each) for figure, each in errors.items() if each}
