@@ -34,6 +34,7 @@ from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 
@@ -221,11 +222,11 @@ class Estimator:
 
     def _traits(self, config: Config) -> Traits:
         """Those of `config`'s step in a CPU's heap."""
-        precision = alone(config, library(config, self.job)).text("precision")
+        traced = alone(config, library(config, self.job))
         offloads = config["offload"] != "none"
         return Traits(
-            wide=precision == "fp32",
-            autocast=precision.endswith("-mixed") or is_under_autocast(config, self.job),
+            wide=traced["precision"] == "fp32",
+            autocast=is_mixed(traced) or is_under_autocast(config, self.job),
             dequantises=config["method"] == "qlora",
             quantised_states=kind_of(config).in_8_bits and not offloads,
             offloads=offloads,

@@ -16,14 +16,16 @@ from autofit.catalog.models import Model, architecture, shape
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.estimate.kernels import cuda_kernels
+from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
-from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
@@ -67,7 +69,7 @@ def keeps_scores(config: Config, job: Job) -> bool:
         return config["attention"] == "eager"
     width = model.attention_width // model.attention_heads
     kernel = cuda_kernels.attention_kernel(
-        dtype=make_plan(config, job, HOST).compute_dtype,
+        number_format=product_format(config),
         width=width,
         value_width=width,
         grouped=model.key_heads != model.attention_heads,
@@ -256,6 +258,9 @@ def _ignores_mask(ignores: Any, padding_mask: torch.Tensor | None, *args: Any, *
     return padding_mask is None and bool(ignores(padding_mask, *args, **options))
 
 
+_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
 def _attention(
     torch_attention: Any,
     capability: str | None,
@@ -271,7 +276,7 @@ def _attention(
 
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     kernel = cuda_kernels.attention_kernel(
-        dtype=dtype,
+        number_format=_FORMATS.get(dtype, "fp32"),
         width=query.shape[-1],
         value_width=value.shape[-1],
         grouped=key.shape[-3] != query.shape[-3],

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, called, card, cards, match
-from autofit.core.device.hardware import EMULATED, Hardware, Stack
+from autofit.core.device.hardware import EMULATED, Hardware, Stack, compute_capability
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
 from autofit.core.units import GIB, format_duration
@@ -327,8 +327,8 @@ def _accelerator(
 def _has_bf16(capability: str) -> bool:
     """Whether a device computes in bf16: NVIDIA's from Ampere on, AMD's from CDNA and RDNA 3 on (MFMA and WMMA in AMD's
     matrix instruction calculator)."""
-    if not capability.startswith("gfx"):
-        return float(capability) >= 8.0
+    if (version := compute_capability(capability)) is not None:
+        return version >= 8.0
     family, rest = capability[3:-2], capability[-2:]
     return rest in ("08", "0a", "40", "41", "42", "50") if family == "9" else int(family) >= 11
 
