@@ -41,9 +41,9 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     hardware = Hardware.from_json(request["hardware"])
     use_threads(threads_per_rank(hardware, None))
     torch.manual_seed(0)
-    before = nvml.visible(0)
+    before = nvml.held_bytes() or 0
     bench, rates = Bench(torch.device(hardware.kind)), dict(request["seconds_per"])
-    parts = _parts(bench, request, hardware, rates, 0 if before is None else before.held_bytes)
+    parts = _parts(bench, request, hardware, rates, before)
     names = request["parts"] or list(parts)
     reports.send({"parts": names})
     for name in names:

@@ -23,7 +23,7 @@ from typing import Any
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
 from autofit.techniques.deepspeed_settings import SUB_GROUP
 
@@ -373,8 +373,8 @@ class Zero(Library):
         edit = Edit(trace)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
-        in_order = _trained(edit)
-        part = [in_order[i] for i in self._parts([self.bytes(p) for p in in_order])[-1]]
+        every = _trained(edit)
+        part = [every[i] for i in self._parts([self.bytes(p) for p in every])[-1]]
         copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
         if self.mixed and self.updaters:
@@ -402,7 +402,7 @@ class Zero(Library):
 
 def _trained(edit: Edit) -> list[Storage]:
     """The trained parameters, in the order of the model."""
-    return [p for p in edit.in_order() if p.trained]
+    return [p for p in in_order(edit.trace) if p.trained]
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:

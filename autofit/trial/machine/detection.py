@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import logging
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -212,10 +212,8 @@ def _torch_build() -> _TorchBuild:
     """What torch was built for, from its version.py: a wheel's name need not say so, and an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
-    text = Path(spec.origin).with_name("version.py").read_text()
-    said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE))
-    values = {name: ast.literal_eval(value) for name, value in said.items()}
-    return _TorchBuild(version=str(values["__version__"]), cuda=values.get("cuda"), hip=values.get("hip"))
+    said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return _TorchBuild(version=said["__version__"], cuda=said.get("cuda"), hip=said.get("hip"))
 
 
 def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
