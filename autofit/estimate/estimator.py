@@ -128,15 +128,15 @@ class Estimator:
             found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
         return found, None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
 
+    @without_collections()
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
         layers; {} for a device of which nothing is known. Raises `NotTraced`."""
         if self._sheet is None:
             return {}
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
-        with without_collections():
-            head, works = self._traces.of_depths(config, depths)
-            _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
+        head, works = self._traces.of_depths(config, depths)
+        _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
         return {
             depth: step_work([of_depth.at(micro_batch, rank), of_loss], of_loss.repeated(0), self._sheet)
             for depth, of_depth in works.items()
@@ -232,12 +232,9 @@ class Estimator:
             offloads=offloads,
         )
 
+    @without_collections()
     def trace(self, config: Config) -> Traced:
         """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
-        with without_collections():
-            return self._trace(config)
-
-    def _trace(self, config: Config) -> Traced:
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
         accumulation = self.job.workload.batch_per_device // micro_batch
         spread = library(config, self.job)
@@ -297,10 +294,10 @@ class Estimator:
         on_same_memory = 0 if _cuda(self.job) else traced.hosted.total  # a CPU's memory is that of its host
         return sum(held[category] for category in lasting) + traced.paged_bytes + on_same_memory
 
+    @without_collections()
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
-        with without_collections():
-            return self._traces.holdings(config, library(config, self.job))
+        return self._traces.holdings(config, library(config, self.job))
 
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.

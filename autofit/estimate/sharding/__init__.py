@@ -6,7 +6,8 @@ from autofit.core.lattice import Config
 from autofit.estimate.sharding.ddp import Ddp
 from autofit.estimate.sharding.fsdp import Fsdp
 from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic
-from autofit.estimate.sharding.zero import Buckets, Zero
+from autofit.estimate.sharding.zero import Zero
+from autofit.estimate.sharding.zero_amounts import Buckets
 from autofit.estimate.sharding.zero_third import ZeroThree
 from autofit.techniques import Job, needs_process_group
 from autofit.techniques.axes.precision import is_mixed
