@@ -244,8 +244,8 @@ def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host:
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     if short_bytes > 0:
         reason = (
-            f"the kernel killed the trial: the host ran out of memory, of which {format_bytes(short_bytes)} within the "
-            "trial's limit were already taken when it began: end other processes, or name less with --memory-limit"
+            f"the kernel killed the trial: the host ran out of memory; {format_bytes(short_bytes)} of what the limit "
+            "allows were already taken when it began: end other processes, or name less with --memory-limit"
         )
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"

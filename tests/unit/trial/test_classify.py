@@ -232,7 +232,7 @@ def test_a_kill_that_nobody_booked() -> None:
 def test_a_kill_because_others_held_the_host() -> None:
     outcome = killed(1, short_bytes=3 * GIB)
     assert isinstance(outcome, Crashed) and outcome.transient
-    assert "3.00 GiB within the trial's limit were already taken" in outcome.reason
+    assert "3.00 GiB of what the limit allows were already taken" in outcome.reason
 
 
 @pytest.mark.parametrize("status", [1, -6])
