@@ -28,12 +28,16 @@ ALLOWANCE_FACTOR = 1.5
 """Multiple of its expected duration that a trial may take, where that is more."""
 
 
+def wall_clock() -> float:
+    return time.monotonic()
+
+
 @dataclass(slots=True, kw_only=True)
 class Budget:
     """The limits, checked against a clock that starts with the search."""
 
     limits: Limits
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = wall_clock
     """Seconds since some moment."""
     _started: float = field(init=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,7 @@ from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
 from autofit.search.acquisition.acquisition import MUCH, Acquisition, Candidate
 from autofit.search.acquisition.adviser import Adviser
-from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget
+from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
 from autofit.search.failures import MOST_LOST_WORKERS, lost_workers
 from autofit.search.lattice_state import LatticeState, answers
@@ -41,7 +40,7 @@ class Search:
     open_pool: Callable[[], Pool]
     """Called for the first trial that must be run: a search that the log answers starts no worker."""
     report: Callable[[Progress], None] = lambda progress: None
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = wall_clock
     """What the time budget is measured by: seconds since some moment."""
     state: LatticeState = field(init=False)
     progress: Progress = field(init=False)
