@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
+from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import product_format
+from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
 
 ASSUMED = "assumed"
@@ -45,8 +49,7 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             f"sharding={config['sharding']} communicates within one machine, at three quarters of its links' nominal "
             "bandwidth, and never waits for another rank"
         )
-    gathers = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
-    if job.workload.eval_batch is not None and gathers:
+    if job.workload.eval_batch is not None and gathers_weights(config):
         found.append("what is gathered of sharded or offloaded weights to evaluate is left out")
     if config["offload"] != "none":
         optimizers = f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
@@ -117,17 +120,14 @@ def _of_packages(config: Config, job: Job) -> list[str]:
 
 def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     found = []
-    major = (job.hardware.capability or "").partition(".")[0]
-    if config["attention"] == "sdpa" and config["precision"] != "fp32" and major in ("9", "10"):
+    major = int(compute_capability(job.hardware.capability) or 0)
+    if config["attention"] == "sdpa" and config["precision"] != "fp32" and major in (9, 10):
         # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
         found.append(
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
-    # A part of `cuda_kernels.attention_kernel` that needs no torch; the mask of a window is for another kernel.
-    heads, keys, window = map(job.model.config.get, ("num_attention_heads", "num_key_value_heads", "sliding_window"))
-    unfused = keys not in (None, heads) and not window and (config["precision"] == "fp32" or int(major or 9) < 8)
-    if config["attention"] == "sdpa" and unfused:
+    if config["attention"] == "sdpa" and _keeps_scores_of_groups(config, job):
         found.append(
             f"torch has no fused attention for grouped heads in {config['precision']} on {job.hardware.name}: the "
             "scores of all pairs of tokens are kept, which takes memory and time"
@@ -135,6 +135,25 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found
+
+
+def _keeps_scores_of_groups(config: Config, job: Job) -> bool:
+    """Whether no fused kernel is for the heads that share keys, as the model's config tells without torch. Those under
+    the mask of a window do not share them: transformers repeats the keys."""
+    names = ("num_attention_heads", "num_key_value_heads", "sliding_window", "head_dim", "hidden_size")
+    heads, keys, window, width, hidden = map(job.model.config.get, names)
+    if not isinstance(heads, int) or not isinstance(keys, int) or keys == heads or window:
+        return False
+    width = width or (hidden or 0) // heads
+    kernel = attention_kernel(
+        number_format=product_format(config),
+        width=width,
+        value_width=width,
+        grouped=True,
+        masked=False,
+        capability=job.hardware.capability,
+    )
+    return kernel is Attention.MATH
 
 
 def _of_compiler(job: Job) -> str:

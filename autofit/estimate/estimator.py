@@ -33,6 +33,7 @@ from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 
@@ -126,15 +127,15 @@ class Estimator:
             found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
         return found, None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
 
+    @without_collections()
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
         layers; {} for a device of which nothing is known. Raises `NotTraced`."""
         if self._sheet is None:
             return {}
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
-        with without_collections():
-            head, works = self._traces.of_depths(config, depths)
-            _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
+        head, works = self._traces.of_depths(config, depths)
+        _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
         return {
             depth: step_work([of_depth.at(micro_batch, rank), of_loss], of_loss.repeated(0), self._sheet)
             for depth, of_depth in works.items()
@@ -220,22 +221,19 @@ class Estimator:
 
     def _traits(self, config: Config) -> Traits:
         """Those of `config`'s step in a CPU's heap."""
-        precision = alone(config, library(config, self.job)).text("precision")
+        traced = alone(config, library(config, self.job))
         offloads = config["offload"] != "none"
         return Traits(
-            wide=precision == "fp32",
-            autocast=precision.endswith("-mixed") or is_under_autocast(config, self.job),
+            wide=traced["precision"] == "fp32",
+            autocast=is_mixed(traced) or is_under_autocast(config, self.job),
             dequantises=config["method"] == "qlora",
             quantised_states=kind_of(config).in_8_bits and not offloads,
             offloads=offloads,
         )
 
+    @without_collections()
     def trace(self, config: Config) -> Traced:
         """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
-        with without_collections():
-            return self._trace(config)
-
-    def _trace(self, config: Config) -> Traced:
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
         accumulation = self.job.workload.batch_per_device // micro_batch
         spread = library(config, self.job)

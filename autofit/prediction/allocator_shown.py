@@ -9,7 +9,7 @@ from dataclasses import replace
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Fits, Trial
 from autofit.estimate.assumptions import as_probed, rounded_context
-from autofit.prediction.calibration import hardware_keys
+from autofit.prediction.calibration import latest_fits
 from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
@@ -44,13 +44,9 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
     if store is None or job.hardware.kind != "cuda":
         return job
     try:
-        latest = [
-            trial
-            for key in hardware_keys(job.hardware, store)
-            for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LOOKED_AT, newest_first=True)
-        ]
+        latest = latest_fits(job.hardware, store, LOOKED_AT)
         probe = stored_probe(job.hardware, job.stack, store, None)
     except StoreError as error:
         _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)
         return job
-    return as_probed(shown(job, sorted(latest, key=lambda trial: trial.recorded_at, reverse=True)), probe)
+    return as_probed(shown(job, latest), probe)

@@ -96,16 +96,21 @@ def _latest(newest_first: Iterable[Trial]) -> Shown:
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
     """The latest trials that fitted, newest first."""
     if is_detected(hardware):
-        return store.trials(
-            hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
-        )
-    every = [
+        return latest_fits(hardware, store, LATEST, stack_key=stack.key)
+    trials = latest_fits(hardware, store, LATEST)[:LATEST]
+    return [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+
+
+def latest_fits(hardware: Hardware, store: Store, most: int, *, stack_key: str | None = None) -> list[Trial]:
+    """The latest trials that fitted, newest first: at most so many under each of the hardware's keys."""
+    found = [
         trial
         for key in hardware_keys(hardware, store)
-        for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
+        for trial in store.trials(
+            hardware_key=key, stack_key=stack_key, outcome=Fits.kind, limit=most, newest_first=True
+        )
     ]
-    trials = sorted(every, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
-    return [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+    return sorted(found, key=lambda trial: trial.recorded_at, reverse=True)
 
 
 def is_detected(hardware: Hardware) -> bool:

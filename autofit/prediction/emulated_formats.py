@@ -46,7 +46,7 @@ class Emulated:
         )
 
 
-def emulated(configs: Iterable[Config], found: Probe | None) -> Mapping[Config, Emulated]:
+def emulated_configs(configs: Iterable[Config], found: Probe | None) -> Mapping[Config, Emulated]:
     """Those of `configs` that are too slow to be practical for their format, if the same in fp32 is among them."""
     if found is None:
         return {}

@@ -16,7 +16,7 @@ from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import is_detected
-from autofit.prediction.emulated_formats import Emulated, emulated
+from autofit.prediction.emulated_formats import Emulated, emulated_configs
 from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.estimating import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
@@ -171,7 +171,8 @@ class LatticePredictor:
         """The estimates made before, and the configs of which no others are worth making."""
         if self._known is None:
             job = self.job
-            self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, job.model.digest))
+            found = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
+            self._emulated = emulated_configs(self.configs, found)
             self._known = KnownEstimates(job, self.store)
         only_known = {*self._emulated, *self.tried}
         if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:

@@ -41,9 +41,9 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     hardware = Hardware.from_json(request["hardware"])
     use_threads(threads_per_rank(hardware, None))
     torch.manual_seed(0)
-    before = nvml.visible(0)
+    before = nvml.held_bytes() or 0
     bench, rates = Bench(torch.device(hardware.kind)), dict(request["seconds_per"])
-    parts = _parts(bench, request, hardware, rates, 0 if before is None else before.held_bytes)
+    parts = _parts(bench, request, hardware, rates, before)
     names = request["parts"] or list(parts)
     reports.send({"parts": names})
     for name in names:
@@ -70,7 +70,7 @@ def _parts(
 ) -> dict[str, Part]:
     """Every part by its name, in order; `rates` are those of all parts that have ended. They begin with what is mostly
     trained in there, for the time may be over before the last."""
-    from autofit.probe import memory_bound, products, ranks, transfers, updates
+    from autofit.probe import memory_bound, products, ranks, updates
     from autofit.probe.bench import FORMATS
 
     shapes, environments = request["shapes"], request["environments"]
@@ -80,7 +80,7 @@ def _parts(
         parts[memory_bound_in(name)] = partial(memory_bound.measure, bench, shapes, name)
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)
     if bench.accelerator:
-        parts[TRANSFERS] = partial(transfers.measure, bench)
+        parts[TRANSFERS] = partial(updates.measure_transfers, bench)
         parts[ON_HOST] = updates.measure_on_host
     else:
         parts["new pages"] = partial(memory_bound.measure_pages, bench, shapes)

@@ -124,8 +124,7 @@ class _Progress:
         reading, writing = context().Pipe(duplex=False)
         with tempfile.NamedTemporaryFile() as output:
             asked = (self.child, request, writing, output.name, trial_environment(hardware.kind))
-            held = nvml.visible(0) if hardware.kind != "cpu" else None
-            self._held_bytes = None if held is None else held.held_bytes
+            self._held_bytes = None if hardware.kind == "cpu" else nvml.held_bytes()
             process = context().Process(target=_run, args=asked)
             process.start()
             assert process.pid is not None

@@ -1,4 +1,4 @@
-"""The speed of an optimizer's update, of unpacking 4-bit weights, and of packing states into 8 bits."""
+"""The speed of an optimizer's update, of transfers to the host, and of unpacking 4-bit weights and packing states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from autofit.core.device.probe import UPDATE_ON_HOST
+from autofit.core.device.probe import UPDATE_ON_HOST, WAYS, transfer
 from autofit.core.device.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
 from autofit.core.units import MIB
 from autofit.probe.bench import FORMATS, Bench
@@ -43,6 +43,16 @@ def measure_on_host() -> Iterator[dict[str, float]]:
     taken = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)
     passes = 7  # weights and two states both ways, gradients once: as `estimate.sharding.library.passes` counts them
     yield {UPDATE_ON_HOST: passes * weights.nbytes / taken}
+
+
+def measure_transfers(bench: Bench) -> Iterator[dict[str, float]]:
+    """Bytes per second each way between an accelerator and its host's pinned memory, as figures."""
+    size = 128 * MIB
+    on_device = torch.zeros(size, dtype=torch.uint8, device=bench.device)
+    on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    for way, (into, source) in zip(WAYS, ((on_device, on_host), (on_host, on_device)), strict=True):
+        copy = partial(into.copy_, source, non_blocking=True)
+        yield {transfer(way): size / bench.seconds(copy, most=0.1)}
 
 
 def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:

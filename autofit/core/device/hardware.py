@@ -12,6 +12,11 @@ EMULATED = "emulated-"
 """What the name of a card begins with that is not there (tests/emulated_card): it never stands for the real one."""
 
 
+def compute_capability(capability: str | None) -> float | None:
+    """NVIDIA's compute capability as a number; None where it is not known, and for AMD's gfx names."""
+    return float(capability) if capability is not None and capability[:1].isdecimal() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(Document):
     """The device of a trial. Frontiers are kept per `key`, so the key covers only what changes memory or speed."""
@@ -64,7 +69,7 @@ class Hardware(Document):
     @property
     def is_nvidia(self) -> bool:
         """Whether it is an NVIDIA device, whose capability is a number: AMD's are names (`gfx942`)."""
-        return self.kind == "cuda" and (self.capability or "")[:1].isdecimal()
+        return self.kind == "cuda" and compute_capability(self.capability) is not None
 
     def has_devices_for(self, ranks: int) -> bool:
         """Whether so many ranks are known to be on one machine.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autofit.core.device.hardware import compute_capability
 from autofit.core.units import round_up
-from autofit.estimate.kernels.scratch import FP32_BYTES, common_scratch
-from autofit.estimate.tracing.recorder import Held
+from autofit.estimate.kernels.scratch import FP32_BYTES, Held, common_scratch
 from autofit.techniques import quantisation
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Attention(Enum):
 
 def attention_kernel(
     *,
-    dtype: torch.dtype,
+    number_format: str,
     width: int,
     value_width: int,
     grouped: bool,
@@ -56,9 +56,9 @@ def attention_kernel(
 ) -> Attention:
     """The kernel that torch 2.11 to 2.13 picks for a training step.
 
-    `dtype` is that of the product, autocast included; `width` and `value_width` are per head; `grouped` says whether
-    several query heads share a key head; `masked` whether there is a mask tensor besides causality; `dropout` whether
-    it drops scores; a `capability` of None is taken as a recent card's.
+    `number_format` is that of the product, autocast included: `bf16`, `fp16` or `fp32`; `width` and `value_width` are
+    per head; `grouped` says whether several query heads share a key head; `masked` whether there is a mask tensor
+    besides causality; `dropout` whether it drops scores; a `capability` of None is taken as a recent card's.
 
     | kernel    | 16 bits           | fp32 | mask | grouped | head width                                          |
     |-----------|-------------------|------|------|---------|-----------------------------------------------------|
@@ -73,7 +73,7 @@ def attention_kernel(
     workspace is undocumented and taken to be as large.
     """
     card = generation(capability)
-    half = dtype.itemsize == 2
+    half = number_format != "fp32"
     if (
         half
         and card.ampere
@@ -82,9 +82,8 @@ def attention_kernel(
         and not (card.little_shared_memory and width > 192 and (dropout or width <= 224))
     ):
         return Attention.FLASH
-    bf16 = str(dtype) == "torch.bfloat16"
     alignment = _alignment(half, card)
-    if not grouped and width % alignment == 0 == value_width % alignment and (card.ampere or not bf16):
+    if not grouped and width % alignment == 0 == value_width % alignment and (card.ampere or number_format != "bf16"):
         return Attention.EFFICIENT
     return Attention.MATH
 
@@ -102,9 +101,8 @@ class Generation(NamedTuple):
 
 def generation(capability: str | None) -> Generation:
     """That of a compute capability; None is taken as a recent card's."""
-    major, _, minor = (capability or "9.0").partition(".")
-    version = int(major), int(minor or 0)
-    return Generation(version >= (7, 0), version >= (8, 0), (8, 6) <= version <= (8, 9) or version[0] == 12)
+    version = compute_capability(capability) or 9.0
+    return Generation(version >= 7.0, version >= 8.0, 8.6 <= version <= 8.9 or 12.0 <= version < 13.0)
 
 
 def _alignment(half: bool, card: Generation) -> int:
@@ -183,12 +181,11 @@ _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }
 
-CUBLAS_WORKSPACE_BYTES = {"default": 8 * 1024**2 + 128 * 1024, "9": 32 * 1024**2, "10": 32 * 1024**2}
+CUBLAS_WORKSPACE_BYTES = {9: 32 * 1024**2, 10: 32 * 1024**2}
 """Per cuBLAS handle, inside the caching allocator, by major compute capability (getChosenWorkspaceSize in
 aten/src/ATen/cuda/CublasHandlePool.cpp): ":4096:2:16:8" is 8,519,680 bytes; Hopper and Blackwell take 32 MiB."""
 
 
 def cublas_workspace_bytes(capability: str | None) -> int:
     """Workspace that one cuBLAS handle holds. The forward's thread and autograd's have a handle each."""
-    major = (capability or "").partition(".")[0]
-    return CUBLAS_WORKSPACE_BYTES.get(major, CUBLAS_WORKSPACE_BYTES["default"])
+    return CUBLAS_WORKSPACE_BYTES.get(int(compute_capability(capability) or 0), 8 * 1024**2 + 128 * 1024)

@@ -4,15 +4,28 @@ and on a CPU."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from autofit.estimate.tracing.recorder import Held
 from autofit.techniques import quantisation
 
-FP32_BYTES = torch.float32.itemsize
+if TYPE_CHECKING:
+    import torch
+
+FP32_BYTES = 4
+
+
+class Held(NamedTuple):
+    """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
+
+    before: tuple[int, ...] = ()
+    """Those that it takes before its result; they are freed in this order."""
+    beside: tuple[int, ...] = ()
+    """Those that it takes after that; they are freed first, the latest of them before the others."""
+
+
+Scratch = Callable[[str, tuple[Any, ...]], Held]
+"""(an operation's name, its arguments) -> what its kernel holds while it runs."""
 
 
 def common_scratch(name: str, args: tuple[Any, ...]) -> Held:

@@ -6,6 +6,8 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.techniques import Job, quantisation
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.axes.sharding import gathers_weights
 
 
 def floor_parts(config: Config, job: Job) -> dict[str, int]:
@@ -17,9 +19,9 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
         compute = 4.0 if precision == "fp32" else 2.0
         quantised = model.linear_parameters if config["method"] == "qlora" else 0
         weights = (model.parameters - quantised) * compute + quantised * quantisation.BYTES_PER_WEIGHT
-        spread = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
+        share = _left(config, job.workload.devices)["weights"] if gathers_weights(config) else 1.0
         return {
-            "weights": int(weights * _left(config, job.workload.devices)["weights"]) if spread else int(weights),
+            "weights": int(weights * share),
             "gradients": 0,
             "optimizer": 0,
         }
@@ -37,7 +39,7 @@ def _left(config: Config, devices: int) -> dict[str, float]:
     sharding, offload = config.text("sharding"), config.text("offload")
     if sharding in ("none", "ddp") and offload == "none":
         return {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0}
-    half = 0.5 if config.text("precision").endswith("-mixed") else 1.0
+    half = 0.5 if is_mixed(config) else 1.0
     share = 1.0 / devices
     whole = sharding in ("none", "zero1", "zero2")
     found = {

@@ -93,7 +93,7 @@ def _workspaces(line: Timeline) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Reserved:
     """What the allocator holds at most, in bytes."""
 
     allocated: int
@@ -109,7 +109,7 @@ class Replays:
 
     def __init__(self, *, expandable_segments: bool, release: tuple[int, int] = OLDEST_FIRST) -> None:
         self._again = partial(replay, expandable_segments=expandable_segments, release=release)
-        self._known: dict[tuple[bytes, int, int | None, bool], Held] = {}
+        self._known: dict[tuple[bytes, int, int | None, bool], Reserved] = {}
 
     def held(
         self,
@@ -119,7 +119,7 @@ class Replays:
         *,
         capped: bool = False,
         others: Sequence[Timeline] = (),
-    ) -> Held:
+    ) -> Reserved:
         """What a step takes within `limit` bytes, or what it would take beyond that; `capped` and `others` as for
         `replay`."""
         content = sha256()
@@ -133,14 +133,14 @@ class Replays:
 
     def _outcome(
         self, line: Timeline, workspace: int, limit: int | None, capped: bool, others: Sequence[Timeline]
-    ) -> Held:
+    ) -> Reserved:
         again = partial(self._again, line, workspace, others=others)
         try:
             allocator = again(limit=limit, capped=capped)
         except OutOfDeviceMemory as error:
             allocator = again()
             allocator.peak_reserved = max(allocator.peak_reserved, error.needed)
-        return Held(
+        return Reserved(
             allocated=allocator.peak_allocated,
             reserved=allocator.peak_reserved,
             gives_back_cache=allocator.retries > 0,

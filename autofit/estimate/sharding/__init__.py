@@ -6,9 +6,11 @@ from autofit.core.lattice import Config
 from autofit.estimate.sharding.ddp import Ddp
 from autofit.estimate.sharding.fsdp import Fsdp
 from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic
-from autofit.estimate.sharding.zero import Buckets, Zero
+from autofit.estimate.sharding.zero import Zero
+from autofit.estimate.sharding.zero_amounts import Buckets
 from autofit.estimate.sharding.zero_third import ZeroThree
 from autofit.techniques import Job, needs_process_group
+from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 
@@ -18,14 +20,13 @@ def library(config: Config, job: Job) -> Library | None:
     if not needs_process_group(config):
         return None
     ranks, sharding, offload = job.workload.devices, config.text("sharding"), config.text("offload")
-    mixed = config.text("precision").endswith("-mixed")
     if sharding == "ddp":
         return Ddp(ranks=ranks)
     if not uses_deepspeed(config):
         return Fsdp(
             ranks=ranks,
             offload=offload,
-            mixed=mixed,
+            mixed=is_mixed(config),
             reshards=sharding == "fsdp",
             foreach=config["optimizer"] == "adamw-foreach",
         )
@@ -34,7 +35,7 @@ def library(config: Config, job: Job) -> Library | None:
         stage=stage,
         ranks=ranks,
         offload=offload,
-        mixed=mixed,
+        mixed=is_mixed(config),
         wide=config["precision"] == "fp32",
         bf16=config["precision"] != "fp16-mixed",
         pinned=job.hardware.kind != "cpu",

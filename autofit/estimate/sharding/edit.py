@@ -36,10 +36,6 @@ class Edit:
             if s.trained is not None and s.layer == unit and trained in (None, s.trained) and s.allocated is None
         ]
 
-    def in_order(self) -> list[Storage]:
-        """Every parameter, in the order of the model."""
-        return in_order(self.trace)
-
     def allocate(
         self,
         bytes_: Iterable[int],

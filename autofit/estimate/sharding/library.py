@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.sharding.edit import plain, shared
+from autofit.techniques.axes.precision import product_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class Library(ABC):
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives, all in 16 bits where precision is
         mixed: no autocast remains."""
-        return plain(config).replace(precision=config.text("precision").removesuffix("-mixed"))
+        return plain(config).replace(precision=product_format(config))
 
     @abstractmethod
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:

@@ -14,18 +14,14 @@ with the optimizer on the host the sums are there, too (`async_accumulate_grad_i
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
-from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
-from autofit.techniques.deepspeed_settings import SUB_GROUP
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
+from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
 NORM_BYTES = 8
 """Per element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""
@@ -35,71 +31,8 @@ of `_constant_buffered_norm2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """The buffer sizes that DeepSpeed is configured with, in elements."""
-
-    reduce: int
-    """`reduce_bucket_size`."""
-    live: int = 0
-    """`stage3_max_live_parameters`: so many are gathered, and no more are prefetched."""
-    persists: int = 0
-    """`stage3_param_persistence_threshold`: parameters no larger than this are kept whole on every rank."""
-    overlaps: bool = False
-    """`overlap_comm`: stages 1 and 2 then have two buckets."""
-    group: int = 0
-    """`sub_group_size`, where states are in files: a group with fewer elements takes the next parameter, too."""
-    parameter: int = 0
-    """`buffer_size` of parameters in files: no parameter is larger."""
-    parameters: int = 0
-    """`buffer_count` of parameters in files."""
-    states: int = 0
-    """`buffer_count` of states in files; each buffer is as large as the largest group."""
-    in_memory: int = 0
-    """`max_in_cpu`: this many of the trained parameters are in host memory, too."""
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> Buckets:
-        """From DeepSpeed's JSON."""
-        zero = settings["zero_optimization"]
-        files, states = zero.get("offload_param", {}), zero.get("offload_optimizer", {})
-        return cls(
-            reduce=zero["reduce_bucket_size"],
-            live=zero.get("stage3_max_live_parameters", 0),
-            persists=zero.get("stage3_param_persistence_threshold", 0),
-            overlaps=zero["overlap_comm"],
-            group=zero.get("sub_group_size", 0),
-            parameter=files.get("buffer_size", 0),
-            parameters=files.get("buffer_count", 0),
-            states=states.get("buffer_count", 0),
-            in_memory=files.get("max_in_cpu", 0),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Zero(Library):
+class Zero(ZeroAmounts):
     """Stage 1 or 2 of ZeRO, with the optimizer in host memory or not; and what stage 3 shares with them."""
-
-    stage: int
-    wide: bool
-    """Whether weights are fp32."""
-    bf16: bool
-    """Whether 16 bits are bf16, for whose stage 1 DeepSpeed has an optimizer of its own."""
-    pinned: bool
-    """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
-    (aten/src/ATen/core/CachingHostAllocator.h)."""
-    buckets: Buckets
-    rank: int
-    """Of the adapters."""
-
-    @property
-    def flat(self) -> float:
-        return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
-
-    @property
-    def keeps_inputs(self) -> bool:
-        """A frozen layer's own backward would keep its gathered weight alive: stage 3 has another for all layers
-        (`zero3_linear_wrap`), which finds weights through their parameters, and keeps every input."""
-        return self.stage == 3
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
@@ -115,103 +48,10 @@ class Zero(Library):
             edit.allocate([max(trained, default=0)], None)
         return edit.trace
 
-    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
-        """A rank's masters, states and gradients, the 16-bit copy on its way to the device, and the gradient sums."""
-        if self.offload == "none":
-            return Hosted()
-        trained = holdings.trained_bytes / self.ranks
-        masters, states = self._block(self.masters * trained), holdings.states_bytes / self.ranks
-        if self.offload == "nvme":
-            return self._beside_files(trained, holdings.sizes)
-        kept: list[float] = []
-        passing: list[float] = []
-        sums: list[float] = []
-        if self.stage == 3:
-            sums = [self.masters * trained]  # of the micro-batches so far (grad_partitions_flat_buffer)
-            if self.offload != "optimizer":
-                kept = [trained, holdings.frozen_bytes / self.ranks]
-        else:
-            # What goes back to the device, and the buffer that gradients pass through on their way to the host
-            # (param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload).
-            passing = [trained, max(holdings.sizes, default=0)]
-            if self.stage == 2 and accumulates and (self.mixed or self.wide):
-                # The gradients of the micro-batches so far, each whole (accumulated_grads_in_cpu). Pure bf16 sums them
-                # in the masters' own gradients, and stage 1 on the device.
-                sums = [float(size) for size in self._reached(holdings.sizes)]
-        return Hosted(
-            parameters=sum(map(self._block, kept)),
-            gradients=masters + sum(map(self._block, sums)),
-            optimizer=masters + states,
-            passing=sum(map(self._block, passing)),
-        )
-
-    def _beside_files(self, trained: float, sizes: Sequence[int]) -> Hosted:
-        """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
-        gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
-        files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
-        only."""
-        buffers = self.buckets.parameters * self.buckets.parameter * self.width
-        return Hosted(
-            parameters=self._block(min(trained, self.buckets.in_memory * self.width)),
-            gradients=self._block(self.masters * trained),
-            passing=buffers + self.buckets.states * self.masters * self._largest_group(sizes),
-        )
-
-    def _largest_group(self, sizes: Sequence[int]) -> float:
-        """Bytes of a rank's largest group of trained parameters with these `sizes`, in order: one is closed once it has
-        enough elements (`_create_fp16_sub_groups` of runtime/zero/stage3.py)."""
-        groups = [0.0]
-        for size in sizes:
-            if groups[-1] >= self.buckets.group * self.width:
-                groups.append(0.0)
-            groups[-1] += size / self.ranks
-        return max(groups)
-
-    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
-        away = (self.ranks - 1) / self.ranks
-        trained, everything = holdings.trained_bytes, holdings.trained_bytes + holdings.frozen_bytes
-        reductions = 1 if self.stage == 1 else micro_steps
-        if self.stage == 3:
-            linked = micro_steps * away * (2 * everything + trained)
-        else:
-            linked = away * trained * (2 * reductions + 1)  # all-reduced, although each rank keeps only its own part
-        hosted = disk_read = disk_written = 0.0
-        if self.offload != "none":
-            hosted = (self._sums_moved(micro_steps) + self.masters + 1.0) * trained / self.ranks
-        if self.offload in ("params", "nvme"):
-            hosted += 2.0 * micro_steps * everything / self.ranks
-        if self.offload == "nvme":
-            swapped = (self.masters * trained + holdings.states_bytes) / self.ranks
-            disk_read = swapped + 2.0 * micro_steps * everything / self.ranks
-            disk_written = swapped + trained / self.ranks
-        return Traffic(
-            linked=linked,
-            overlapped=self.buckets.overlaps,
-            hosted=hosted,
-            disk_read=disk_read,
-            disk_written=disk_written,
-            updated_on_host=0.0 if self.updaters else passes(holdings, self.ranks),
-        )
-
-    def _sums_moved(self, micro_steps: int) -> float:
-        """How often the bytes of a trained weight go to the host or back while micro-batches are summed there: out at
-        each one, and back in for the next."""
-        if self.stage == 3:
-            return self.masters * (2.0 * micro_steps - 1.0)
-        return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
-
     @property
     def _stream(self) -> int:
         """On which gradients are reduced, and what that takes is allocated: stage 3 gathers on the first."""
         return (2 if self.stage == 3 else 1) * self.buckets.overlaps
-
-    @property
-    def width(self) -> int:
-        """Bytes per element of a weight on the device."""
-        return 4 if self.wide else 2
-
-    def _block(self, size: float) -> float:
-        return 2.0 ** math.ceil(math.log2(size)) if self.pinned and size > 0 else size
 
     def trained(self, edit: Edit) -> list[int]:
         """Bytes of the trained parameters."""
@@ -226,23 +66,10 @@ class Zero(Library):
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         place = Place(stage, AFTER)
         if not self.mixed:
-            reached = self._reached([self.bytes(p) for p in _trained(edit)])
+            reached = self.reached([self.bytes(p) for p in _trained(edit)])
             return edit.allocate([sum(reached)], place, holds=Category.GRADIENTS, stream=self._stream)
         wide = (self.masters * b for b in trained)
         return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
-
-    def _reached(self, sizes: Sequence[int]) -> list[int]:
-        """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
-        rank where their sum is largest."""
-        return max(([sizes[index] for index in part] for part in self._parts(sizes)), key=sum)
-
-    def _parts(self, sizes: Sequence[int]) -> list[list[int]]:
-        """For each rank, which of the parameters with these sizes, in order, overlap its part of the flat buffer."""
-        ends = list(itertools.accumulate(sizes))
-        share = sum(sizes) / self.ranks
-        parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]
-        spans = [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return [[i for i, (begin, end) in enumerate(spans) if end > start and begin < stop] for start, stop in parts]
 
     def _stay(self, edit: Edit, stage: str) -> set[int]:
         """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
@@ -251,7 +78,7 @@ class Zero(Library):
         trained = _trained(edit)
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
         large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
-        parts = self._parts([self.bytes(p) for p in trained])
+        parts = self.parts([self.bytes(p) for p in trained])
         own = max(
             ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
         )
@@ -373,8 +200,8 @@ class Zero(Library):
         edit = Edit(trace)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
-        in_order = _trained(edit)
-        part = [in_order[i] for i in self._parts([self.bytes(p) for p in in_order])[-1]]
+        every = _trained(edit)
+        part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
         copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
         if self.mixed and self.updaters:
@@ -402,7 +229,7 @@ class Zero(Library):
 
 def _trained(edit: Edit) -> list[Storage]:
     """The trained parameters, in the order of the model."""
-    return [p for p in edit.in_order() if p.trained]
+    return [p for p in in_order(edit.trace) if p.trained]
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
 from autofit.techniques.deepspeed_settings import SUB_GROUP
@@ -117,7 +117,7 @@ class ZeroThree(Zero):
 
         With nothing after the layers, as with a tied head, all of it is in the latter.
         """
-        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
+        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, in_order(edit.trace))}
         outside = self._gathered(edit, ROOT)
         lead = [p for p in outside if id(p) in first]
         rest = [p for p in outside if id(p) not in first]

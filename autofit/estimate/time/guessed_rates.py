@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import geometric_mean
 
 from autofit.catalog.hardware import Card, cards, named
-from autofit.core.device.hardware import Hardware
+from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.device.work_kinds import FLOP, FRESH, KINDS, OPERATION, QUANTISE_8BIT, format_of, unit
 from autofit.estimate.time.roofline import Rates
 from autofit.estimate.time.transfers import seconds_per_byte
@@ -90,7 +90,7 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     if not hardware.is_nvidia:
         return None
     sheets = [card for card in cards() if card.vendor == "nvidia" and missing_figure(card) is None]
-    own = float(hardware.capability or 0)
+    own = compute_capability(hardware.capability) or 0.0
     nearest = min(sheets, key=lambda card: abs(float(card.capability) - own)).capability
     alike = [card for card in sheets if card.capability == nearest]
     found = guess(

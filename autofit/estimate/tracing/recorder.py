@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import UsageError
+from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import BEFORE, Event, MemoryTrace, Place, Storage
 from autofit.estimate.tracing.results import remembered
-
-Scratch = Callable[[str, tuple[Any, ...]], "Held"]
-"""(an operation's name, its arguments) -> what its kernel holds while it runs."""
-
-
-class Held(NamedTuple):
-    """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
-
-    before: tuple[int, ...] = ()
-    """Those that it takes before its result; they are freed in this order."""
-    beside: tuple[int, ...] = ()
-    """Those that it takes after that; they are freed first, the latest of them before the others."""
 
 
 def without_data() -> FakeTensorMode:

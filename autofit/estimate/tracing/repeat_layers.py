@@ -135,9 +135,20 @@ class _Repetition:
         return own[rank]
 
     def _add(self, storage: Storage, allocated: Place | None, freed: Place | None, layer: int | None) -> int:
-        """Add a copy of `storage` that lives then and belongs there."""
-        copy = storage.copy()
-        copy.allocated, copy.freed, copy.layer = allocated, freed, layer
+        """Add a copy of `storage` that lives then and belongs there; `replace` takes three times as long."""
+        copy = Storage(
+            storage.bytes,
+            allocated,
+            freed,
+            layer,
+            storage.recomputed,
+            storage.trained,
+            storage.item_bytes,
+            storage.shares,
+            storage.holds,
+            storage.stream,
+            storage.of_product,
+        )
         self._full.storages.append(copy)
         return len(self._full.storages) - 1
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.catalog.models import Model, architecture, shape
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
-from autofit.estimate.kernels import cuda_kernels
+from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
+from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
-from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
+from autofit.estimate.tracing.as_on_device import as_on_device, traceable_attention
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
-from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
@@ -66,15 +67,15 @@ def keeps_scores(config: Config, job: Job) -> bool:
     if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
         return config["attention"] == "eager"
     width = model.attention_width // model.attention_heads
-    kernel = cuda_kernels.attention_kernel(
-        dtype=make_plan(config, job, HOST).compute_dtype,
+    kernel = attention_kernel(
+        number_format=product_format(config),
         width=width,
         value_width=width,
         grouped=model.key_heads != model.attention_heads,
         masked=False,
         capability=job.hardware.capability,
     )
-    return kernel is cuda_kernels.Attention.MATH
+    return kernel is Attention.MATH
 
 
 def at_primes(config: Config, job: Job) -> Config:
@@ -120,7 +121,7 @@ def trace_decoder(
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
-        with recorder, _layer_marks(recorder, stack), _as_on_device(job, recorder), keeping:
+        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), keeping:
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -150,7 +151,7 @@ def trace_evaluation(
         step = _fake_step(plan, model, recorder)
         tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
         stack = decoder_layers(step.module.model)
-        with recorder, _layer_marks(recorder, stack), _as_on_device(job, recorder):
+        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder):
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()
@@ -160,7 +161,7 @@ def trace_evaluation(
 def _fake_plan(config: Config, job: Job) -> BuildPlan:
     """The plan of a step that is only traced."""
     plan = make_plan(config, job, HOST)
-    plan.attention = _traceable(plan.attention)
+    plan.attention = traceable_attention(plan.attention)
     plan.loss_scaling = False  # which needs no memory
     plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
     return plan
@@ -222,136 +223,6 @@ class _KeepingLinear(torch.autograd.Function):
         of_weight = flat.t().matmul(inputs.reshape(-1, inputs.shape[-1])) if ctx.needs_input_grad[1] else None
         of_bias = flat.sum(0) if bias is not None and ctx.needs_input_grad[2] else None
         return of_inputs, of_weight, of_bias
-
-
-@contextmanager
-def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
-    """Have transformers build its masks as without a trace and, on CUDA, torch choose the device's kernels and formats,
-    and offload activations to a separate host."""
-    from transformers import masking_utils
-
-    # Told that it is being traced, transformers builds masks to be on the safe side.
-    # Of a mask that is given, it would ask whether every token is real.
-    inspects = patch.multiple(
-        masking_utils,
-        is_tracing=lambda tensor=None: False,
-        _ignore_causal_mask_sdpa=partial(_ignores_mask, masking_utils._ignore_causal_mask_sdpa),
-    )
-    if job.hardware.kind != "cuda":
-        with inspects:
-            yield
-        return
-    attention = partial(_attention, torch.nn.functional.scaled_dot_product_attention, job.hardware.capability)
-    with (
-        inspects,
-        patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
-        patch.object(torch.autograd.graph, "save_on_cpu", partial(_save_on_host, recorder)),
-        cuda_dispatch(),
-    ):
-        yield
-
-
-def _ignores_mask(ignores: Any, padding_mask: torch.Tensor | None, *args: Any, **options: Any) -> bool:
-    """Transformers' own function, where sequences are padded if a mask is given."""
-    return padding_mask is None and bool(ignores(padding_mask, *args, **options))
-
-
-def _attention(
-    torch_attention: Any,
-    capability: str | None,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    **options: Any,
-) -> torch.Tensor:
-    """scaled_dot_product_attention as the device's kernel, whose results differ in layout from those of the CPU's."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-    kernel = cuda_kernels.attention_kernel(
-        dtype=dtype,
-        width=query.shape[-1],
-        value_width=value.shape[-1],
-        grouped=key.shape[-3] != query.shape[-3],
-        masked=attn_mask is not None,
-        capability=capability,
-        dropout=dropout_p > 0.0,
-    )
-    result: torch.Tensor
-    if kernel is cuda_kernels.Attention.MATH:
-        with sdpa_kernel(SDPBackend.MATH), _MasksInPlace():  # type: ignore[no-untyped-call]
-            result = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
-        return result
-    operands = [tensor.to(dtype) for tensor in (query, key, value)]
-    flags = {"is_causal": bool(options.get("is_causal")), "scale": options.get("scale")}
-    if kernel is cuda_kernels.Attention.FLASH:
-        result, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*operands, dropout_p, **flags)
-        return result
-    bias = _as_bias(attn_mask, dtype) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
-    result, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, bias, True, dropout_p, **flags)
-    return result
-
-
-class _MasksInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Has the mask added to the scores in place, as torch does unless a mode such as the recorder is on
-    (_scaled_dot_product_attention_math of aten/src/ATen/native/transformers/attention.cpp)."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.add.Tensor:
-            return torch.ops.aten.view.default(args[0].add_(args[1]), args[0].shape)
-        return func(*args, **(kwargs or {}))
-
-
-def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to the scores where a mask forbids (convert_boolean_attn_mask of aten/src/ATen/native/transformers/
-    attention.cpp)."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
-
-
-def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:
-    """torch.autograd.graph.save_on_cpu as it works between a device and its host; on the host alone it does nothing."""
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with recorder.elsewhere():
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-    def unpack(copy: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():  # like the recomputation that it serves, so that it counts as an activation
-            return torch.empty_like(copy)
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
-def _traceable(attention: str) -> str:
-    """transformers' name for an attention that can be traced in place of `attention`."""
-    if attention != "flash_attention_2":
-        return attention
-    from transformers.modeling_utils import AttentionInterface
-
-    # For an attention to which transformers assigns no mask function it builds no mask, as for flash-attn.
-    AttentionInterface.register(UNMASKED, _unmasked_attention)
-    return UNMASKED
-
-
-UNMASKED = "unmasked"
-
-
-def _unmasked_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention without dropout, windows and caps on the scores: flash-attn applies these in place, without
-    memory."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    known = {name: options[name] for name in ("scaling", "is_causal") if name in options}
-    return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **known))
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autofit.core.lattice import Config
+from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, MemoryTrace
 from autofit.estimate.tracing import fake_weights
-from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.estimate.tracing.trace import HOST, architecture_kinds
 from autofit.techniques import Job
 from autofit.training.build import make_plan, make_skeleton

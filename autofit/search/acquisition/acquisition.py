@@ -58,11 +58,6 @@ class Candidate:
     expected_seconds: float
     """Duration of its trial, set-up included."""
 
-    @property
-    def rate(self) -> float:
-        """Expected gain per second of trial: a compiled config must gain more, because its trial takes longer."""
-        return self.expected_gain / self.expected_seconds
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autofit.catalog.models import shape
+from autofit.core.device.hardware import compute_capability
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
@@ -38,14 +39,9 @@ class Attention(Technique):
             return "attention=flash needs the flash-attn package, which is not installed here; sdpa has the same kernel"
         if config["precision"] == "fp32":
             return "attention=flash computes in 16 bits only"
-        if _is_older(job.hardware.capability, 8.0):
+        if (compute_capability(job.hardware.capability) or 8.0) < 8.0:  # AMD's never are
             return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
         return None
 
     def plan(self, plan: BuildPlan) -> None:
         plan.attention = IMPLEMENTATIONS[plan.config.text("attention")]
-
-
-def _is_older(capability: str | None, first: float) -> bool:
-    """Whether `capability` is an NVIDIA compute capability below `first`; AMD's gfx names never are."""
-    return capability is not None and capability[0].isdecimal() and float(capability) < first

@@ -67,6 +67,11 @@ def needs_process_group(config: Config) -> bool:
     return config["sharding"] != "none" or config["offload"] != "none"
 
 
+def gathers_weights(config: Config) -> bool:
+    """Whether no device keeps the whole of the weights: they are sharded or offloaded, and come as they are needed."""
+    return config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
+
+
 def has_own_mixed_precision(config: Config) -> bool:
     """Whether the library that holds the parameters also converts them to 16 bits, in place of autocast."""
     return needs_process_group(config) and config["sharding"] != "ddp"

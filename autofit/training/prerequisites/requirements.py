@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config, Value
 from autofit.techniques import Job, unsupported
-from autofit.training.prerequisites import native_ops, nvme, trl_loss
+from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.habits import replaces_loss
+from autofit.training.prerequisites import native_ops, nvme
 
 
 def cannot_here(config: Config, job: Job) -> str | None:
@@ -17,7 +21,7 @@ def lacking_here(config: Config, job: Job) -> str | None:
     """What this machine lacks for `config`, which must be supported for `job`, in one sentence; None if nothing."""
     try:
         native_ops.require(config)
-        trl_loss.require(job)
+        _require_trl(job)
         if config["offload"] == "nvme":
             nvme.require(config, job)
     except EnvironmentLacks as error:
@@ -29,5 +33,26 @@ def asks(config: Config, job: Job) -> tuple[Value | None, ...]:
     """The values on which `lacking_here` depends: configs of a workload for which they are equal lack the same things.
     Empty for a config with no requirements on the machine."""
     if not native_ops.needed(config):
-        return (job.workload.trainer,) if trl_loss.needed(job) else ()
+        return (job.workload.trainer,) if _needs_trl(job) else ()
     return tuple(config.get(axis) for axis in ("offload", "precision", "method", "rank"))
+
+
+def _needs_trl(job: Job) -> bool:
+    """Whether a trial of `job` runs the kernels of trl's own loss."""
+    return job.hardware.kind == "cuda" and replaces_loss(job)
+
+
+def _require_trl(job: Job) -> None:
+    """Raise `EnvironmentLacks` if `job` needs them and this machine lacks something for it."""
+    if not _needs_trl(job):
+        return
+    try:
+        missing = None if find_spec("trl.kernels.chunked_logprob") else "trl 1.16"
+    except ImportError:  # trl is not there at all, or lacks one of its own requirements
+        missing = "trl 1.16"
+    missing = missing or missing_tool(job.hardware.kind)
+    if missing is not None:
+        raise EnvironmentLacks(
+            f"--for trl runs trl's own loss on a GPU, which needs {missing} where the trials run",
+            remedy="install it there, or leave --for out",
+        )

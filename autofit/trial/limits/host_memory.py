@@ -48,11 +48,7 @@ class HostWatch:
         return OutOfMemory(reason=str(error), phase=phase, host=True)
 
 
-def host_shortage(limit: int, ranks: int, available: int | None) -> tuple[int, int]:
+def host_shortage(limit: int, ranks: int, available: int | None) -> int:
     """Bytes by which the host falls short of the memory limits of all ranks of a trial, `limit` each, with `available`
-    bytes left (None where it does not say); and how many of them the other ranks may hold by now, each up to its
-    limit."""
-    if available is None:
-        return 0, 0
-    short = max(0, ranks * limit - available)
-    return short, min(short, (ranks - 1) * limit)
+    bytes left (None where it does not say). Other ranks may hold theirs by now."""
+    return 0 if available is None else max(0, ranks * limit - available)

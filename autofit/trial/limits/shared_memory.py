@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-PREFIXES = ("nccl-",)
+PATTERN = "nccl-*"
 """NCCL removes a segment's name once all ranks have mapped it (src/misc/shmutils.cc): a rank that dies before that
 leaves it behind. Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
 
 
 def segments() -> set[Path]:
     """This user's segments of the kinds that a rank may leave behind."""
-    return {path for path, _ in _found()}
+    found = set()
+    for path in FOLDER.glob(PATTERN):
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                found.add(path)
+    return found
 
 
 def remove_orphans(known: set[Path]) -> None:
@@ -31,14 +35,6 @@ def remove_orphans(known: set[Path]) -> None:
         if time.monotonic() > until:
             return
         time.sleep(0.05)
-
-
-def _found() -> Iterator[tuple[Path, os.stat_result]]:
-    with suppress(OSError):
-        for path in FOLDER.iterdir():
-            with suppress(OSError):
-                if path.name.startswith(PREFIXES) and (found := path.stat()).st_uid == os.getuid():
-                    yield path, found
 
 
 def is_mapped(segment: Path) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import logging
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, called, card, cards, match
-from autofit.core.device.hardware import EMULATED, Hardware, Stack
+from autofit.core.device.hardware import EMULATED, Hardware, Stack, compute_capability
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
 from autofit.core.units import GIB, format_duration
@@ -212,10 +212,8 @@ def _torch_build() -> _TorchBuild:
     """What torch was built for, from its version.py: a wheel's name need not say so, and an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
-    text = Path(spec.origin).with_name("version.py").read_text()
-    said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE))
-    values = {name: ast.literal_eval(value) for name, value in said.items()}
-    return _TorchBuild(version=str(values["__version__"]), cuda=values.get("cuda"), hip=values.get("hip"))
+    said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return _TorchBuild(version=said["__version__"], cuda=said.get("cuda"), hip=said.get("hip"))
 
 
 def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
@@ -327,8 +325,8 @@ def _accelerator(
 def _has_bf16(capability: str) -> bool:
     """Whether a device computes in bf16: NVIDIA's from Ampere on, AMD's from CDNA and RDNA 3 on (MFMA and WMMA in AMD's
     matrix instruction calculator)."""
-    if not capability.startswith("gfx"):
-        return float(capability) >= 8.0
+    if (version := compute_capability(capability)) is not None:
+        return version >= 8.0
     family, rest = capability[3:-2], capability[-2:]
     return rest in ("08", "0a", "40", "41", "42", "50") if family == "9" else int(family) >= 11
 

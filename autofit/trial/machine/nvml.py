@@ -84,6 +84,12 @@ def visible(number: int) -> NvidiaDevice | None:
     return found.visible[number] if found is not None and number < len(found.visible) else None
 
 
+def held_bytes() -> int | None:
+    """Memory of the first visible device that all processes together hold; None where the driver does not say."""
+    device = visible(0)
+    return None if device is None else device.held_bytes
+
+
 def is_not_loaded() -> bool:
     """Whether NVIDIA's libraries are here, and its driver is not loaded, as after an update of the kernel."""
     import pynvml

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,22 +23,15 @@ from autofit.trial.measure import process_memory
 from autofit.trial.measure.divergence import divergence, other_gradient
 from autofit.trial.measure.leak import leak, may_leak
 from autofit.trial.measure.meter import MemoryReading, Meter, meter_for
-from autofit.trial.measure.pace import (
-    EARNED,
-    SHOWN,
-    Mixed,
-    Pace,
-    is_brief,
-    least_repeats,
-    micro_steps_run,
-    warm_ups,
-)
+from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, micro_steps_run, warm_ups
 from autofit.trial.measure.recording import memory_snapshot, write_profile
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
-from autofit.trial.measure.steps import Progress, Steps, Watch
-from autofit.trial.process.child_process import TIMED, TIMING
+from autofit.trial.measure.steps import Progress, Steps, Tell, Watch
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.trial.process.child import Events
 
 COMPARED_TOKENS = 512
 """Of a sequence on which gradients are compared where a micro-step takes long."""
@@ -55,7 +48,7 @@ class Ended:
     """The group to leave once nothing is left to do."""
 
 
-def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, listener: int | None = None) -> Ended:
+def run_trial(request: TrialRequest, events: Events, *, asked_at: float, listener: int | None = None) -> Ended:
     """Run the request in this process: `Fits` or `Diverged`. Raises what torch raises, out of memory included, and
     `NoMeeting`.
 
@@ -64,15 +57,15 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     """
     job = request.job
     host_before = process_memory.read().resident
-    meter, ranks = _set_up(request, progress, listener)
-    progress("build")
+    meter, ranks = _set_up(request, events.enter, listener)
+    events.enter("build")
     started = time.monotonic()
     step = build(request.config, job, meter.device)
     build_seconds = time.monotonic() - started
     tokens, accumulation = _batch(step, request, ranks)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     pace = Pace.of(request, accumulation)
-    shared = _with_shares(progress, request, pace)
+    shared = _with_shares(events.enter, request, pace)
     # A sequence's, without its backward pass.
     shared("forward", 1.0 / (job.workload.batch_per_device * pace.least_share))
     _make_product(meter.device)
@@ -83,8 +76,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
 
     batches = micro_batches(request.config, job.workload)
     lengths = () if batches is None else tuple((length, batches.rows * weight) for length, weight in batches.nodes)
-    steps = Steps(step, tokens, accumulation, meter, shared, ranks, lengths)
-    watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
+    steps = Steps(step, tokens, accumulation, meter, shared, events.send, ranks, lengths)
+    watch = _watch(pace, request, len(tokens) // step.micro_batch, events.send, asked_at) if ranks.rank == 0 else None
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
     brief = by_itself and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
@@ -95,7 +88,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
     left_seconds = _seconds_left(pace, ranks, setup_seconds)
-    stopped_early = _time(steps, meter, request, ranks, step_seconds, left_seconds, progress)
+    stopped_early = _time(steps, meter, request, ranks, step_seconds, left_seconds, events.send)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
@@ -263,7 +256,7 @@ def _with_shares(progress: Progress, request: TrialRequest, pace: Pace) -> Progr
     return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
 
 
-def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progress, asked_at: float) -> Watch:
+def _watch(pace: Pace, request: TrialRequest, micro_steps: int, tell: Tell, asked_at: float) -> Watch:
     """Judges the trial after each micro-step of its warm-up. The first also does what is done only once; compiled ones
     compile in the first step, which says nothing of later ones."""
     compiled = request.config.get("compile") is True
@@ -275,9 +268,9 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progre
         earned = pace.earned
         pace.judge(number, seconds, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
         if pace.earned and not earned:
-            progress(EARNED)
+            tell({"earned": True})
         if number > 1:
-            progress(SHOWN, pace.least_step_seconds(number, seconds))
+            tell({"least": pace.least_step_seconds(number, seconds)})
 
     return watch
 
@@ -297,16 +290,16 @@ def _time(
     ranks: Ranks,
     longest_seconds: float,
     left_seconds: float,
-    progress: Progress,
+    tell: Tell,
 ) -> bool:
     """Time steps, as `_repeat` does. Then, where sequences have lengths and there is time, run the longest again, whose
     step takes `longest_seconds`: in what the allocator has made of the others' memory."""
     began = time.monotonic()
-    progress(TIMING)
+    tell({"timing": True})
     mixed = Mixed.of(request.config, request.job.workload)
     least = least_repeats(longest_seconds * mixed.together / mixed.longest)
     stopped_early = _repeat(steps, meter, request, ranks, least, left_seconds)
-    progress(TIMED)
+    tell({"timing": False})
     steps.finish()
     if not mixed.is_one_length:
         (is_late,) = ranks.largest([float(time.monotonic() - began + longest_seconds > left_seconds)])

@@ -181,9 +181,9 @@ def beside_allocator(held_by_others: int) -> int:
     used it, for where the driver does not tell processes apart."""
     own = nvml.own_bytes()
     if own is None:
-        now = nvml.visible(0)
+        now = nvml.held_bytes()
         free, total = torch.cuda.mem_get_info()
-        own = (total - free if now is None else now.held_bytes) - held_by_others
+        own = (total - free if now is None else now) - held_by_others
     return max(0, int(own - torch.cuda.memory_reserved() - process_memory.paged_bytes()))
 
 

@@ -106,15 +106,6 @@ def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> flo
     return max([least_tokens_per_second, *(speed / BEATEN_FACTOR for speed in rivals)])
 
 
-SHOWN = "shown"
-"""Told to the parent in place of a phase, with the least seconds of an optimizer step that a micro-step has shown."""
-PEAK, STEP = "peak", "step"
-"""Told to the parent in place of a phase, with the bytes that the phase before took at its peak, and the seconds of a
-step: what is known of a trial that does not end."""
-EARNED = "earned"
-"""Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
-
-
 def least_seconds(number: int, micro_seconds: float) -> float:
     """What any micro-step takes at least, if the one of that `number` took so long; it may be negative."""
     return micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,17 +16,18 @@ from autofit.core.outcome import EVALUATION
 from autofit.training.distributed.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.measure.meter import Meter
-from autofit.trial.measure.pace import PEAK, STEP
 
 
 class Progress(Protocol):
     """Tells the parent what begins, so that it knows what a killed child was in."""
 
     def __call__(self, phase: str, share: float | None = None, /) -> None:
-        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's. What is no
-        phase (`PEAK`, `STEP` and others) comes with a figure of its own."""
+        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's."""
 
 
+Tell = Callable[[Mapping[str, Any]], None]
+"""Tells the parent anything else (`Events.send`): the bytes of a phase's peak, and the seconds of a step, which are
+what is known of a trial that does not end."""
 Watch = Callable[[int, float], None]
 """Called after each micro-step of the warm-up with its number, from 1 on, and its seconds."""
 
@@ -66,6 +67,7 @@ class Steps:
         accumulation: int,
         meter: Meter,
         progress: Progress,
+        tell: Tell,
         ranks: Ranks | None = None,
         lengths: Sequence[tuple[int, float]] = (),
     ) -> None:
@@ -79,7 +81,7 @@ class Steps:
         """Of the steps since the last mean: weight, seconds of the slowest rank, and of this one."""
         self._accumulation = accumulation
         self._meter = meter
-        self._progress = progress
+        self._progress, self._tell = progress, tell
         self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
         self.latest_norm = math.nan
@@ -217,7 +219,7 @@ class Steps:
         self.seconds.append(math.fsum(weight * slowest for weight, slowest, _ in self._means))
         self.own_seconds.append(math.fsum(weight * own for weight, _, own in self._means))
         self.round_seconds = math.fsum(slowest for _, slowest, _ in self._means)
-        self._progress(STEP, self.seconds[-1])
+        self._tell({"step": self.seconds[-1]})
         self._means.clear()
 
     @contextmanager
@@ -225,7 +227,7 @@ class Steps:
         self._progress(phase)
         with self._meter.phase(phase):
             yield
-        self._progress(PEAK, float(self._meter.peaks[phase]))
+        self._tell({"peak": self._meter.peaks[phase]})
 
     @contextmanager
     def _announced(self, phase: str) -> Iterator[None]:

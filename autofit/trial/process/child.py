@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.outcome import Crashed, Outcome, Unsupported
 from autofit.trial.measure import process_memory
-from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, TooSlow
-from autofit.trial.process.child_process import TIMED, TIMING
+from autofit.trial.measure.pace import TooSlow
 from autofit.trial.process.classify import device_failure, memory_failure
 from autofit.trial.request import TrialRequest
 
@@ -30,17 +29,8 @@ class Events:
 
     def enter(self, phase: str, share: float | None = None, /) -> None:
         """Report that a phase begins, so that the parent knows which one a killed child was in, or work that is at
-        least that `share` of an optimizer step's. What is none is reported in the same way: that the timed part begins
-        or has ended, that the trial may take what it needs, and what an optimizer step takes at least."""
-        if phase == EARNED:
-            self.send({"earned": True})
-        elif phase == SHOWN:
-            self.send({"least": share})
-        elif phase in (PEAK, STEP):
-            self.send({phase: share})
-        elif phase in (TIMING, TIMED):
-            self.send({"timing": phase == TIMING})
-        elif phase != self.phase:
+        least that `share` of an optimizer step's."""
+        if phase != self.phase:
             self.phase = phase
             self.send({"phase": phase, "room": process_memory.room(), "share": share})
         elif share is not None:
@@ -51,7 +41,7 @@ class Events:
         self.send({"result": outcome.to_json(), "recording": recording})
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Report anything else: what the parent does not know, it ignores."""
+        """Report anything else that `ChildProcess` has a field for: what the parent does not know, it ignores."""
         data = (json.dumps(event, allow_nan=False) + "\n").encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -81,7 +71,7 @@ def _run(request: TrialRequest, events: Events, asked_at: float, listener: int |
     try:
         if request.job.workload.program is not None:
             return Ended(outcome=run_program(request, events, asked_at=asked_at))
-        return run_trial(request, events.enter, asked_at=asked_at, listener=listener)
+        return run_trial(request, events, asked_at=asked_at, listener=listener)
     except AutofitError as error:
         return Ended(outcome=Unsupported(reason=str(error)))
     except TooSlow as error:

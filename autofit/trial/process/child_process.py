@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from autofit.core.outcome import Outcome, outcome_from_json
-from autofit.trial.measure.pace import ONCE_SECONDS, PEAK, STEP
+from autofit.trial.measure.pace import ONCE_SECONDS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-TIMING, TIMED = "timing", "timed"
-"""What a child reports, as it reports a phase, when its timed part begins and when that has ended."""
 KILL_SECONDS = 60.0
 """How long the kernel may take to end a process that was killed: one that waits for a driver that hangs never ends."""
 _STUCK: set[int] = set()
@@ -78,10 +76,10 @@ class ChildProcess:
                 self.room = event.get("room", self.room)
                 self.earned = self.earned or "earned" in event
                 self.shown_seconds = max(self.shown_seconds, float(event.get("least", 0.0)))
-                if PEAK in event:
-                    self.peak_bytes = max(self.peak_bytes or 0, int(event[PEAK]))
-                if STEP in event and self.is_timing:
-                    self.timed_seconds += (float(event[STEP]),)
+                if "peak" in event:
+                    self.peak_bytes = max(self.peak_bytes or 0, int(event["peak"]))
+                if "step" in event and self.is_timing:
+                    self.timed_seconds += (float(event["step"]),)
                 if event.get("share") is not None:
                     self.began = time.monotonic(), float(event["share"])
                 if "result" in event:

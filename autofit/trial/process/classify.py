@@ -197,15 +197,13 @@ def ended_without_result(
     kernel_oom_kills: int | None,
     host_is_device: bool,
     short_bytes: int = 0,
-    siblings_bytes: int = 0,
 ) -> OutOfMemory | Crashed:
     """The outcome of a child that ended on its own without a result.
 
     `status` is the exit status, or minus the signal's number, as `os.waitstatus_to_exitcode` gives it;
     `kernel_oom_kills` counts the processes that the kernel killed for memory meanwhile, None where it keeps no count;
-    `room` is what was left of the memory limit when the phase began, in bytes; `short_bytes` is how far the host fell
-    short of the memory limits of all ranks when this one began, because others held memory; and `siblings_bytes` is the
-    most of that shortfall that the trial's other ranks, which may have begun earlier, can have held.
+    `room` is what was left of the memory limit when the phase began, in bytes; and `short_bytes` is how far the host
+    fell short of the memory limits of all ranks when this one began, because others held memory.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
     host = not host_is_device
@@ -217,7 +215,7 @@ def ended_without_result(
         )
     name = signal.Signals(-status).name if status < 0 else None
     if name == "SIGKILL":
-        return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=host)
+        return _killed(kernel_oom_kills, short_bytes, phase, host=host)
     if status != 0 and lack is not None:
         return OutOfMemory(reason=lack, phase=phase, signal=name, host=host and not is_devices)
     if name is None:
@@ -239,30 +237,19 @@ def _memory_line(stderr: str) -> tuple[str | None, bool]:
     return _matching_line(stderr, _ON_STDERR), False
 
 
-def _killed(
-    kernel_oom_kills: int | None, short_bytes: int, siblings_bytes: int, phase: str, *, host: bool
-) -> OutOfMemory | Crashed:
+def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host: bool) -> OutOfMemory | Crashed:
     """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, as anybody may."""
     if kernel_oom_kills == 0:
         reason = "the trial was killed, but not by the kernel's out-of-memory killer"
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     if short_bytes > 0:
-        reason = f"the kernel killed the trial: the host ran out of memory; {_held(short_bytes, siblings_bytes)}"
+        reason = (
+            f"the kernel killed the trial: the host ran out of memory; {format_bytes(short_bytes)} of what the limit "
+            "allows were already taken when it began: end other processes, or name less with --memory-limit"
+        )
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
-
-
-def _held(short_bytes: int, siblings_bytes: int) -> str:
-    """Who held the memory that the host lacked, as far as is known."""
-    if short_bytes <= siblings_bytes:
-        return (
-            f"{format_bytes(short_bytes)} of the memory limits of all ranks were already taken when this rank began, "
-            "by ranks that began earlier or by other processes"
-        )
-    least = "at least " if siblings_bytes else ""
-    excess = format_bytes(short_bytes - siblings_bytes)
-    return f"other processes held {least}{excess} too much for the limit: end them, or name less with --memory-limit"
 
 
 def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False, **shown: Any) -> TimedOut:
@@ -291,6 +278,11 @@ def kernel_oom_kills() -> int | None:
         except OSError:
             continue
     return None
+
+
+def kills_since(before: int | None) -> int | None:
+    """How many more these are than `before`; None where that is not known."""
+    return None if before is None else (kernel_oom_kills() or 0) - before
 
 
 def _no_room() -> bool:

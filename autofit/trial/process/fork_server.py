@@ -53,7 +53,8 @@ DEFAULT_ENTRY = "autofit.trial.process.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
 """Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
 SELDOM = 100_000
-"""New objects between two garbage collections while libraries are imported, which Python's 700 makes a fifth longer."""
+"""New objects between two garbage collections while libraries are imported, which Python's 700 makes a fifth longer.
+With none at all, the process would keep 8 MiB more."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
 
@@ -130,10 +131,10 @@ class Host:
         started = time.monotonic()
         hardware, rendezvous = request.job.hardware, request.rendezvous
         on_cpu = hardware.kind == "cpu"
-        held_before = None if on_cpu else _device_held()
+        held_before = None if on_cpu else nvml.held_bytes()
         ranks = 1 if rendezvous is None else rendezvous.ranks
         left = process_memory.host_available() if on_cpu else None
-        short_bytes, siblings_bytes = host_shortage(request.memory_limit_bytes, ranks, left)
+        short_bytes = host_shortage(request.memory_limit_bytes, ranks, left)
         watch = None if on_cpu else HostWatch()
         kills = classify.kernel_oom_kills()
         segments = shared_memory.segments()
@@ -153,10 +154,9 @@ class Host:
                     phase=child.phase,
                     room=child.room,
                     stderr=child.tail(),
-                    kernel_oom_kills=None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
+                    kernel_oom_kills=classify.kills_since(kills),
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
-                    siblings_bytes=siblings_bytes,
                 )
         except Stopped as stop:
             outcome = _stopped(child, time.monotonic() - started, interrupted=stop.interrupted)
@@ -353,17 +353,11 @@ def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
     return nvml.why_unreachable() if had_device else None
 
 
-def _device_held() -> int | None:
-    """Bytes of the trials' device that all processes together hold; None where the driver does not say."""
-    device = nvml.visible(0)
-    return device.held_bytes if device is not None else None
-
-
 def _await_device(held_before: int) -> None:
     """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free; but
     for 64 MiB, as other processes' fluctuates, too."""
     until = time.monotonic() + DEVICE_BACK_SECONDS
-    while (held := _device_held()) is not None and held > held_before + 64 * MIB:
+    while (held := nvml.held_bytes()) is not None and held > held_before + 64 * MIB:
         if time.monotonic() > until:
             return  # then it is another process's
         time.sleep(0.05)

@@ -6,7 +6,6 @@ import logging
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
-from types import TracebackType
 
 from autofit.core.outcome import Crashed
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
@@ -104,7 +103,5 @@ class GroupRunner:
     def __enter__(self) -> GroupRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from types import TracebackType
 from typing import IO, Any
 
 from autofit.core.outcome import Crashed
@@ -200,7 +199,5 @@ class TrialRunner:
     def __enter__(self) -> TrialRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

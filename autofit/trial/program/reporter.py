@@ -16,10 +16,9 @@ from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemo
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
-from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, Pace, TooSlow, least_repeats, warm_ups
+from autofit.trial.measure.pace import Pace, TooSlow, least_repeats, warm_ups
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
 from autofit.trial.process.child import Events
-from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.program.environment import REPORT_TO
 from autofit.trial.request import TrialRequest
@@ -157,7 +156,7 @@ class Session:
             return
         self._seconds.append(seconds)
         self._in_use.append(in_use)
-        self._events.enter(STEP, seconds)
+        self._events.send({"step": seconds})
         elapsed = time.monotonic() - self._timing_since
         enough = len(self._seconds) >= least_repeats(seconds)
         settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
@@ -166,7 +165,7 @@ class Session:
             self._succeed(stopped_early=hopeless)
 
     def _succeed(self, *, stopped_early: bool) -> NoReturn:
-        self._events.enter(TIMED)
+        self._events.send({"timing": False})
         self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=stopped_early))))
 
     def _warm_up(self, seconds: float) -> None:
@@ -182,12 +181,12 @@ class Session:
         except TooSlow as error:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
         if self._pace.earned and not earned:
-            self._events.enter(EARNED)
-        self._events.enter(SHOWN, self._pace.least_step_seconds(number, seconds))
+            self._events.send({"earned": True})
+        self._events.send({"least": self._pace.least_step_seconds(number, seconds)})
         if number >= warm_ups(seconds):
-            self._events.enter(PEAK, float(self._guarded(self._reading).peak_allocated))
+            self._events.send({"peak": self._guarded(self._reading).peak_allocated})
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
-            self._events.enter(TIMING)
+            self._events.send({"timing": True})
 
     def _is_hopeless(self) -> bool:
         """Whether a measured rival is both no heavier and faster than both repeats by a quarter."""

@@ -47,7 +47,7 @@ def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Ou
     """Run the workload's program for the config, until it has reported an outcome or has ended. Raises `UsageError` for
     a command that no longer exists as it was."""
     job = request.job
-    held = None if job.hardware.kind == "cpu" else nvml.visible(0)
+    held = None if job.hardware.kind == "cpu" else nvml.held_bytes()
     events.enter(classify.LAUNCH)
     place = f"autofit-trial-{secrets.token_hex(16)}"
     adopt_orphans()
@@ -63,7 +63,7 @@ def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Ou
             "request": request.to_json(),
             "asked_at": asked_at,
             "started_at": time.monotonic(),
-            "held_bytes": None if held is None else held.held_bytes,
+            "held_bytes": held,
         }
         relay = _Relay(events=events, told=(json.dumps(told) + "\n").encode())
         try:
@@ -75,7 +75,7 @@ def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Ou
     return _without_result(
         process.returncode,
         relay,
-        None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
+        classify.kills_since(kills),
         on_cpu=job.hardware.kind == "cpu",
     )
 

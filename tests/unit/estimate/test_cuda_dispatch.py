@@ -20,7 +20,7 @@ from autofit.core.lattice import Value
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import host_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
-from autofit.estimate.tracing import trace
+from autofit.estimate.tracing import as_on_device, trace
 from autofit.estimate.tracing.cuda_dispatch import AS_GIVEN, SUMMED_WIDE, WIDENED, cuda_dispatch
 
 NEOX = model("gpt_neox", num_hidden_layers=2, hidden_act="gelu", attention_bias=True)
@@ -65,7 +65,7 @@ def test_layer_norm_under_autocast_keeps_what_an_explicit_fp32_one_does(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulated = kept(NEOX, method="lora", precision=precision)
-    monkeypatch.setattr(trace, "cuda_dispatch", nullcontext)
+    monkeypatch.setattr(as_on_device, "cuda_dispatch", nullcontext)
     as_on_cpu = kept(NEOX, method="lora", precision=precision)
     if precision == "bf16":
         assert emulated == as_on_cpu

@@ -20,10 +20,10 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
+from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.roofline import seconds
 from autofit.estimate.time.transfers import seconds_per_byte
-from autofit.estimate.tracing.recorder import Held
 from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
 from autofit.training.build import make_plan, make_skeleton
@@ -213,36 +213,38 @@ def test_grouped_heads_in_fp32_have_their_scores_as_a_tensor() -> None:
     assert max(kept["grouped", "bf16"], kept["ungrouped", "bf16"], kept["ungrouped", "fp32"]) < scores / 3
 
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
 @pytest.mark.parametrize(
-    ("dtype", "width", "grouped", "masked", "capability", "kernel"),
+    ("number_format", "width", "grouped", "masked", "capability", "kernel"),
     [
-        (BF16, 128, True, False, "9.0", "flash"),
-        (FP16, 64, False, False, "8.0", "flash"),
-        (BF16, 72, False, False, None, "flash"),
-        (BF16, 256, True, False, "8.6", "flash"),
-        (BF16, 208, False, False, "8.6", "efficient"),
-        (BF16, 208, False, False, "9.0", "flash"),
-        (BF16, 128, False, True, "8.9", "efficient"),
-        (BF16, 128, True, True, "8.9", "math"),
-        (BF16, 320, False, False, "9.0", "efficient"),
-        (BF16, 100, False, True, "9.0", "math"),
-        (FP32, 128, False, False, "9.0", "efficient"),
-        (FP32, 128, True, False, "9.0", "math"),
-        (FP32, 66, False, False, "8.0", "math"),
-        (FP16, 64, False, False, "7.5", "efficient"),
-        (FP16, 64, True, False, "7.5", "math"),
-        (BF16, 64, False, False, "7.0", "math"),
-        (FP32, 66, False, False, "7.5", "efficient"),
+        ("bf16", 128, True, False, "9.0", "flash"),
+        ("fp16", 64, False, False, "8.0", "flash"),
+        ("bf16", 72, False, False, None, "flash"),
+        ("bf16", 256, True, False, "8.6", "flash"),
+        ("bf16", 208, False, False, "8.6", "efficient"),
+        ("bf16", 208, False, False, "9.0", "flash"),
+        ("bf16", 128, False, True, "8.9", "efficient"),
+        ("bf16", 128, True, True, "8.9", "math"),
+        ("bf16", 320, False, False, "9.0", "efficient"),
+        ("bf16", 100, False, True, "9.0", "math"),
+        ("fp32", 128, False, False, "9.0", "efficient"),
+        ("fp32", 128, True, False, "9.0", "math"),
+        ("fp32", 66, False, False, "8.0", "math"),
+        ("fp16", 64, False, False, "7.5", "efficient"),
+        ("fp16", 64, True, False, "7.5", "math"),
+        ("bf16", 64, False, False, "7.0", "math"),
+        ("fp32", 66, False, False, "7.5", "efficient"),
     ],
 )
 def test_which_kernel_torch_takes(
-    dtype: torch.dtype, width: int, grouped: bool, masked: bool, capability: str | None, kernel: str
+    number_format: str, width: int, grouped: bool, masked: bool, capability: str | None, kernel: str
 ) -> None:
     found = attention_kernel(
-        dtype=dtype, width=width, value_width=width, grouped=grouped, masked=masked, capability=capability
+        number_format=number_format,
+        width=width,
+        value_width=width,
+        grouped=grouped,
+        masked=masked,
+        capability=capability,
     )
     assert found is Attention(kernel)
 
@@ -254,19 +256,27 @@ def test_dropped_scores_of_wide_heads_are_not_for_flash_attention_on_small_cards
     width: int, capability: str, kernel: str
 ) -> None:
     found = attention_kernel(
-        dtype=BF16, width=width, value_width=width, grouped=False, masked=False, capability=capability, dropout=True
+        number_format="bf16",
+        width=width,
+        value_width=width,
+        grouped=False,
+        masked=False,
+        capability=capability,
+        dropout=True,
     )
     assert found is Attention(kernel)
 
 
 def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None:
-    found = attention_kernel(dtype=BF16, width=192, value_width=128, grouped=False, masked=False, capability="9.0")
+    found = attention_kernel(
+        number_format="bf16", width=192, value_width=128, grouped=False, masked=False, capability="9.0"
+    )
     assert found is Attention.EFFICIENT
 
 
 def scratch(kernel: str, key_heads: int) -> tuple[int, ...]:
-    query = torch.empty(2, 8, 256, 64, dtype=BF16, device="meta")
-    key = torch.empty(2, key_heads, 256, 64, dtype=BF16, device="meta")
+    query = torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(2, key_heads, 256, 64, dtype=torch.bfloat16, device="meta")
     held = cuda_scratch(f"aten._scaled_dot_product_{kernel}_attention_backward.default", (query, query, key, key))
     assert held.before == ()
     return held.beside

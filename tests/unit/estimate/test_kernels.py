@@ -7,8 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.kernels.scratch import host_scratch
-from autofit.estimate.tracing.recorder import Held
+from autofit.estimate.kernels.scratch import Held, host_scratch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

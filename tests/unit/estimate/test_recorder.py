@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autofit.estimate.tracing.recorder import Held, NotTraced, Recorder, without_data
+from autofit.estimate.kernels.scratch import Held
+from autofit.estimate.tracing.recorder import NotTraced, Recorder, without_data
 
 
 def recorder() -> Recorder:

@@ -7,9 +7,10 @@ import torch
 from test_trace import GQA, MIXTURE, history, traced
 
 from autofit.catalog.models import Model
+from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.tracing import results
-from autofit.estimate.tracing.recorder import Held, Recorder, without_data
+from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.techniques import complete, parse
 
 

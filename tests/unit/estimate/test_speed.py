@@ -16,6 +16,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK, product
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
+from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.time import guessed_rates
 from autofit.estimate.time.fitted_rates import calibrated
@@ -30,7 +31,6 @@ from autofit.estimate.time.roofline import (
     seconds,
     step_work,
 )
-from autofit.estimate.tracing.recorder import Held
 from autofit.estimate.tracing.update import trace_updates
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job, complete, parse

@@ -9,7 +9,6 @@ from unit.techniques.live_bytes import peak_bytes
 
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels import scratch
-from autofit.estimate.tracing.recorder import Held
 from autofit.techniques import Job, complete, parse
 from autofit.training.build import build
 
@@ -82,7 +81,7 @@ def check(of: Job, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = min(2, GLOBAL_BATCH // micro_batch) * micro_batch
     real = peak_bytes(step, torch.randint(LLAMA.config["vocab_size"], (rows, SEQ_LEN)))
     # What PyTorch's kernels hold within themselves is no tensor of the step (test_kernels.py).
-    monkeypatch.setattr(scratch, "common_scratch", lambda name, args: Held())
+    monkeypatch.setattr(scratch, "common_scratch", lambda name, args: scratch.Held())
     # bitsandbytes' CPU kernels hold a dequantised weight, which an operation's own memory is: no tensor of the step.
     predicted = Estimator(of, None).trace(config).timeline.peak()
     assert predicted == pytest.approx(real, rel=5e-3 if "qlora" in text else 1e-3)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import bitsandbytes  # noqa: F401  (registers its operations)
 import torch
 
-from autofit.estimate.kernels.scratch import host_scratch
+from autofit.estimate.kernels.scratch import Held, host_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
 from autofit.estimate.time.op_costs import FAMILIES, Family, Work, work
-from autofit.estimate.tracing.recorder import Held
 
 _ATEN = torch.ops.aten
 

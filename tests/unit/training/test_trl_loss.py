@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from autofit.techniques import complete
-from autofit.training.prerequisites import trl_loss
+from autofit.training.prerequisites import requirements
 from autofit.training.prerequisites.requirements import asks, lacking_here
 
 CONFIG = complete({"method": "lora", "loss": "chunked"})
@@ -29,8 +29,8 @@ CONFIG = complete({"method": "lora", "loss": "chunked"})
 def test_trls_loss_is_asked_for_where_it_runs(
     kind: str, trainer: str | None, installed: bool, tool: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trl_loss, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
-    monkeypatch.setattr(trl_loss, "missing_tool", lambda kind: tool)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
+    monkeypatch.setattr(requirements, "missing_tool", lambda kind: tool)
     job = tiny.plan(CONFIG).job
     job = replace(job, hardware=replace(job.hardware, kind=kind), workload=replace(job.workload, trainer=trainer))
     found = lacking_here(CONFIG, job)
@@ -42,7 +42,7 @@ def test_a_broken_trl_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(name: str) -> ModuleSpec:
         raise ImportError("No module named 'datasets'")
 
-    monkeypatch.setattr(trl_loss, "find_spec", broken)
+    monkeypatch.setattr(requirements, "find_spec", broken)
     job = tiny.plan(CONFIG).job
     job = replace(job, hardware=replace(job.hardware, kind="cuda"), workload=replace(job.workload, trainer="trl"))
     assert "trl 1.16" in (lacking_here(CONFIG, job) or "")

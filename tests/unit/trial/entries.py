@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.outcome import Crashed
-from autofit.trial.measure.pace import EARNED, PEAK, STEP
 from autofit.trial.process import child
-from autofit.trial.process.child_process import TIMING
 
 LATER_SECONDS = 1.0
 """By how much longer than its limit takes what takes too long."""
@@ -50,13 +48,13 @@ def half_way(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Times two steps, says so with a file where the request names one, and never ends; ignores SIGTERM."""
     events = child.Events(descriptor)
     events.enter("forward", 0.5)
-    events.enter(PEAK, 3000.0)
+    events.send({"peak": 3000})
     events.enter("backward")
-    events.enter(PEAK, 5000.0)
-    events.enter(STEP, 9.0)  # of the warm-up
-    events.enter(TIMING)
-    events.enter(STEP, 2.0)
-    events.enter(STEP, 4.0)
+    events.send({"peak": 5000})
+    events.send({"step": 9.0})  # of the warm-up
+    events.send({"timing": True})
+    events.send({"step": 2.0})
+    events.send({"step": 4.0})
     if data["profile"] is not None:
         Path(data["profile"]).touch()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -247,7 +245,7 @@ def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Takes longer than its allowance, which it has earned."""
     events = child.Events(descriptor)
-    events.enter(EARNED)
+    events.send({"earned": True})
     time.sleep(data["allowance_seconds"] + LATER_SECONDS)
     events.result(Crashed(reason="late"))
 

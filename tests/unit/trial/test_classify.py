@@ -23,7 +23,7 @@ def on_gpu(error: Exception) -> OutOfMemory | Crashed | None:
     return memory_failure(error, "backward", host_is_device=False)
 
 
-def killed(booked: int | None, *, short_bytes: int = 0, siblings_bytes: int = 0) -> OutOfMemory | Crashed:
+def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed:
     return ended_without_result(
         status=-9,
         phase="forward",
@@ -32,7 +32,6 @@ def killed(booked: int | None, *, short_bytes: int = 0, siblings_bytes: int = 0)
         kernel_oom_kills=booked,
         host_is_device=False,
         short_bytes=short_bytes,
-        siblings_bytes=siblings_bytes,
     )
 
 
@@ -233,7 +232,7 @@ def test_a_kill_that_nobody_booked() -> None:
 def test_a_kill_because_others_held_the_host() -> None:
     outcome = killed(1, short_bytes=3 * GIB)
     assert isinstance(outcome, Crashed) and outcome.transient
-    assert "other processes held 3.00 GiB too much" in outcome.reason
+    assert "3.00 GiB of what the limit allows were already taken" in outcome.reason
 
 
 @pytest.mark.parametrize("status", [1, -6])
@@ -258,28 +257,18 @@ def test_whose_memory_a_death_without_a_result_was_about(status: int, stderr: st
 
 
 @pytest.mark.parametrize(
-    ("ranks", "available", "short", "siblings", "said"),
-    [
-        (1, 8, 0, 0, None),
-        (1, 3, 5, 0, "other processes held 5.00 GiB too much"),
-        (2, 16, 0, 0, None),
-        (2, 11, 5, 5, "5.00 GiB of the memory limits of all ranks were already taken when this rank began, by ranks"),
-        (2, 6, 10, 8, "other processes held at least 2.00 GiB too much"),
-        (4, 6, 26, 24, "other processes held at least 2.00 GiB too much"),
-    ],
+    ("ranks", "available", "short"), [(1, 8, 0), (1, 3, 5), (2, 16, 0), (2, 11, 5), (2, 6, 10), (4, 6, 26)]
 )
-def test_what_a_killed_ranks_siblings_may_have_held_is_not_laid_to_others(
-    ranks: int, available: int, short: int, siblings: int, said: str | None
+def test_a_host_that_is_short_of_all_ranks_limits_says_nothing_of_the_config(
+    ranks: int, available: int, short: int
 ) -> None:
     found = host_shortage(8 * GIB, ranks, available * GIB)
-    assert found == (short * GIB, siblings * GIB)
-    outcome = killed(1, short_bytes=found[0], siblings_bytes=found[1])
-    assert isinstance(outcome, OutOfMemory if said is None else Crashed)
-    assert (said or "the host is out of memory") in outcome.reason
+    assert found == short * GIB
+    assert isinstance(killed(1, short_bytes=found), Crashed if short else OutOfMemory)
 
 
 def test_without_the_kernels_word_nothing_is_short() -> None:
-    assert host_shortage(8 * GIB, 1, None) == (0, 0)
+    assert host_shortage(8 * GIB, 1, None) == 0
 
 
 def test_kernel_books_are_read_where_there_are_any() -> None:

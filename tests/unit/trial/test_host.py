@@ -22,6 +22,7 @@ from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
 from autofit.trial import request as asked_for
+from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process
 from autofit.trial.process import fork_server as host
 from autofit.trial.process.commands import Commands
@@ -112,7 +113,7 @@ def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, held: Iterable[int]) -> i
         looks.append(next(each))
         return looks[-1]
 
-    monkeypatch.setattr(host, "_device_held", look)
+    monkeypatch.setattr(nvml, "held_bytes", look)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
