@@ -19,7 +19,11 @@ from autofit.techniques.job import ranks_per_host
 
 ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
-_PACKAGES = (("loss", "fused", "liger_kernel"), ("attention", "flash", "flash_attn"))
+_PACKAGES = (
+    ("loss", "fused", "liger_kernel"),
+    ("kernels", "liger", "liger_kernel"),
+    ("attention", "flash", "flash_attn"),
+)
 """(axis, value, field of the stack): the kernel that a value runs is the package's."""
 CONTEXT_BYTES = 400 * 1024**2
 """What a CUDA context and its loaded kernels are taken to need outside the allocator where neither a trial nor a probe
@@ -110,7 +114,7 @@ def context_bytes(job: Job) -> int:
 
 
 def _of_packages(config: Config, job: Job) -> list[str]:
-    needed = [(axis, package) for axis, value, package in _PACKAGES if config[axis] == value]
+    needed = [(axis, package) for axis, value, package in _PACKAGES if config.get(axis) == value]
     return [
         f"{axis}={config[axis]} finds {package.replace('_', '-')} installed where it trains: here it is not"
         for axis, package in needed

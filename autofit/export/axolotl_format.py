@@ -26,11 +26,12 @@ from autofit.export.document import (
     settings,
     yaml_file,
 )
+from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
-_LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")
-"""Liger's switches, each with the prefix `liger_`; only the last was measured."""
+_LIGER_LAYERS = ("rope", "rms_norm", "glu_activation")
+"""Liger's switches for its kernels in decoder layers, each with the prefix `liger_`."""
 _PLAIN_ADAPTERS = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
 """axolotl turns its own kernels on unless it is told; peft's were measured."""
 
@@ -121,13 +122,27 @@ def _attention(value: Value, task: Task) -> Settings:
 
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
-        switches = {f"liger_{name}": name == _LIGER[-1] for name in _LIGER}
-        return settings(training={"plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches})
+        return _liger(task)
     notes = []
     if value == "chunked":
         said = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
         notes.append(NeedsMore(f"loss=chunked: {said}"))
-    return settings(*notes, training={"chunked_cross_entropy": value == "chunked"})
+    return merge(_liger(task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
+
+
+def _kernels(value: Value, task: Task) -> Settings:
+    return _liger(task)
+
+
+def _liger(task: Task) -> Settings:
+    """Its plugin with the kernels that were measured, and no others; nothing where there are none."""
+    layers, loss = by_liger(task.config), task.config.get("loss") == "fused"
+    if not layers and not loss:
+        return settings()
+    switches = {name: layers for name in _LIGER_LAYERS}
+    switches |= {"layer_norm": False, "cross_entropy": False, "fused_linear_cross_entropy": loss}
+    plugin = ["axolotl.integrations.liger.LigerPlugin"]
+    return settings(training={"plugins": plugin, **{f"liger_{name}": on for name, on in switches.items()}})
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -166,6 +181,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
     "attention": _attention,
+    "kernels": _kernels,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

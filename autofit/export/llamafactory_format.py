@@ -26,6 +26,7 @@ from autofit.export.document import (
     yaml_file,
 )
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.kernels import by_liger
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
@@ -83,13 +84,26 @@ def _attention(value: Value, task: Task) -> Settings:
 
 def _loss(value: Value, task: Task) -> Settings:
     notes: list[str] = []
-    if value == "fused":
+    if by_liger(task.config):
+        if value != "fused":
+            said = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
+            notes.append(Near(f"loss={value}: {said}"))
+    elif value == "fused":
         said = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"
         notes.append(Near(f"loss=fused: {said}"))
-    if value == "chunked":
+    elif value == "chunked":
         said = "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured"
         notes.append(NeedsMore(f"loss=chunked: {said}"))
-    return settings(*notes, model={"enable_liger_kernel": value == "fused"})
+    return settings(*notes, model=_liger(task))
+
+
+def _kernels(value: Value, task: Task) -> Settings:
+    return settings(model=_liger(task))
+
+
+def _liger(task: Task) -> dict[str, object]:
+    """The one switch of all of Liger's kernels."""
+    return {"enable_liger_kernel": task.config.get("loss") == "fused" or by_liger(task.config)}
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -130,6 +144,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
+    "kernels": _kernels,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

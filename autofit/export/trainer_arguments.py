@@ -7,6 +7,7 @@ from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
+from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
@@ -17,6 +18,9 @@ FILLED = ("lr", "betas", "eps", "weight_decay")
 SYNCHRONISED = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 """`accelerator_config` with FSDP: gradients are reduced after each micro-batch, as was measured; waiting for the last
 keeps them unsharded until then."""
+
+LIGER_LAYERS = ("rope", "rms_norm", "swiglu", "geglu")
+"""Liger's names for its kernels in decoder layers; a model has one of the last two."""
 
 GROUPING = ("train_sampling_strategy", "group_by_length")
 """The argument of transformers from 5.2 on; `group_by_length=True` before."""
@@ -120,6 +124,24 @@ def keeps_apart(value: Value, task: Task, trainer: str) -> list[str]:
     return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
 
 
+def liger(task: Task, *, own_loss: bool = False) -> Settings:
+    """The arguments that turn on those of Liger's kernels that were measured, and no others; with `own_loss`, without
+    Liger's loss."""
+    layers, loss = by_liger(task.config), task.config.get("loss") == "fused" and not own_loss
+    switches = {
+        **dict.fromkeys(LIGER_LAYERS, layers),
+        "layer_norm": False,
+        "cross_entropy": False,
+        "fused_linear_cross_entropy": loss,
+    }
+    chosen = {"liger_kernel_config": switches} if layers or loss else {}
+    return settings(training={"use_liger_kernel": layers or loss, **chosen})
+
+
+def kernels(value: Value, task: Task) -> Settings:
+    return liger(task)
+
+
 def optimizer(value: Value, task: Task) -> Settings:
     """The argument `optim`, and the weight decay of trials."""
     notes = []
@@ -220,7 +242,7 @@ def libraries(config: Config) -> list[str]:
     optimizer = OPTIMIZERS.get(str(config.get("optimizer")))  # a stored config may lack it
     needed = {
         "bitsandbytes": config["method"] == "qlora" or (optimizer is not None and optimizer.of_bitsandbytes),
-        "liger-kernel": config.get("loss") == "fused",
+        "liger-kernel": config.get("loss") == "fused" or by_liger(config),
         "flash-attn": config.get("attention") == "flash",
     }
     return [name for name, is_needed in needed.items() if is_needed]

@@ -16,16 +16,6 @@ from autofit.techniques.habits import habits
 from autofit.techniques.habits.of_the_step import InputGradients
 from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
 
-LIGER_LOSS_ONLY = {
-    "rope": False,
-    "rms_norm": False,
-    "layer_norm": False,
-    "swiglu": False,
-    "geglu": False,
-    "cross_entropy": False,
-    "fused_linear_cross_entropy": True,
-}
-"""Liger's switches: only its fused loss was measured, none of its other kernels."""
 CHUNKED_KERNEL = "lighter_cross_entropy"
 """The loss kernel of `chunked`."""
 
@@ -94,16 +84,16 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    if value == "fused":
-        return settings(training={"use_liger_kernel": True, "liger_kernel_config": LIGER_LOSS_ONLY})
-    if value == "full":
-        return settings(training={"use_liger_kernel": False})
+    if value != "chunked":
+        return ta.liger(task)
     kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
-    return settings(
-        training={"use_liger_kernel": False},
-        imports=_imports_of(kernel, "from transformers.modeling_outputs import CausalLMOutput"),
-        code={"kernel": kernel.code, "chunked": CHUNK_THE_LOSS.replace("KERNEL", CHUNKED_KERNEL)},
-        load={"chunk_the_loss(model)": None},
+    return merge(
+        ta.liger(task),
+        settings(
+            imports=_imports_of(kernel, "from transformers.modeling_outputs import CausalLMOutput"),
+            code={"kernel": kernel.code, "chunked": CHUNK_THE_LOSS.replace("KERNEL", CHUNKED_KERNEL)},
+            load={"chunk_the_loss(model)": None},
+        ),
     )
 
 
@@ -156,6 +146,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": ta.attention,
+    "kernels": ta.kernels,
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,

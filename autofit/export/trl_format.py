@@ -87,7 +87,11 @@ def _loss(value: Value, task: Task) -> Settings:
         "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
     notes = [Near(f"loss={value}: {different[str(value)]}")] if value in different else []
-    return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
+    return merge(ta.liger(task, own_loss=True), settings(*notes, training={"loss_type": "nll"}))
+
+
+def _kernels(value: Value, task: Task) -> Settings:
+    return ta.liger(task, own_loss=True)
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -110,6 +114,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
+    "kernels": _kernels,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

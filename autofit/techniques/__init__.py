@@ -16,6 +16,7 @@ from autofit.techniques.axes.attention import Attention
 from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.axes.compilation import Compilation
+from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
 from autofit.techniques.axes.method import Method
 from autofit.techniques.axes.micro_batch import MicroBatch
@@ -39,6 +40,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Checkpointing(),
     Optimizer(),
     Attention(),
+    Kernels(),
     Loss(),
     Compilation(),
     Offload(),

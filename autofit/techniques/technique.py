@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,6 +60,8 @@ class BuildPlan:
     loss: LossKernel = field(init=False)
     evaluated_loss: LossKernel | None = None
     """That of evaluation between training steps, where it is another."""
+    without_kernels: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes a context in which the model computes by torch's operations alone."""
     optimizer: OptimizerFactory = field(init=False)
     masks_padding: bool = False
     """Whether the model is told which tokens of several sequences are padding (`habits.masks_padding`)."""

@@ -85,6 +85,11 @@ TRAINER_NAMES = (
         values={"true": "fused", "liger": "fused", "false": "full"},
     ),
     TrainerName(
+        keys=("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        target="kernels",
+        values={"true": "liger", "false": "torch"},
+    ),
+    TrainerName(
         keys=("train_sampling_strategy",), target="batching", values={"group_by_length": "grouped", "random": "padded"}
     ),
     TrainerName(keys=("group_by_length",), target="batching", values={"true": "grouped", "false": "padded"}),
@@ -129,13 +134,14 @@ def not_an_axis(name: str, value: object, axes: Mapping[str, Axis]) -> UsageErro
     key = name.lower().replace("-", "_")
     if key in FOLLOWS:
         return UsageError(f"unknown axis {name!r}: {FOLLOWS[key]}, so leave it out")
-    for known in TRAINER_NAMES:
-        if key in known.keys:
-            ours = known.ours(value)
-            if ours is not None and (known.target not in axes or _is_valid(axes[known.target], ours)):
-                return UsageError(f"unknown axis {name!r}: write {ours}")
-            values = ", ".join(map(str, axes[known.target].values)) or "a whole number"
-            return UsageError(f"unknown axis {name!r}: here it is {known.target}, with one of: {values}")
+    named = [known for known in TRAINER_NAMES if key in known.keys]
+    pairs = [(known.target, known.ours(value)) for known in named]
+    ours = [pair for target, pair in pairs if pair and (target not in axes or _is_valid(axes[target], pair))]
+    if ours:
+        return UsageError(f"unknown axis {name!r}: write {','.join(ours)}")
+    if named:
+        values = ", ".join(map(str, axes[named[0].target].values)) or "a whole number"
+        return UsageError(f"unknown axis {name!r}: here it is {named[0].target}, with one of: {values}")
     return unknown("axis", name, axes)
 
 

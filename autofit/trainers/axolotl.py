@@ -52,6 +52,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
                 "attention": args.attention(keys, "attn_implementation", args.ATTENTION, _attention(keys)),
                 "loss": _loss(keys),
+                "kernels": _kernels(keys),
                 "compile": keys.flag("torch_compile"),
                 "offload": sharded.offload,
                 "sharding": sharded.sharding,
@@ -165,3 +166,16 @@ def _loss(keys: Keys) -> str:
     if keys.flag("chunked_cross_entropy"):
         keys.count_not("chunked_cross_entropy", "less", "the loss in chunks, over logits that all exist at once")
     return "full"
+
+
+def _kernels(keys: Keys) -> str:
+    """Liger's where its plugin replaces norms, rotary embeddings and gates alike. `liger_swiglu` is the older name."""
+    names = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_swiglu")
+    chosen = [name for name in names if keys.flag(name)]
+    if not any("liger" in name for name in keys.names("plugins")):
+        return "torch"
+    if set(names[:2]) <= set(chosen) and len(chosen) > 2:
+        return "liger"
+    for name in chosen:
+        keys.count_not(name, "less", "a Liger kernel without the others")
+    return "torch"

@@ -57,7 +57,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "checkpointing": _checkpointing(keys),
                 "optimizer": args.trainers_optimizer(keys),
                 "attention": _attention(keys),
-                "loss": _loss(keys),
+                **_liger(keys),
                 "compile": keys.flag("torch_compile"),
                 "offload": sharded.offload,
                 "sharding": sharded.sharding,
@@ -122,8 +122,8 @@ def _attention(keys: Keys) -> str:
     return args.attention(keys, "flash_attn", _FLASH, said)
 
 
-def _loss(keys: Keys) -> str:
+def _liger(keys: Keys) -> dict[str, str]:
+    """The values of `loss` and `kernels`."""
     if not keys.flag("enable_liger_kernel") and not keys.flag("use_liger_kernel"):
-        return "full"
-    keys.count_not("enable_liger_kernel", "less", "Liger's kernels beside its loss")
-    return "fused"
+        return {"loss": "full"}
+    return {"loss": "fused", "kernels": "liger"}

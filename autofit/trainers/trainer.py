@@ -64,7 +64,7 @@ READERS: Mapping[str, Trainer] = {
             model_key="model_name_or_path",
             reader=llamafactory.read,
             table=llamafactory_format.TABLE,
-            other_spellings={"loss": ("use_liger_kernel",), "optimizer": ("adafactor",)},
+            other_spellings={**dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)), "optimizer": ("adafactor",)},
         ),
         Trainer(
             name="trl",

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import Emit, Settings, Task, settings
-from autofit.export.transformers_format import LIGER_LOSS_ONLY
 from autofit.techniques import complete
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.trainer_names import names_of
@@ -136,14 +135,16 @@ def mixed(keys: Keys, sharded: Sharded, *, method: str, loaded: str, bf16: bool 
     return "bf16-mixed" if autocast and (loaded == "float32" or sharded.keeps_masters) else "bf16"
 
 
-def liger(keys: Keys) -> bool:
-    """Whether Liger's fused loss replaces the model's; its other kernels are not counted."""
+def liger(keys: Keys) -> dict[str, str]:
+    """The values of `loss` and `kernels`: which of Liger's kernels replace the model's own, all unless it is said."""
     if not keys.flag("use_liger_kernel"):
-        return False
-    kernels = keys.mapping("liger_kernel_config")
-    if kernels != LIGER_LOSS_ONLY:
-        keys.count_not("use_liger_kernel", "less", "Liger's kernels beside its loss")
-    return bool(kernels.get("fused_linear_cross_entropy", True))
+        return {"loss": "full"}
+    chosen = keys.mapping("liger_kernel_config")
+    layers = [bool(chosen.get(name, True)) for name in ta.LIGER_LAYERS]
+    if any(layers) and not all(layers):
+        keys.count_not("liger_kernel_config", "less", "some of Liger's kernels in decoder layers without the others")
+    fused = chosen.get("fused_linear_cross_entropy", True)
+    return {"loss": "fused" if fused else "full", "kernels": "liger" if all(layers) else "torch"}
 
 
 def batch(keys: Keys) -> tuple[int, int]:
@@ -184,7 +185,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else checkpointing(keys),
                 "optimizer": trainers_optimizer(keys),
-                "loss": "fused" if liger(keys) else "full",
+                **liger(keys),
                 "compile": keys.flag("torch_compile"),
                 "offload": sharded.offload,
                 "sharding": sharded.sharding,
@@ -204,8 +205,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    fused = value == "fused"
-    return settings(training={"use_liger_kernel": fused, **({"liger_kernel_config": LIGER_LOSS_ONLY} if fused else {})})
+    return ta.liger(task)
 
 
 TABLE: Mapping[str, Emit] = {
@@ -213,6 +213,7 @@ TABLE: Mapping[str, Emit] = {
     "micro_batch": ta.batch,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
+    "kernels": ta.kernels,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

@@ -23,7 +23,8 @@ def read(keys: Keys, where: Where) -> Run:
     elif loaded == "auto":
         keys.assume("dtype is auto: the weights are taken to be in bfloat16")
     loaded = {"auto": "bfloat16"}.get(loaded or "float32", loaded or "float32")
-    if args.liger(keys):
+    liger = args.liger(keys)
+    if liger["loss"] == "fused":
         keys.assume("trl has a chunked loss of its own in place of Liger's")
     size, accumulation = args.batch(keys)
     return Run(
@@ -49,6 +50,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "attention": args.attention(
                     keys, "attn_implementation", args.ATTENTION, keys.text("attn_implementation")
                 ),
+                **liger,
                 "loss": "chunked",
                 "compile": keys.flag("torch_compile"),
                 "offload": sharded.offload,

@@ -72,7 +72,13 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     materialise(model, device=device, sharder=engines.sharder(plan))
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding)
+    module = LossModule(
+        model,
+        plan.loss,
+        plan.evaluated_loss,
+        masks_padding=plan.masks_padding,
+        without_kernels=plan.without_kernels,
+    )
     module.train()
     if config["compile"] is True:
         module.compile_layers()

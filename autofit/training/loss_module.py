@@ -14,6 +14,9 @@ from autofit.training.decoder import decoder_layers
 from autofit.training.weights import unwrap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from autofit.techniques.technique import LossKernel
 
 
@@ -25,14 +28,21 @@ class LossModule(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, loss: LossKernel, evaluated: LossKernel | None = None, *, masks_padding: bool = False
+        self,
+        model: nn.Module,
+        loss: LossKernel,
+        evaluated: LossKernel | None = None,
+        *,
+        masks_padding: bool = False,
+        without_kernels: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`evaluated` is the kernel of evaluation, where it is another; `masks_padding` as in `BuildPlan`."""
+        """`evaluated` is the kernel of evaluation, where it is another; the rest as in `BuildPlan`."""
         super().__init__()
         self.model = model
         self._loss = loss
         self._evaluated = evaluated or loss
         self._masks_padding = masks_padding
+        self._without_kernels = without_kernels
         self._is_compiled = False
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
@@ -43,10 +53,14 @@ class LossModule(nn.Module):
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, plain: LossKernel | None = None) -> torch.Tensor:
         """Summed cross-entropy in nats, fp32 scalar. tokens, labels [sequences, seq_len]; labels are already shifted.
 
-        If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, for comparison.
+        If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, by torch's own
+        operations, for comparison.
         """
         eagerly = plain is not None and self._is_compiled
-        with torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
+        with (
+            torch.compiler.set_stance("force_eager") if eagerly else nullcontext(),
+            nullcontext() if plain is None else self._without_kernels(),
+        ):
             # Held until the loss is computed, as in transformers.
             decoded = self.decoder(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state

@@ -15,6 +15,7 @@ from autofit.catalog.models import Model, architecture, shape
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
+from autofit.estimate.kernels.liger_layers import liger_layers
 from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
@@ -121,7 +122,8 @@ def trace_decoder(
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
-        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), keeping:
+        layers_by = liger_layers(config, step.module.model)
+        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), keeping, layers_by:
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -151,7 +153,8 @@ def trace_evaluation(
         step = _fake_step(plan, model, recorder)
         tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
         stack = decoder_layers(step.module.model)
-        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder):
+        layers_by = liger_layers(config, step.module.model)
+        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), layers_by:
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()

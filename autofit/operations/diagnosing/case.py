@@ -19,9 +19,10 @@ from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest,
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
+from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
-from autofit.trainers.run import Run, Where
+from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import Trainer
@@ -58,9 +59,13 @@ class Case:
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
         self._deepspeed = deepspeed_file(self._values.get("deepspeed"), where)
+        self._has_kernels = True
+        """Whether it is known what Liger's kernels take in the model."""
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
+        self._has_kernels = model.config["model_type"] in MODEL_TYPES
+        self.run = self._read(self._values)
         self._extra = extra_bytes(self.run, model)
         try:
             self.estimation = Estimation.of(
@@ -152,6 +157,10 @@ class Case:
     def _read(self, values: Mapping[str, Any]) -> Run:
         """What keys ask for, with what the user says beside them."""
         run = self._trainer.read(values, self._where)
+        if by_liger(run.config) and not self._has_kernels:
+            key = next(key for key in values if "liger" in key)
+            said = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
+            run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, said))
         if not self._user.also:
             return run
         together = {**run.config.to_json(), **self._user.also}

@@ -34,6 +34,7 @@ PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("method", "lora"): -0.10,
     ("method", "qlora"): 0.20,
     ("attention", "eager"): 0.20,
+    ("kernels", "liger"): -0.08,
     ("compile", True): -0.15,
 }
 """Log of relative step time; an axis value that is not listed is expected to change nothing. It only steers."""
@@ -48,6 +49,7 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
     ("loss", "chunked"): -0.3,
     ("loss", "fused"): -0.35,
     ("attention", "eager"): 0.5,
+    ("kernels", "liger"): -0.2,
 }
 """Log of relative memory beyond weights, gradients and states."""
 PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 1.2}

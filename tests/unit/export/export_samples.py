@@ -48,6 +48,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
         "adamw-foreach",
     ),
     "attention": ("sdpa", "flash", "eager"),
+    "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
     "compile": (False, True),
     "offload": ("nvme", "params", "optimizer", "none"),
@@ -76,9 +77,8 @@ def make_config(**values: Value) -> Config:
         filled = {k: v for k, v in filled.items() if k not in ("rank", "targets")}
     else:
         filled = {"rank": 16, "targets": "all-linear", **filled}
-    if filled.get("batching") == "padded":
-        del filled["batching"]  # goes without saying
-    return Config.of(filled)
+    unsaid = {"batching": "padded", "kernels": "torch"}
+    return Config.of({axis: value for axis, value in filled.items() if unsaid.get(axis) != value})
 
 
 def make_recommendation(

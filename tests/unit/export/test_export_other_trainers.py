@@ -19,6 +19,7 @@ from autofit.export import export
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, deepspeed_config
 from autofit.export.document import Recommended
 from autofit.export.trainer_arguments import FILLED
+from autofit.techniques.axes.kernels import by_liger
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
 
@@ -97,9 +98,9 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
         assert found["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
         assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
         switches = {key: value for key, value in found.items() if key.startswith("liger_")}
-        assert [key for key, value in switches.items() if value] == (
-            ["liger_fused_linear_cross_entropy"] if config["loss"] == "fused" else []
-        )
+        layers = ["liger_rope", "liger_rms_norm", "liger_glu_activation"] if by_liger(config) else []
+        loss = ["liger_fused_linear_cross_entropy"] if config["loss"] == "fused" else []
+        assert [key for key, value in switches.items() if value] == layers + loss
 
 
 def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> None:

@@ -19,6 +19,7 @@ from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
 from autofit.export import Export, export
 from autofit.export.distributed import FIRST_GPU
+from autofit.techniques.axes.kernels import by_liger
 
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},
@@ -52,11 +53,13 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.torch_compile is False
     assert args.logging_nan_inf_filter is False
     assert (args.max_grad_norm, args.learning_rate) == (1.0, None)
-    assert args.use_liger_kernel is (config["loss"] == "fused")
+    assert args.use_liger_kernel is (config["loss"] == "fused" or by_liger(config))
     assert args.auto_find_batch_size is False
     assert args.per_device_eval_batch_size == config["micro_batch"]
-    if config["loss"] == "fused":
-        assert [k for k, on in args.liger_kernel_config.items() if on] == ["fused_linear_cross_entropy"]
+    if args.use_liger_kernel:
+        layers = ["rope", "rms_norm", "swiglu", "geglu"] if by_liger(config) else []
+        loss = ["fused_linear_cross_entropy"] if config["loss"] == "fused" else []
+        assert [k for k, on in args.liger_kernel_config.items() if on] == layers + loss
     value = config.text("checkpointing")
     assert args.gradient_checkpointing is (value != "none")
     if value in CHECKPOINTING:

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
 from autofit.export import export
+from autofit.techniques.axes.kernels import by_liger
 
 trl = pytest.importorskip("trl")
 tiny_sft = pytest.importorskip("unit.export.tiny_sft")
@@ -57,7 +58,8 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.per_device_eval_batch_size == config["micro_batch"]
     assert args.optim.value == OPTIM[config.text("optimizer")]
     assert args.torch_compile is config["compile"]
-    assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", False, False)
+    assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", by_liger(config), False)
+    assert not (args.liger_kernel_config or {}).get("fused_linear_cross_entropy")
     value = config.text("checkpointing")
     assert args.gradient_checkpointing is (value != "none")
     assert checkpointing_kwargs(args) == CHECKPOINTING[value]

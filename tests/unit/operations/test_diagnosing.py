@@ -60,6 +60,16 @@ def diagnosed(path: Path, **asked: Any) -> Diagnosis:
     return autofit.diagnose(path, **{"hardware": "rtx-4090", **asked})
 
 
+def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(tmp_path: Path) -> None:
+    config, dense = tmp_path / "args.yml", "qwen3-0.6b"
+    config.write_text("per_device_train_batch_size: 1\noutput_dir: out\nuse_liger_kernel: true\n")
+    asked = {"trainer": "transformers", "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
+    known, unknown = (diagnosed(config, model=model, **asked) for model in (dense, "qwen3-30b-a3b"))
+    assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
+    assert unknown.run.config.get("kernels") is None
+    assert [part.key for part in unknown.run.not_counted] == ["use_liger_kernel"]
+
+
 def estimated(path: Path, **asked: Any) -> Estimate:
     """The estimate of a diagnosis, whose advice would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:

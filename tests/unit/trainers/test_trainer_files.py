@@ -89,6 +89,8 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**FACTORY, "use_unsloth_gc": True}, "checkpointing", "offload"),
         ({**FACTORY, "flash_attn": "disabled"}, "attention", "eager"),
         ({**FACTORY, "enable_liger_kernel": True}, "loss", "fused"),
+        ({**FACTORY, "enable_liger_kernel": True}, "kernels", "liger"),
+        ({**TRL, "use_liger_kernel": True}, "kernels", "liger"),
         ({**AXOLOTL, "flash_attention": True}, "attention", "flash"),
         ({**AXOLOTL, "gradient_checkpointing": "offload"}, "checkpointing", "offload"),
         ({**AXOLOTL, "fp16": True}, "precision", "fp16-mixed"),
@@ -96,11 +98,37 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**AXOLOTL, "optimizer": "paged_adamw_8bit"}, "optimizer", "paged-adamw-8bit"),
         ({**ARGUMENTS, "activation_checkpointing": True}, "checkpointing", "full"),
         ({**ARGUMENTS, "use_liger_kernel": True}, "loss", "fused"),
+        ({**ARGUMENTS, "use_liger_kernel": True}, "kernels", "liger"),
         ({**ARGUMENTS, "torch_compile": True}, "compile", True),
     ],
 )
 def test_a_key_means_an_axis(values: dict[str, Any], axis: str, value: object) -> None:
     assert read(values).config[axis] == value
+
+
+@pytest.mark.parametrize(
+    ("switches", "kernels", "not_counted"),
+    [
+        ({"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True}, "liger", ()),
+        ({"liger_rope": True, "liger_rms_norm": True, "liger_swiglu": True}, "liger", ()),
+        ({"liger_rope": True, "liger_rms_norm": True}, None, ("liger_rope", "liger_rms_norm")),
+        ({}, None, ()),
+    ],
+)
+def test_ligers_kernels_count_where_all_of_them_are_asked_for(
+    switches: dict[str, Any], kernels: str | None, not_counted: tuple[str, ...]
+) -> None:
+    """A plugin that is not loaded switches nothing."""
+    run = read({**AXOLOTL, "plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches})
+    assert run.config.get("kernels") == kernels
+    assert tuple(part.key for part in run.not_counted) == not_counted
+    assert read({**AXOLOTL, **switches}).config.get("kernels") is None
+
+
+def test_a_part_of_ligers_kernels_is_said() -> None:
+    run = read({**ARGUMENTS, "use_liger_kernel": True, "liger_kernel_config": {"rope": False}})
+    assert (run.config["loss"], run.config.get("kernels")) == ("fused", None)
+    assert [part.key for part in run.not_counted] == ["liger_kernel_config"]
 
 
 def test_bf16_is_what_the_card_has() -> None:

@@ -1,0 +1,57 @@
+"""Who computes what lies between a decoder layer's matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autofit.core.lattice import Axis, Config, chain
+from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.job import Job
+from autofit.techniques.technique import BuildPlan, Technique
+
+MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
+"""Dense architectures that Liger's kernels are for (MODEL_TYPE_TO_APPLY_LIGER_FN of
+liger_kernel/transformers/monkey_patch.py, 0.8.5). Of the others that it names, no estimate says what they take."""
+
+
+def by_liger(config: Config) -> bool:
+    """Whether Liger's kernels are in the decoder layers."""
+    return config.get("kernels") == "liger"
+
+
+class Kernels(Technique):
+    """`torch`: the operations of transformers' code, one after the other. `liger`: one kernel of Liger's for each norm,
+    rotary embedding and gate of an MLP, which keeps less for the backward pass (Hsu et al. 2024). The loss has an axis
+    of its own."""
+
+    axis = Axis(
+        name="kernels",
+        values=("liger", "torch"),
+        recipe="torch",
+        is_unsaid=True,
+        lighter=chain("liger", "torch"),
+        does="Who computes the norms, rotary embeddings and the MLP's gate in each decoder layer.",
+        meanings={
+            "liger": "Liger's kernels; GPUs, needs liger-kernel and a C compiler",
+            "torch": "the operations of transformers' own code",
+        },
+        where="Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM",
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if not by_liger(config):
+            return None
+        if job.hardware.kind != "cuda":
+            return "kernels=liger needs a GPU that Triton compiles for: use torch"
+        if job.stack.liger_kernel is None:
+            return "kernels=liger needs the liger-kernel package, which is not installed here"
+        if job.model.config["model_type"] not in MODEL_TYPES:
+            return f"kernels=liger is not known to work for {job.model.name}: use torch"
+        missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
+        return None if missing is None else f"kernels=liger needs {missing}, which is not installed here"
+
+    def on_model(self, plan: BuildPlan, model: Any) -> None:
+        if by_liger(plan.config) and plan.device.type != "cpu":  # an estimate has stand-ins of its own
+            from autofit.techniques.liger_layers import LigerLayers
+
+            plan.without_kernels = LigerLayers(model).plainly
