@@ -79,6 +79,7 @@ VALUES: dict[str, tuple[Value, ...]] = {
         *("sgd", "adafactor", "lion-8bit", "adamw-8bit", "paged-adamw-8bit", "lion", "adamw", "adamw-foreach"),
     ),
     "attention": ("sdpa", "eager"),
+    "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
 }
 PAIRED = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)

@@ -57,7 +57,7 @@ class Problem:
 
     @cached_property
     def _values(self) -> Mapping[str, tuple[Value, ...]]:
-        present = [(axis, {v for c in self.configs if (v := c.get(axis.name)) is not None}) for axis in AXES]
+        present = [(axis, {v for c in self.configs if (v := axis.of(c)) is not None}) for axis in AXES]
         return {axis.name: tuple(sorted(some, key=axis.place)) for axis, some in present}
 
     def config(self, chosen: Mapping[str, Value]) -> Config:
@@ -65,9 +65,8 @@ class Problem:
         all configs have. An axis that does not apply to its method is left out."""
         every = {axis.name: chosen.get(axis.name, known[0]) for axis in AXES if (known := self.values(axis))}
         config = Config.of(every)
-        return Config.of(
-            {name: every[name] for t in TECHNIQUES if (name := t.axis.name) in every and t.applies(config)}
-        )
+        here = [t.axis for t in TECHNIQUES if t.axis.name in every and t.applies(config)]
+        return Config.of({axis.name: every[axis.name] for axis in here if axis.says(every[axis.name])})
 
     def merit(self, config: Config, tokens_per_second: float) -> float:
         """The one figure to be made as large as possible, for methods that want one: tokens per second, ten times as

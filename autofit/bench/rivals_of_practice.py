@@ -29,6 +29,7 @@ HAND_PICKED: Settings = {
     "precision": ("bf16", "bf16-mixed", "fp16-mixed"),
     "optimizer": ("adamw", "adamw-8bit"),
     "attention": ("flash", "sdpa", "eager"),
+    "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
     "compile": (True, False),
     "checkpointing": ("none",),

@@ -200,27 +200,35 @@ class Lattice:
     """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
     row_of: Mapping[Config, int] = field(init=False, repr=False, compare=False)
     """The place of each config."""
-    _items: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
+    values: tuple[tuple[tuple[str, Value], ...], ...] = field(init=False, repr=False, compare=False)
+    """The axes' values of each config, as `values_of` gives them."""
+    _every: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
     """Every axis value of any config."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "row_of", {config: row for row, config in enumerate(self.configs)})
-        object.__setattr__(self, "_items", frozenset(item for config in self.configs for item in config.items))
+        object.__setattr__(self, "values", tuple(map(self.values_of, self.configs)))
+        object.__setattr__(self, "_every", frozenset(value for values in self.values for value in values))
+
+    def values_of(self, config: Config) -> tuple[tuple[str, Value], ...]:
+        """Axis and value of a config, also where the value goes without saying."""
+        unsaid = ((a.name, a.recipe) for a in self.axes if a.is_unsaid and a.recipe is not None)
+        return (*config.items, *(item for item in unsaid if item[0] not in config))
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
         """Whether `a` is sure to need no more memory than `b` (reflexive, antisymmetric, transitive)."""
-        claimed = all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
+        claimed = all(axis.is_lighter_or_equal(axis.of(a), axis.of(b)) for axis in self.axes)
         return claimed and self.holds(a, b)
 
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least as much memory as `config`, not including itself."""
-        own = dict(config.items)
+        own = dict(self.values_of(config))
         heavier = self._with(config, lambda axis, value: axis.is_lighter_or_equal(own.get(axis.name), value))
         return tuple(c for c in heavier if self.holds(config, c))
 
     def below(self, config: Config) -> tuple[Config, ...]:
         """The configs that need no more memory than `config`, not including itself."""
-        own = dict(config.items)
+        own = dict(self.values_of(config))
         lighter = self._with(config, lambda axis, value: axis.is_lighter_or_equal(value, own.get(axis.name)))
         return tuple(c for c in lighter if self.holds(c, config))
 
@@ -228,6 +236,10 @@ class Lattice:
         """The configs other than `config`, on the same axes, all of whose values are accepted. Every axis value is
         judged once: a lattice has tens of thousands of configs, but few values."""
         axes = {axis.name: axis for axis in self.axes}
-        accepted = {(name, value) for name, value in self._items if name not in axes or accepts(axes[name], value)}
-        count = len(config.items)
-        return (c for c in self.configs if accepted.issuperset(c.items) and len(c.items) == count and c != config)
+        accepted = {(name, value) for name, value in self._every if name not in axes or accepts(axes[name], value)}
+        count = len(self.values_of(config))
+        return (
+            c
+            for c, values in zip(self.configs, self.values, strict=True)
+            if accepted.issuperset(values) and len(values) == count and c != config
+        )

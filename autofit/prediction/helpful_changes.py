@@ -164,8 +164,8 @@ class _Neighbourhood:
         much of the training stays as it was as then still fits."""
         config = self._found.config
         for axis in AXES:
-            if axis.name in config:
-                lighter = [_with(config, {axis.name: value}) for value in self._values(axis, below=config[axis.name])]
+            if (present := axis.of(config)) is not None:
+                lighter = [_with(config, {axis.name: value}) for value in self._values(axis, below=present)]
                 said = (self._said(wanted) for wanted in lighter if self._possible(wanted))
                 config = next((lighter for lighter in said if lighter is not None), config)
         estimate = self._estimate(config)
@@ -196,7 +196,7 @@ class _Neighbourhood:
 
     def _present(self) -> list[tuple[Axis, Value]]:
         config = self._found.config
-        return [(axis, config[axis.name]) for axis in AXES if axis.name in config]
+        return [(axis, present) for axis in AXES if (present := axis.of(config)) is not None]
 
     def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
         """The default space's values of an axis, lightest first; with `below`, only those before it."""
@@ -239,8 +239,9 @@ class _Neighbourhood:
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
     def _grant_traces(self) -> None:
-        """Allow five more decoders to be traced; for an 8B model each takes about a second."""
-        self._may_be_traced = len(self._traced()) + 5
+        """Allow as many more decoders to be traced as differ from one in a single exact value; for an 8B model each takes
+        about a second."""
+        self._may_be_traced = len(self._traced()) + 6
 
     def _traced(self) -> set[Config]:
         return {known.without(*WITHOUT_TRACE) for known in self._known}

@@ -12,6 +12,10 @@ ROTARY = "apply_rotary_pos_emb"
 """What the module of each of these architectures calls to rotate queries and keys."""
 
 
+_ORIGINAL: dict[str, Any] = {}
+"""By an architecture's module, its own rotary function."""
+
+
 class LigerLayers:
     """A transformers or peft model in which Liger's kernels have replaced the norms, rotary embeddings and the MLP's
     gate. The rotary embeddings are replaced for all models of its architecture in this process."""
@@ -21,10 +25,12 @@ class LigerLayers:
 
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._code = sys.modules[type(causal_lm).__module__]
-        self._rotary = getattr(self._code, ROTARY)
-        own = {module for module in causal_lm.modules() if "forward" in vars(module)}
+        self._rotary = _ORIGINAL.setdefault(self._code.__name__, getattr(self._code, ROTARY))
+        before, own = dict(vars(self._code)), {module for module in causal_lm.modules() if "forward" in vars(module)}
         _apply_liger_kernel_to_instance(model=causal_lm, cross_entropy=False, fused_linear_cross_entropy=False)
         self._replaced = [m for m in causal_lm.modules() if "forward" in vars(m) and m not in own]
+        # Liger also replaces the classes of norms and MLPs, which models to come are made of.
+        vars(self._code).update(before | {ROTARY: getattr(self._code, ROTARY)})
 
     @contextmanager
     def plainly(self) -> Iterator[None]:

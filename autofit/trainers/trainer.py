@@ -54,6 +54,7 @@ READERS: Mapping[str, Trainer] = {
             table=axolotl_format.TABLE,
             other_spellings={
                 "attention": tuple(axolotl.OLD_FLAGS),
+                "kernels": ("liger_swiglu",),
                 "micro_batch": ("batch_size",),
                 "precision": ("bfloat16", "float16"),
             },

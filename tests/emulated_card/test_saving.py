@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from autofit import estimate
 from tests.emulated_card.cards import Machine
-from tests.emulated_card.test_trials import autofit
 
 TRAINED = '''
 import json, os, sys
@@ -104,10 +104,8 @@ def saved(home: Path, folder: Path, model: dict[str, Any], method: str, sharding
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"part"')]
     assert len(found) == 2 * ranks, done.stderr[-3000:]
     config = f"method={method},sharding={sharding},optimizer=adamw,precision=bf16-mixed"
-    asked = ("--model", str(folder / "model"), "--seq-len", "8", "--global-batch", str(ranks), "--devices", str(ranks))
-    said = autofit("estimate", *asked, "--hardware", "a10g", "--config", config, "--json", store=folder / "store.db")
-    assert said.returncode == 0, said.stderr
-    return found, json.loads(said.stdout)
+    job = {"seq_len": 8, "global_batch": ranks, "devices": ranks, "hardware": "a10g", "store": str(folder / "store.db")}
+    return found, estimate(str(folder / "model"), config, **job, advice=False).to_json()
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,16 @@ def test_keys_are_equal_exactly_for_equal_configs(pair: tuple[Config, Config]) -
     assert a != b or hash(a) == hash(b)
 
 
+def test_a_value_that_goes_without_saying_has_its_place_in_the_order() -> None:
+    liger, plain = (complete({"kernels": value, "micro_batch": 2}) for value in ("liger", "torch"))
+    heavier = plain.replace(micro_batch=4)
+    found = order(liger, plain, heavier)
+    assert "kernels" not in plain and found.is_lighter_or_equal(liger, plain)
+    assert found.above(liger) == (plain, heavier)
+    assert found.below(plain) == (liger,)
+    assert dict(found.values_of(plain))["kernels"] == "torch"
+
+
 def test_a_config_answers_for_its_axes() -> None:
     config = complete({"method": "lora", "rank": 16, "compile": True})
     assert config["rank"] == config.get("rank") == config.number("rank") == 16

@@ -21,7 +21,7 @@ from autofit.store import Store
 from autofit.techniques import AXES
 
 ROUTES = APIRouter(route_class=PageRoute)
-SHOWN = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention")
+SHOWN = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention", "kernels")
 """The axes that the form has; the others take the plain recipe's values."""
 FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "method": "qlora", "micro_batch": 4}
 """What the form shows before anything is chosen."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,32 +22,38 @@ from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.liger_layers import ROTARY
 
 MULTIPROCESSORS = 132
-"""Each sums its own gradient of a norm's weights, in fp32. An H100's number: on other cards these sums are up to 2 MiB
-smaller or larger for as long as the norm's backward takes."""
+"""Each sums its own gradient of a norm's weights, in fp32. An H100's number: on other cards of the catalog these sums
+are up to 3 MiB smaller, at a hidden size of 8,192, for as long as the norm's backward takes."""
 COPIES_GRADIENT = ("gemma2", "gemma3_text")
 """Architectures whose norms may not write the gradient of their input over that of their output: two follow one another
 in the residual stream (apply_liger_kernel_to_gemma2 of liger_kernel/transformers/monkey_patch.py, 0.8.5)."""
 
 
-@contextmanager
-def liger_layers(config: Config, model: Any) -> Iterator[None]:
+def liger_layers(config: Config, model: Any) -> AbstractContextManager[None]:
     """Inside, the decoder layers of `model` compute as Liger's kernels do, if the config has them."""
-    if not by_liger(config):
-        yield
-        return
+    return replaced(model) if by_liger(config) else nullcontext()
+
+
+@contextmanager
+def replaced(model: Any) -> Iterator[None]:
+    """Inside, every norm, gated MLP and rotary embedding of a transformers or peft model is one of these."""
     causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
-    in_place = causal_lm.config.model_type not in COPIES_GRADIENT
-    with ExitStack() as replaced:
-        replaced.enter_context(patch.object(sys.modules[type(causal_lm).__module__], ROTARY, _rotated))
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(sys.modules[type(causal_lm).__module__], ROTARY, _rotated))
         for module in causal_lm.modules():
             forward: Any = None
             if type(module).__name__.endswith("RMSNorm"):
-                forward = partial(_normed, module, in_place)
+                forward = partial(_normed, module, in_place(causal_lm))
             elif hasattr(module, "down_proj"):
                 forward = partial(_gated, module)
             if forward is not None:
-                replaced.enter_context(patch.object(module, "forward", forward))
+                stack.enter_context(patch.object(module, "forward", forward))
         yield
+
+
+def in_place(causal_lm: Any) -> bool:
+    """Whether a norm writes the gradient of its input over that of its output."""
+    return causal_lm.config.model_type not in COPIES_GRADIENT
 
 
 def _normed(module: nn.Module, in_place: bool, hidden: torch.Tensor) -> torch.Tensor:

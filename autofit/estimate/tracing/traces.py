@@ -111,7 +111,7 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, spread), self._job(spread)
-        axes = ("method", "precision", "attention", "loss", "targets")
+        axes = ("method", "precision", "attention", "kernels", "loss", "targets")
         masked = masks_padding(config, self.job)
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
         return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences, masked=masked))

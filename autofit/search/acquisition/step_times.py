@@ -139,7 +139,6 @@ class StepTimes:
 
     def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
-        configs = lattice.configs
         self._features = Features(lattice, prior, predicted)
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
@@ -149,11 +148,14 @@ class StepTimes:
         first, effects = self._features.spreads[:1], self._features.spreads[1:]
         least = np.minimum(effects, LEAST_EFFECT)
         self._variances = [np.append(first, np.maximum(f * effects, least)) ** 2 for f in EFFECT_SCALES]
-        found = {item for config in configs for item in config.items}
-        self._having = {item: np.array([item in config.items for config in configs]) for item in sorted(found, key=str)}
+        self._values_of = lattice.values_of
+        every = lattice.values
+        found = sorted({item for values in every for item in values}, key=str)
+        self._having = {item: np.array([item in values for values in every]) for item in found}
         """Which configs of the lattice have an axis value."""
         self._having_axis = {
-            axis: np.array([axis in config for config in configs]) for axis in dict.fromkeys(axis for axis, _ in found)
+            axis: np.array([axis in dict(values) for values in every])
+            for axis in dict.fromkeys(axis for axis, _ in found)
         }
 
     def foretold(self, rows: Rows) -> Array:
@@ -235,7 +237,7 @@ class StepTimes:
         return [cause for cause in found.values() if not cause.members.all()]
 
     def _of_one(self, config: Config) -> Iterable[_Cause]:
-        values = [item for item in config.items if not self._having[item].all()]
+        values = [item for item in self._values_of(config) if not self._having[item].all()]
         others = [item for item in self._having if item[0] in dict(values) and item not in values]
         for item in values:
             # With these chances, a device is as likely to be slow at none of a space's values as at some.

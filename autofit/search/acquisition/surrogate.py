@@ -141,7 +141,7 @@ class Features:
         self._row_of = lattice.row_of
         self.spreads = np.array(spreads)
         """Prior standard deviation of each effect."""
-        self.matrix = np.array([self._features(c) for c in configs])
+        self.matrix = np.array([self._features(dict(values)) for values in lattice.values])
         """1, then an indicator for each axis value, and the log2 of each numeric axis; shape (configs, effects)."""
         ahead = np.array([(predicted or {}).get(c, 0.0) for c in configs])
         self.expected = ahead + self.matrix @ np.array(means)
@@ -151,8 +151,7 @@ class Features:
         """The positions of configs of the lattice."""
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
-    def _features(self, config: Config) -> list[float]:
-        own = dict(config.items)
+    def _features(self, own: Mapping[str, Value]) -> list[float]:
         row = [1.0]
         for name, wanted in self._columns:
             value = own.get(name)

@@ -9,9 +9,10 @@ from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
-MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
+MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 """Dense architectures that Liger's kernels are for (MODEL_TYPE_TO_APPLY_LIGER_FN of
-liger_kernel/transformers/monkey_patch.py, 0.8.5). Of the others that it names, no estimate says what they take."""
+liger_kernel/transformers/monkey_patch.py, 0.8.5) and that every trainer applies them to. Of the others that it names,
+no estimate says what they take."""
 
 
 def by_liger(config: Config) -> bool:
@@ -35,18 +36,21 @@ class Kernels(Technique):
             "liger": "Liger's kernels; GPUs, needs liger-kernel and a C compiler",
             "torch": "the operations of transformers' own code",
         },
-        where="Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM",
+        where="dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if not by_liger(config):
             return None
         if job.hardware.kind != "cuda":
-            return "kernels=liger needs a GPU that Triton compiles for: use torch"
+            return "kernels=liger needs an NVIDIA or AMD GPU: use torch"
         if job.stack.liger_kernel is None:
             return "kernels=liger needs the liger-kernel package, which is not installed here"
         if job.model.config["model_type"] not in MODEL_TYPES:
             return f"kernels=liger is not known to work for {job.model.name}: use torch"
+        if config["checkpointing"] == "selective" and config["method"] == "full":
+            # Rotary embeddings are written over the projections that it keeps, which would then be rotated twice.
+            return "kernels=liger computes wrong gradients with checkpointing=selective: use kernels=torch"
         missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
         return None if missing is None else f"kernels=liger needs {missing}, which is not installed here"
 

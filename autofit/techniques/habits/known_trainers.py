@@ -76,6 +76,7 @@ LLAMAFACTORY = Trainer(
         "loss": {"chunked": "has no such loss and makes all logits at once"},
     },
     cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},
+    liger_is_one=True,
 )
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}

@@ -77,7 +77,7 @@ class Command:
         """Raise `UsageError` if configs differ on an axis of which the command says nothing to the program."""
         every, told = list(configs), self.placeholders
         for axis in AXES:
-            values = {config.get(axis.name) for config in every} - {None}
+            values = {axis.of(config) for config in every} - {None}
             # A program can derive either of these from the other and the global batch.
             follows = axis.name == "micro_batch" and "accumulation" in told
             if len(values) > 1 and axis.name not in told and not follows:

@@ -122,7 +122,11 @@ def test_cudnns_workspace_is_said_to_be_assumed_where_torch_prefers_its_kernel(
 
 @pytest.mark.parametrize(
     ("text", "package", "name"),
-    [("loss=fused", "liger_kernel", "liger-kernel"), ("attention=flash", "flash_attn", "flash-attn")],
+    [
+        ("loss=fused", "liger_kernel", "liger-kernel"),
+        ("kernels=liger", "liger_kernel", "liger-kernel"),
+        ("attention=flash", "flash_attn", "flash-attn"),
+    ],
 )
 def test_a_package_that_only_a_card_of_the_catalog_is_taken_to_have_is_named(
     text: str, package: str, name: str

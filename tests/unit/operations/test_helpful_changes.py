@@ -137,6 +137,14 @@ def test_of_the_changes_that_fit_the_smallest_the_fastest_and_the_safest_are_pro
     assert changes["safest"].estimate.headroom_bytes == max(e.headroom_bytes for e in lighter)
 
 
+def test_a_value_that_goes_without_saying_may_be_changed() -> None:
+    """Liger's kernels take less than torch's operations, and move fewer bytes."""
+    by = Estimator(replace(make_job(), stack=replace(STACK, liger_kernel="0.8.5")), RATES)
+    limit = (predicted(HEAVY).device_bytes + predicted(HEAVY.replace(kernels="liger")).device_bytes) // 2
+    found = asking(by, HEAVY, limit).advised()
+    assert any(change.values.get("kernels") == "liger" for change in found.advice)
+
+
 def is_lighter(config: Config) -> bool:
     """Whether no value is a heavier one than that of `HEAVY`."""
     return all(a <= b for a, b in zip(lightness(config), lightness(HEAVY), strict=True))

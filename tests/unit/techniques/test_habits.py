@@ -87,6 +87,15 @@ def test_adapters_in_bf16_cannot_have_loss_scaling() -> None:
         assert "loss scaling" not in said
 
 
+@pytest.mark.parametrize(("loss", "kernels"), [("fused", "torch"), ("full", "liger")])
+def test_where_one_switch_turns_on_all_of_liger_its_loss_and_kernels_go_together(loss: str, kernels: str) -> None:
+    config = complete({"loss": loss, "kernels": kernels})
+    reason = TRAINERS["llamafactory"].why_not(config)
+    assert reason is not None and "one switch for both" in reason
+    assert TRAINERS["transformers"].why_not(config) is None
+    assert TRAINERS["llamafactory"].why_not(complete({"loss": "fused", "kernels": "liger"})) is None
+
+
 def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
     of = job(trainer="llamafactory")
     assert unsupported(complete({"method": "full", "precision": "fp32"}), of) is None

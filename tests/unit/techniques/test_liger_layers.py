@@ -20,13 +20,15 @@ def doubled_norms(model: Any, **options: bool) -> None:
     """What Liger's own function does, by norms and rotary embeddings that are plainly others."""
     assert options == {"cross_entropy": False, "fused_linear_cross_entropy": False}
     modeling_llama.apply_rotary_pos_emb = lambda queries, keys, *others: (queries, keys)  # type: ignore[assignment]
+    modeling_llama.LlamaRMSNorm = torch.nn.Identity  # type: ignore[misc,assignment]
     for module in model.modules():
         if type(module).__name__ == "LlamaRMSNorm":
             vars(module)["forward"] = lambda hidden: 2.0 * hidden
 
 
 def test_plainly_a_model_computes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
+    rotary, norm = modeling_llama.apply_rotary_pos_emb, modeling_llama.LlamaRMSNorm
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotary)
     made: Any = ModuleType("liger_kernel.transformers")
     made._apply_liger_kernel_to_instance = doubled_norms
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", made)
@@ -45,3 +47,7 @@ def test_plainly_a_model_computes_as_before(monkeypatch: pytest.MonkeyPatch) -> 
     with layers.plainly():
         assert torch.equal(logits(), plain)
     assert torch.equal(logits(), replaced)
+    assert modeling_llama.LlamaRMSNorm is norm, "models to come are made of transformers' own"
+    model = AutoModelForCausalLM.from_config(architecture(tiny_model()))
+    with LigerLayers(model).plainly():
+        assert modeling_llama.apply_rotary_pos_emb is rotary, "also of the second model in a process"

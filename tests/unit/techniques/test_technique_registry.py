@@ -188,7 +188,12 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ),
         ({"loss": "fused"}, job(stack=LIGER), "needs an accelerator that Triton compiles for"),
         ({"loss": "fused"}, job(hardware=CUDA_HARDWARE), "needs the liger-kernel package"),
-        ({"kernels": "liger"}, job(stack=LIGER), "needs a GPU that Triton compiles for"),
+        ({"kernels": "liger"}, job(stack=LIGER), "needs an NVIDIA or AMD GPU"),
+        (
+            {"kernels": "liger", "checkpointing": "selective"},
+            job(hardware=CUDA_HARDWARE, stack=LIGER),
+            "wrong gradients with checkpointing=selective",
+        ),
         ({"kernels": "liger"}, job(hardware=CUDA_HARDWARE), "needs the liger-kernel package"),
         (
             {"kernels": "liger"},

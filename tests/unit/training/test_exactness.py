@@ -206,8 +206,8 @@ def test_on_a_gpu_what_only_a_gpu_has_is_trained(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(globals(), "HARDWARE", CUDA_HARDWARE)
     monkeypatch.setitem(globals(), "LIBRARIES", replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3"))
     found = singles(LLAMA, method)
-    only_there: dict[str, Value] = {"loss": "fused", "attention": "flash", "optimizer": "paged-adamw-8bit"}
-    for axis, value in only_there.items():
+    only_there: list[tuple[str, Value]] = [("loss", "fused"), ("kernels", "liger"), ("attention", "flash")]
+    for axis, value in (*only_there, ("optimizer", "paged-adamw-8bit")):
         assert {"method": method, axis: value} in found
 
 

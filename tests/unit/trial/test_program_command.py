@@ -75,6 +75,9 @@ def test_an_axis_that_varies_must_reach_the_program() -> None:
     ):
         Command.parse("train {micro_batch}").check_takes(configs)
     methods = [complete({"method": "lora"}), complete({})]
+    kernels = [complete({"kernels": value}) for value in ("liger", "torch")]
+    with pytest.raises(UsageError, match="varies kernels, which the command ignores"):
+        Command.parse("train {micro_batch}").check_takes(kernels)
     Command.parse("train {method}").check_takes(methods)  # full training has no rank, adapters have one
 
 
