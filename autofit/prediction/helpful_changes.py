@@ -239,8 +239,8 @@ class _Neighbourhood:
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
     def _grant_traces(self) -> None:
-        """Allow as many more decoders to be traced as differ from one in a single exact value; for an 8B model each takes
-        about a second."""
+        """Allow as many more decoders to be traced as a single exact change may need; for an 8B model each takes about
+        a second."""
         self._may_be_traced = len(self._traced()) + 6
 
     def _traced(self) -> set[Config]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autofit.core.errors import UsageError
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import Keys
@@ -24,6 +25,8 @@ def read(keys: Keys, where: Where) -> Run:
         keys.assume("dtype is auto: the weights are taken to be in bfloat16")
     loaded = {"auto": "bfloat16"}.get(loaded or "float32", loaded or "float32")
     liger = args.liger(keys)
+    if keys.flag("use_liger_kernel") and keys.mapping("liger_kernel_config").get("fused_linear_cross_entropy"):
+        raise UsageError("liger_kernel_config has fused_linear_cross_entropy: true, which trl refuses: leave it out")
     if liger["loss"] == "fused":
         keys.assume("trl has a chunked loss of its own in place of Liger's")
     size, accumulation = args.batch(keys)

@@ -36,9 +36,9 @@ purpose: A handful of configs for tests, each of which is on the frontier.
 axes:
   method: [full]
   precision: [bf16]
-  micro_batch: [1, 2, 4, 8]
+  micro_batch: [1, 2, 4]
 """
-CONFIGS = 4
+CONFIGS = 3
 
 
 @dataclass(kw_only=True)

@@ -125,6 +125,12 @@ def test_ligers_kernels_count_where_all_of_them_are_asked_for(
     assert read({**AXOLOTL, **switches}).config.get("kernels") is None
 
 
+def test_what_trl_refuses_of_liger_is_refused() -> None:
+    assert read({**TRL, "use_liger_kernel": True, "liger_kernel_config": {"rope": True}}).config["loss"] == "chunked"
+    with pytest.raises(UsageError, match="which trl refuses: leave it out"):
+        read({**TRL, "use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": True}})
+
+
 def test_a_part_of_ligers_kernels_is_said() -> None:
     run = read({**ARGUMENTS, "use_liger_kernel": True, "liger_kernel_config": {"rope": False}})
     assert (run.config["loss"], run.config.get("kernels")) == ("fused", None)
