@@ -107,7 +107,7 @@ class Comparison:
 
     def _step(self, last: Config, now: Config) -> Step:
         before, after = self.estimate(last), self.estimate(now)
-        change = {a.name: now.get(a.name) for a in AXES if last.get(a.name) != now.get(a.name)}
+        change = {a.name: a.of(now) for a in AXES if a.of(last) != a.of(now)}
         reasons = (*_differences(before, after), *_phase(before, after))
         return Step(change=change, saved_bytes=before.device_bytes - after.device_bytes, reasons=reasons)
 

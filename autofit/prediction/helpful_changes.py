@@ -262,7 +262,7 @@ class _Neighbourhood:
 
     def _change(self, estimate: Estimate) -> Change:
         before, after = self._found.config, estimate.config
-        values = {axis: after[axis] for axis in after if before.get(axis) != after[axis]}
+        values = {a.name: now for a in AXES if (now := a.of(after)) is not None and a.of(before) != now}
         return Change(values=values, effect=effect_of(before, after), estimate=estimate)
 
     def _card(self, estimate: Estimate) -> str | None:

@@ -59,13 +59,9 @@ class Case:
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
         self._deepspeed = deepspeed_file(self._values.get("deepspeed"), where)
-        self._has_kernels = True
-        """Whether it is known what Liger's kernels take in the model."""
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
-        self._has_kernels = model.config["model_type"] in MODEL_TYPES
-        self.run = self._read(self._values)
         self._extra = extra_bytes(self.run, model)
         try:
             self.estimation = Estimation.of(
@@ -157,7 +153,7 @@ class Case:
     def _read(self, values: Mapping[str, Any]) -> Run:
         """What keys ask for, with what the user says beside them."""
         run = self._trainer.read(values, self._where)
-        if by_liger(run.config) and not self._has_kernels:
+        if by_liger(run.config) and not self._has_known_kernels(run):
             key = next(key for key in values if "liger" in key)
             said = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, said))
@@ -172,9 +168,20 @@ class Case:
             together = {axis: value for axis, value in together.items() if axis not in ADAPTER_AXES}
         return replace(run, config=complete(together))
 
+    def _source(self, run: Run) -> str | None:
+        """What names the model; None where neither the file nor the user does."""
+        return run.model if self._user.model is None else self._user.model
+
+    def _has_known_kernels(self, run: Run) -> bool:
+        """Whether it is known what Liger's kernels take in the model; a model that is not found is named later."""
+        try:
+            source = self._source(run)
+            return source is None or load(source).config["model_type"] in MODEL_TYPES
+        except UsageError:
+            return True
+
     def _options(self) -> WorkloadOptions:
-        run, user = self.run, self._user
-        source = run.model if user.model is None else user.model
+        run, user, source = self.run, self._user, self._source(self.run)
         if source is None:
             raise UsageError("the file names no model: say it with --model")
         seq_len = run.seq_len if user.seq_len is None else user.seq_len

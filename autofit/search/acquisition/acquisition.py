@@ -205,9 +205,9 @@ class Acquisition:
         slow = bool(own) and np.median(taken - self.belief.foretold(own)) >= math.log(1.5)
         if not slow or not self.belief.is_foretold:
             return np.zeros(len(rows), dtype=bool)
-        shared = set.intersection(*(set(p.config.items) for p in own))
-        configs = self._state.lattice.configs
-        return np.array([not shared.issubset(configs[row].items) for row in rows], dtype=bool)
+        lattice = self._state.lattice
+        shared = set.intersection(*(set(lattice.values_of(p.config)) for p in own))
+        return np.array([not shared.issubset(lattice.values[row]) for row in rows], dtype=bool)
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial. A

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.axes.batching import packs
+from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.habits.habit import Habit, Trainer
 from autofit.techniques.habits.known_trainers import TRAINERS
 from autofit.techniques.habits.of_the_step import LogitsInEvaluation, TiledLoss, UnderAutocast
@@ -73,6 +74,10 @@ def why_not(config: Config, job: Job) -> str | None:
     if config["precision"] == "fp16-mixed" and trained_format(config, trainer) == "bfloat16":
         said = "trains the adapters in bf16, for which torch refuses loss scaling"
         return f"precision=fp16-mixed is not possible with {trainer}, which {said}"
+    has_kernels = job.model.config["model_type"] in MODEL_TYPES
+    if named(trainer).liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
+        one, other = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
+        return f"{one} without {other} is not possible with {trainer}, which has one switch for both"
     return named(trainer).why_not(config)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autofit.core.lattice import Config, Value
-from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.technique import BuildPart
 
@@ -44,9 +43,6 @@ class Trainer:
 
     def why_not(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""
-        if self.liger_is_one and by_liger(config) != (config["loss"] == "fused"):
-            one, other = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
-            return f"{one} without {other} is not possible with {self.name}, which has one switch for both"
         of_method = self.cannot_with_adapters
         if config["method"] == "full":
             of_method = {} if has_own_mixed_precision(config) else self.cannot_in_full

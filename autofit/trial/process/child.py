@@ -41,7 +41,7 @@ class Events:
         self.send({"result": outcome.to_json(), "recording": recording})
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Report anything else that `ChildProcess` has a field for: what the parent does not know, it ignores."""
+        """Report anything else that `ChildProcess` or `_Relay` reads: what nobody knows is ignored."""
         data = (json.dumps(event, allow_nan=False) + "\n").encode()
         while data:
             data = data[os.write(self._descriptor, data) :]

@@ -245,7 +245,7 @@ def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host:
     if short_bytes > 0:
         reason = (
             f"the kernel killed the trial: the host ran out of memory; {format_bytes(short_bytes)} of what the limit "
-            "allows were already taken when it began: end other processes, or name less with --memory-limit"
+            "allows were already taken when it began, by other ranks or other processes: name less with --memory-limit"
         )
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"

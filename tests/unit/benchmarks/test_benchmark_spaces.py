@@ -19,13 +19,14 @@ from autofit.techniques import AXES, complete, unsupported
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PAGED = "paged-adamw-8bit"
 
-OF_FULL_SEQUENCES = [axis for axis in AXES if axis.name != "batching"]
-"""Recorded sequences are all full, which leaves nothing to batch otherwise."""
+RECORDED = [axis for axis in AXES if axis.name not in ("batching", "kernels")]
+"""Recorded sequences are all full, which leaves nothing to batch otherwise, and were before there were kernels."""
 
 
 def test_the_recorded_space_is_the_built_in_one_without_paged_states() -> None:
     built_in, recorded = load("single-gpu", AXES), load(str(BENCHMARKS / "single_gpu_resident.yaml"), AXES)
-    configs = {config for config in built_in.configs(AXES, batch=64) if config["optimizer"] != PAGED}
+    every = (config for config in built_in.configs(AXES, batch=64) if "kernels" not in config)
+    configs = {config for config in every if config["optimizer"] != PAGED}
     assert set(recorded.configs(AXES, batch=64)) == configs
     assert PAGED in built_in.axes["optimizer"]
 
@@ -42,7 +43,7 @@ def test_what_needs_a_large_host_is_recorded_only_when_asked() -> None:
 
 def values_of(space: str) -> dict[str, set[Value]]:
     """The values that the space's configs of micro-batch 1 have on each axis."""
-    found: dict[str, set[Value]] = {axis.name: set() for axis in OF_FULL_SEQUENCES}
+    found: dict[str, set[Value]] = {axis.name: set() for axis in RECORDED}
     for config in load(str(BENCHMARKS / space), AXES).configs(AXES, batch=1):
         for axis, value in config.items:
             found[axis].add(value)
@@ -51,11 +52,11 @@ def values_of(space: str) -> dict[str, set[Value]]:
 
 def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
     found = values_of("gpu_every_axis.yaml")
-    left_out = {axis.name: set(axis.values) - found[axis.name] for axis in OF_FULL_SEQUENCES}
+    left_out = {axis.name: set(axis.values) - found[axis.name] for axis in RECORDED}
     assert {name: values for name, values in left_out.items() if values} == {
         "optimizer": {PAGED},
         "offload": {"nvme"},
-        "sharding": {value for axis in OF_FULL_SEQUENCES if axis.name == "sharding" for value in axis.values}
+        "sharding": {value for axis in RECORDED if axis.name == "sharding" for value in axis.values}
         - {"none"},
     }
     assert len(found["rank"]) > 1
@@ -67,7 +68,7 @@ def test_every_axis_of_a_processor_has_every_value_that_it_can_be_timed_with() -
     job = make_job(hardware=processor, stack=replace(STACK, deepspeed="0.19.8"))
     lacking = {
         (axis.name, value)
-        for axis in OF_FULL_SEQUENCES
+        for axis in RECORDED
         for value in set(axis.values) - found[axis.name]
         if unsupported(complete({"method": "lora", axis.name: value}), job) is None
     }
@@ -83,7 +84,7 @@ def test_a_covering_table_has_every_value_that_one_processor_trains_with() -> No
     seen = Counter(value for config in _covering(configs, 66) for value in config.items)
     assert min(seen.values()) >= 5
     others = {
-        (axis.name, value) for axis in OF_FULL_SEQUENCES for value in axis.values if axis.name != "sharding"
+        (axis.name, value) for axis in RECORDED for value in axis.values if axis.name != "sharding"
     } - set(seen)
     trains = {value for value in others if unsupported(complete(dict([value])), job) is None}
     assert trains == {("precision", "fp16-mixed"), ("offload", "nvme")}, "the file's first lines say why"
@@ -94,5 +95,5 @@ def test_the_grid_is_complete_for_each_method_and_of_a_size_that_can_be_recorded
     assert 100 <= len(configs) <= 200
     for method in ("full", "lora", "qlora"):
         own = [config for config in configs if config["method"] == method]
-        counts = [len({config.get(axis.name) for config in own}) for axis in OF_FULL_SEQUENCES]
+        counts = [len({config.get(axis.name) for config in own}) for axis in RECORDED]
         assert len(own) == math.prod(counts) > 30

@@ -60,14 +60,23 @@ def diagnosed(path: Path, **asked: Any) -> Diagnosis:
     return autofit.diagnose(path, **{"hardware": "rtx-4090", **asked})
 
 
-def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(tmp_path: Path) -> None:
-    config, dense = tmp_path / "args.yml", "qwen3-0.6b"
-    config.write_text("per_device_train_batch_size: 1\noutput_dir: out\nuse_liger_kernel: true\n")
-    asked = {"trainer": "transformers", "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
-    known, unknown = (diagnosed(config, model=model, **asked) for model in (dense, "qwen3-30b-a3b"))
+@pytest.mark.parametrize(
+    ("trainer", "text"),
+    [
+        ("transformers", "output_dir: out\nuse_liger_kernel: true\n"),
+        ("llamafactory", "stage: sft\nfinetuning_type: lora\nenable_liger_kernel: true\n"),
+    ],
+)
+def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
+    tmp_path: Path, trainer: str, text: str
+) -> None:
+    config = tmp_path / "args.yml"
+    config.write_text(f"per_device_train_batch_size: 1\n{text}")
+    asked = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
+    known, unknown = (diagnosed(config, model=model, **asked) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
     assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
-    assert unknown.run.config.get("kernels") is None
-    assert [part.key for part in unknown.run.not_counted] == ["use_liger_kernel"]
+    assert unknown.run.config.get("kernels") is None and unknown.run.config["loss"] == "fused"
+    assert [part.key for part in unknown.run.not_counted] == [text.split("\n")[-2].partition(":")[0]]
 
 
 def estimated(path: Path, **asked: Any) -> Estimate:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import CPU, job
+from tiny import CPU, QWEN3_MOE, job
 
 from autofit.core.errors import UsageError
 from autofit.core.workload import Goal, Workload
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, holds, recipe, unsupported
-from autofit.techniques.habits import TRAINERS, habits, trained_format
+from autofit.techniques.habits import TRAINERS, habits, trained_format, why_not
 from autofit.techniques.habits.weight_formats import NormsAndEmbeddingsInFp32
 from autofit.techniques.losses import tiled_cross_entropy as tiled
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
@@ -90,10 +90,12 @@ def test_adapters_in_bf16_cannot_have_loss_scaling() -> None:
 @pytest.mark.parametrize(("loss", "kernels"), [("fused", "torch"), ("full", "liger")])
 def test_where_one_switch_turns_on_all_of_liger_its_loss_and_kernels_go_together(loss: str, kernels: str) -> None:
     config = complete({"loss": loss, "kernels": kernels})
-    reason = TRAINERS["llamafactory"].why_not(config)
+    reason = why_not(config, job(trainer="llamafactory"))
     assert reason is not None and "one switch for both" in reason
-    assert TRAINERS["transformers"].why_not(config) is None
-    assert TRAINERS["llamafactory"].why_not(complete({"loss": "fused", "kernels": "liger"})) is None
+    assert why_not(config, job(trainer="transformers")) is None
+    assert why_not(complete({"loss": "fused", "kernels": "liger"}), job(trainer="llamafactory")) is None
+    if kernels == "torch":  # where there are none for the layers, the loss has the switch for itself
+        assert why_not(config, job(QWEN3_MOE, trainer="llamafactory")) is None
 
 
 def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
