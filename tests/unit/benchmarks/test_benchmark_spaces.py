@@ -56,8 +56,7 @@ def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
     assert {name: values for name, values in left_out.items() if values} == {
         "optimizer": {PAGED},
         "offload": {"nvme"},
-        "sharding": {value for axis in RECORDED if axis.name == "sharding" for value in axis.values}
-        - {"none"},
+        "sharding": {value for axis in RECORDED if axis.name == "sharding" for value in axis.values} - {"none"},
     }
     assert len(found["rank"]) > 1
 
@@ -83,9 +82,7 @@ def test_a_covering_table_has_every_value_that_one_processor_trains_with() -> No
     random.Random(0).shuffle(configs)
     seen = Counter(value for config in _covering(configs, 66) for value in config.items)
     assert min(seen.values()) >= 5
-    others = {
-        (axis.name, value) for axis in RECORDED for value in axis.values if axis.name != "sharding"
-    } - set(seen)
+    others = {(axis.name, value) for axis in RECORDED for value in axis.values if axis.name != "sharding"} - set(seen)
     trains = {value for value in others if unsupported(complete(dict([value])), job) is None}
     assert trains == {("precision", "fp16-mixed"), ("offload", "nvme")}, "the file's first lines say why"
 
