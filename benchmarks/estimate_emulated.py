@@ -233,7 +233,8 @@ def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
     of_catalog = replace(job, hardware=catalog_site(job.hardware.name.removeprefix(PREFIX))[0])
     # Every sequence is full, which leaves nothing to batch otherwise.
     axes = [axis for axis in AXES if axis.name != "batching"]
-    values = [(axis.name, value) for axis in axes for value in axis.values or NUMBERS[axis.name]]
+    # What goes without saying is beside every other value.
+    values = [(axis.name, v) for axis in axes for v in axis.values or NUMBERS[axis.name] if axis.says(v)]
     found, missing, refused = dict[Config, None](), dict[frozenset[tuple[str, Value]], None](), Counter[str]()
     for chosen in [*((one,) for one in values), *itertools.combinations(values, 2)]:
         if len(dict(chosen)) < len(chosen) or (config := _made(dict(chosen), job)) is None:

@@ -32,6 +32,7 @@ from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
+from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import is_under_autocast
@@ -190,7 +191,9 @@ class Estimator:
         decoder, like = alikeness(config)
         # Alike are configs that train alike; what evaluation leaves of that is another matter.
         replayed = replayed or traced.timeline.peaks_in_evaluation
-        known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
+        known = Fragmentation(
+            of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder), by_liger=by_liger(config)
+        )
         found = cuda_memory(
             traced.timeline,
             self.job.hardware.capability,

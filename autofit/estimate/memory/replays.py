@@ -13,6 +13,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.timeline import Timeline
+from autofit.techniques.axes.kernels import by_liger
 
 STEPS = 8
 """As many as a trial takes at least: two to warm up, two that fill the device's queue, and the timed ones. What the
@@ -151,13 +152,15 @@ def alikeness(config: Config) -> tuple[Hashable, Hashable]:
     """What configs have in common that have a decoder in common, and what those that are also alike do.
 
     What is fragmented depends little on the optimizer and the rank, which change small blocks, and much on whether the
-    logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on.
+    logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on. With Liger's kernels, which write
+    gradients over what they have kept, each is like itself alone.
     """
     decoder = (
         config.without("optimizer", "micro_batch", "batching", "rank", "loss", "compile"),
         config["loss"] == "full",
     )
-    return decoder, (decoder, (config.number("micro_batch").bit_length() - 1) // 2)
+    micro_batch = config.number("micro_batch")
+    return decoder, (decoder, micro_batch if by_liger(config) else (micro_batch.bit_length() - 1) // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +171,12 @@ class Fragmentation:
     """Of one that is alike: half of them off by less than 0.005, 19 of 20 by less than 0.03 (test_whole_lattice.py)."""
     of_decoder: float | None = None
     """Of any with the same decoder, which is enough where the step does not fit anyway."""
+    by_liger: bool = False
 
     def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
         """What to take as reserved, and by what share of it that may be too low; None where only a replay can tell,
         which it must where that decides what fits."""
-        share, error = self.of_alike, ALIKE_ERROR
+        share, error = self.of_alike, LIGER_ERROR if self.by_liger else ALIKE_ERROR
         if allocated > limit and share is None:
             share, error = self.of_decoder, DECODER_ERROR
         if share is None:
@@ -181,5 +185,6 @@ class Fragmentation:
         return None if allocated <= limit < reserved * (1.0 + error) else (reserved, error)
 
 
-ALIKE_ERROR, DECODER_ERROR = 0.1, 0.2
-"""By what share each may be too low: no config of test_whole_lattice.py exceeds them."""
+ALIKE_ERROR, LIGER_ERROR, DECODER_ERROR = 0.1, 0.15, 0.2
+"""By what share each may be too low, the second with Liger's kernels: no config of test_whole_lattice.py exceeds them.
+Of 500 with those kernels, one was 0.13 too low where micro-batches were alike in twos."""
