@@ -45,7 +45,7 @@ from tests.tiny import (
 DEVICE, HARDWARE, LIBRARIES = machine()
 STEPS = 3
 NUMBERS: dict[str, tuple[Value, ...]] = {"rank": (4, 16), "micro_batch": (1, 2, 4)}
-EXACT = ("micro_batch", "checkpointing", "attention", "loss", "compile", "offload", "sharding")
+EXACT = ("micro_batch", "checkpointing", "attention", "kernels", "loss", "compile", "offload", "sharding")
 """Axes of which every value is exact: a config and its plain run differ on these alone."""
 
 # Largest relative difference of the losses, and of all gradients together, to the plain run. Only the order of sums
@@ -84,7 +84,7 @@ def train(config: Config, model: Model) -> Trained:
 def plain(config: Config, model: Model) -> Config:
     """The same numerics without any technique."""
     exact = {axis.name: axis.recipe for axis in AXES if axis.name in EXACT and axis.recipe is not None}
-    return config.replace(**{**exact, "attention": attention_of(model)})
+    return complete({**config.to_json(), **exact, "attention": attention_of(model)})
 
 
 def is_finite(gradient: Mapping[str, torch.Tensor]) -> bool:
