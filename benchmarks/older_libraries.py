@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from autofit.estimate.tracing import trace
 from autofit.techniques import TECHNIQUES, Job, adapters
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.technique import IGNORE_INDEX, BuildPlan, Head, Technique
 from autofit.training import build
-from autofit.training.weights import unwrap
 
 if TYPE_CHECKING:
     from autofit.techniques.technique import LossKernel

@@ -18,10 +18,10 @@ from autofit.core.outcome import StepWork
 from autofit.core.units import format_bytes
 from autofit.probe.bench import FORMATS, Bench
 from autofit.techniques import Job, complete
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.training.build import build
 from autofit.training.decoder import decoder_layers, replace_layers
-from autofit.training.weights import unwrap
 
 DEPTHS = ((8, 2), (4, 1), (2, 1))
 """Decoder layers, the deepest that has room."""

@@ -22,6 +22,11 @@ def alpha(rank: int) -> int:
     return 2 * rank
 
 
+def unwrap(model: Any) -> Any:
+    """The transformers model inside a peft model; any other model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def attention_projections(model: Any) -> list[str]:
     """Last components of the names of Linear layers in attention modules: q_proj, k_proj, v_proj, o_proj in Llama."""
     from torch import nn

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from autofit.techniques.adapters import unwrap
+
 ROTARY = "apply_rotary_pos_emb"
 """What the module of each of these architectures calls to rotate queries and keys."""
-
-
 _ORIGINAL: dict[str, Any] = {}
 """By an architecture's module, its own rotary function."""
 
@@ -23,7 +23,7 @@ class LigerLayers:
     def __init__(self, model: Any) -> None:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-        causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+        causal_lm = unwrap(model)
         self._code = sys.modules[type(causal_lm).__module__]
         self._rotary = _ORIGINAL.setdefault(self._code.__name__, getattr(self._code, ROTARY))
         before, own = dict(vars(self._code)), {module for module in causal_lm.modules() if "forward" in vars(module)}

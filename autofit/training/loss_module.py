@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.axes.compilation import VARIANTS
 from autofit.techniques.technique import Head
 from autofit.training.decoder import decoder_layers
-from autofit.training.weights import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -37,7 +37,7 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     layers are quantised one at a time. With a `sharder`, a decoder layer is sharded as soon as it has its values, and
     everything outside the layers when the engine is made. The values are drawn in the same order either way.
     """
-    causal_lm = unwrap(model)
+    causal_lm = adapters.unwrap(model)
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
@@ -64,11 +64,6 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
 def nullcontext_of(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Takes the place of `Sharder.whole` where nothing is sharded."""
     return nullcontext()
-
-
-def unwrap(model: Any) -> Any:
-    """The transformers model inside a peft model; any other model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager
@@ -121,5 +116,5 @@ def _check_buffers(model: nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not (~buffer.isnan()).all():
             raise UsageError(
-                f"{type(unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
+                f"{type(adapters.unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
             )

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autofit.core.lattice import Config
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.liger_layers import ROTARY
 
@@ -37,7 +38,7 @@ def liger_layers(config: Config, model: Any) -> AbstractContextManager[None]:
 @contextmanager
 def replaced(model: Any) -> Iterator[None]:
     """Inside, every norm, gated MLP and rotary embedding of a transformers or peft model is one of these."""
-    causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal_lm = unwrap(model)
     with ExitStack() as stack:
         stack.enter_context(patch.object(sys.modules[type(causal_lm).__module__], ROTARY, _rotated))
         for module in causal_lm.modules():

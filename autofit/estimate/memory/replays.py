@@ -168,10 +168,12 @@ class Fragmentation:
     """What the allocator was seen to reserve beyond what is allocated, as a share of that, for other steps."""
 
     of_alike: float | None = None
-    """Of one that is alike: half of them off by less than 0.005, 19 of 20 by less than 0.03 (test_whole_lattice.py)."""
+    """Of one that is alike: half of them off by less than 0.005 and, but for Liger's kernels, 19 of 20 by less than
+    0.03 (test_whole_lattice.py)."""
     of_decoder: float | None = None
     """Of any with the same decoder, which is enough where the step does not fit anyway."""
     by_liger: bool = False
+    """Whether these are steps with Liger's kernels."""
 
     def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
         """What to take as reserved, and by what share of it that may be too low; None where only a replay can tell,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autofit.techniques import quantisation
-from autofit.training.weights import unwrap
+from autofit.techniques.adapters import unwrap
 
 
 def materialise(model: nn.Module) -> None:

@@ -173,7 +173,10 @@ class Case:
         return run.model if self._user.model is None else self._user.model
 
     def _has_known_kernels(self, run: Run) -> bool:
-        """Whether it is known what Liger's kernels take in the model; a model that is not found is named later."""
+        """Whether it is known what Liger's kernels take in this run; a model that is not found is named later. Trials
+        refuse them beside what their own selective checkpointing keeps, which is not what trainers keep."""
+        if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
+            return False
         try:
             source = self._source(run)
             return source is None or load(source).config["model_type"] in MODEL_TYPES

@@ -284,3 +284,16 @@ def test_what_cannot_be_answered_says_why(config: Path, asked: dict[str, Any], w
         return
     with pytest.raises(UsageError, match=words):
         diagnosed(config, model="smollm2-135m", **asked)
+
+
+def test_ligers_kernels_beside_a_trainers_own_selective_checkpointing_are_not_counted(tmp_path: Path) -> None:
+    """Trials refuse them there for what trials keep, and no trainer keeps that."""
+    config = tmp_path / "axolotl.yml"
+    switches = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\n"
+    config.write_text(
+        "base_model: HuggingFaceTB/SmolLM2-135M\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
+        f"selective_checkpointing:\n  save: [attention]\nplugins: [axolotl.integrations.liger.LigerPlugin]\n{switches}"
+    )
+    run = diagnosed(config).run
+    assert run.config["checkpointing"] == "selective" and "kernels" not in run.config
+    assert "liger_rope" in [part.key for part in run.not_counted]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.losses import cross_entropy
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.engines.local import LocalEngine
-from autofit.training.weights import unwrap
 from tests.tiny import CPU, LLAMA, built, config, job, plan
 
 

@@ -10,11 +10,11 @@ import torch
 from autofit.catalog.models import Model
 from autofit.core.lattice import Config
 from autofit.techniques import unsupported
+from autofit.techniques.adapters import unwrap
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
-from autofit.training.weights import unwrap
 from tests.tiny import (
     COHERE,
     FAMILIES,

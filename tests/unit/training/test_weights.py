@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from autofit.catalog.models import Model, architecture, load
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
+from autofit.techniques.adapters import unwrap
 from autofit.training.build import make_plan, make_skeleton
-from autofit.training.weights import materialise, unwrap
+from autofit.training.weights import materialise
 from tests.tiny import (
     CPU,
     GEMMA2,
