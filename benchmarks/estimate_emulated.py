@@ -1,7 +1,7 @@
 """The estimator held to emulated cards: what is allocated, what is reserved, and what fits.
 
     python benchmarks/estimate_emulated.py FOLDER [--cards h100-80g,...] [--configs 3000] [--ranks 1] [--seed 0]
-                                           [--evaluate] [--trainers] [--processes 2]
+                                           [--compile] [--evaluate] [--trainers] [--processes 2]
                                            [--home .venv/emulated-card] [--again | --pairs]
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
@@ -9,9 +9,9 @@ models, sequence lengths and cards, predicts each, trains it as `autofit trial` 
 file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. With
-`--evaluate`, each also evaluates 1 to 64 sequences at a time between steps; with `--trainers`, each trains as one of
-the known trainers does. `--again` runs nothing: it predicts anew what the folder holds, whose files may be compressed
-(gzip).
+`--compile`, each is compiled, which takes half a minute; with `--evaluate`, each also evaluates 1 to 64 sequences at a
+time between steps; with `--trainers`, each trains as one of the known trainers does. `--again` runs nothing: it
+predicts anew what the folder holds, whose files may be compressed (gzip).
 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
 the card refuses. The words must be those for the catalog's card, which are compared.
@@ -150,8 +150,11 @@ class Row:
 class Drawing:
     """Configs drawn for one workload on this machine's card, each predicted and trained."""
 
-    def __init__(self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, evaluates: bool, trained: bool) -> None:
+    def __init__(
+        self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, compiles: bool, evaluates: bool, trained: bool
+    ) -> None:
         self._random = random.Random(seed)
+        self._fixed: dict[str, Value] = {"compile": True, "kernels": "torch"} if compiles else {}
         longest: int | None = 0
         while longest is not None and longest < SEQ_LENS[0]:
             model = self._random.choice(MODELS)
@@ -206,7 +209,7 @@ class Drawing:
             drawn["micro_batch"] = self._random.choice(VALUES["micro_batch"])
         if self._ranks > 1:
             drawn["sharding"] = self._random.choice(SHARDINGS)
-        return complete(drawn)
+        return complete(drawn | self._fixed)
 
 
 def _trained(runner: GroupRunner, job: Job, said: Estimate) -> dict[str, Any]:
@@ -299,7 +302,7 @@ def record_pairs(file: Path, seed: int, ranks: int) -> None:
                 print(f"{site[0].name}: {number} of {len(configs)}", file=sys.stderr, flush=True)
 
 
-def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool, trained: bool) -> None:
+def record(file: Path, configs: int, seed: int, ranks: int, **extras: bool) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
     done = read(file)[1:] if file.exists() else []
@@ -312,7 +315,7 @@ def record(file: Path, configs: int, seed: int, ranks: int, *, evaluates: bool, 
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
-            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, evaluates=evaluates, trained=trained)
+            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, **extras)
             for row in itertools.islice(drawing.rows(runners), configs - have):
                 _add(file, {"group": groups, **row})
                 have += 1
@@ -419,6 +422,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--home", default=".venv/emulated-card")
+    parser.add_argument("--compile", action="store_true", help="every config with compile=true")
     parser.add_argument("--evaluate", action="store_true", help="also evaluate between steps")
     parser.add_argument("--trainers", action="store_true", help="train as the known trainers do")
     what = parser.add_mutually_exclusive_group()
@@ -430,7 +434,7 @@ def main() -> int:
         record_pairs(asked.folder, asked.seed, asked.ranks)
         return 0
     if asked.here:
-        extras = {"evaluates": asked.evaluate, "trained": asked.trainers}
+        extras = {"compiles": asked.compile, "evaluates": asked.evaluate, "trained": asked.trainers}
         record(asked.folder, asked.configs, asked.seed, asked.ranks, **extras)
         return 0
     if not asked.again:
@@ -442,7 +446,7 @@ def main() -> int:
             program = [__file__, str(asked.folder / f"{card}.jsonl"), "--here"]
             numbers = {"--configs": asked.configs // len(cards), "--seed": asked.seed, "--ranks": asked.ranks}
             options = [str(word) for pair in numbers.items() for word in pair]
-            flags = ["--pairs"] * asked.pairs + ["--evaluate"] * asked.evaluate + ["--trainers"] * asked.trainers
+            flags = [f"--{name}" for name in ("pairs", "compile", "evaluate", "trainers") if getattr(asked, name)]
             subprocess.run([sys.executable, *machine, *program, *options, *flags], check=True)
 
         with ThreadPoolExecutor(asked.processes) as threads:

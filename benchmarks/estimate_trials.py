@@ -7,10 +7,10 @@ with two cores. Nothing is run and no device is needed. Each config is predicted
 or the mean of a table's passes. Prints every config with its errors, then the figures of each workload and of all:
 
 * groups: the errors of all configs and of those with each value of an axis, and how often fit was misjudged at the
-  trials' limit; times are calibrated on all other eager trials of the workload;
+  trials' limit; times are calibrated on all other trials of the workload;
 * between_sizes: fit misjudged over all pairs of a config and a limit halfway between two neighbouring measured sizes;
-* calibrated: tokens/s after calibration on 5 eager trials drawn at random, over the others; the median and the worst
-  of 20 draws; uncalibrated: of all eager trials, by the table's own probe or else by the data sheet.
+* calibrated: tokens/s after calibration on 5 trials drawn at random, over the others; the median and the worst
+  of 20 draws; uncalibrated: of all trials, by the table's own probe or else by the data sheet.
 
 Figures of as many configs that trained as --least says are held to the targets. Exits with 0 only if some are and all
 are reached. One to two seconds per config.
@@ -86,11 +86,6 @@ class Row:
     def is_timed(self) -> bool:
         """Whether there are a predicted and a measured time."""
         return self.measured is not None and self.rates is not None and self.estimate.work is not None
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether rates can be calibrated on it: no prediction knows what a compiler changes."""
-        return self.is_timed and self.trial.config["compile"] is not True
 
     def speed(self, rates: Rates) -> float:
         """Predicted tokens/s."""
@@ -177,14 +172,14 @@ def speeds_judged(rows: Sequence[Row], learnt_from: Sequence[Row] = ()) -> tuple
 
 def speeds(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures of tokens/s; those that rows are too few for are left out."""
-    timed, eager = [row for row in rows if row.is_timed], [row for row in rows if row.is_eager]
-    if len(eager) < 2:
+    timed = [row for row in rows if row.is_timed]
+    if len(timed) < 2:
         return {}
-    before = speeds_judged(eager)
+    before = speeds_judged(timed)
     uncalibrated = {"uncalibrated": {"tokens_per_second": before[0], "kendall_tau": before[1]}}
-    if len(eager) < CALIBRATE_ON + 2:
+    if len(timed) < CALIBRATE_ON + 2:
         return uncalibrated
-    draws = [random.Random(seed).sample(eager, CALIBRATE_ON) for seed in range(SEEDS)]
+    draws = [random.Random(seed).sample(timed, CALIBRATE_ON) for seed in range(SEEDS)]
     found = [speeds_judged([row for row in timed if row not in drawn], drawn) for drawn in draws]
     errors, taus = zip(*found, strict=True)
     return {
@@ -227,8 +222,8 @@ def main() -> int:
                 print(json.dumps({"config": str(trial.config), "not compared": trial.outcome.kind}))
         for group in latest(trials):
             rows = compared(group, probe)
-            eager = [row for row in rows if row.is_eager]
-            found = [row.predicted([other for other in eager if other is not row]) for row in rows]
+            timed = [row for row in rows if row.is_timed]
+            found = [row.predicted([other for other in timed if other is not row]) for row in rows]
             for trial in found:
                 own = judged([trial]).groups[0]
                 errors = {of: round(error.worst, 4) for of, error in own.errors.items()} or trial.outcome.kind

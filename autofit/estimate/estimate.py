@@ -211,18 +211,15 @@ class Estimate(Document):
         )
 
     def _expected(self, shown: MemoryDeviation) -> MemoryDeviation:
-        """How far its memory may be off, where `shown` holds for its method on the hardware, compiled steps apart.
-        Without trials, what is offloaded was not compared with a real card; of little memory, the context is too
-        large a part."""
+        """How far its memory may be off, where `shown` holds for its method on the hardware. Without trials, what is
+        offloaded was not compared with a real card; of little memory, the context is too large a part."""
         if self.memory_error:
             return MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
-        wider = replace(shown, deviation=max(shown.deviation, UNKNOWN))
-        if self.config["compile"] is True:
-            return wider
         if shown.compared_on:
             return shown
         from autofit.estimate.assumptions import CONTEXT_ERROR
 
+        wider = replace(shown, deviation=max(shown.deviation, UNKNOWN))
         is_small = shown.deviation * self.device_bytes < CONTEXT_ERROR
         return wider if is_small or self.config["offload"] != "none" else shown
 

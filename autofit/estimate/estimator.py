@@ -98,8 +98,7 @@ class Estimator:
         Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices.
         """
         started = time.monotonic()
-        # Compiled or not, it is the eager step that is traced.
-        key = config.without("compile"), memory_limit_bytes, replayed
+        key = config, memory_limit_bytes, replayed
         try:
             if key not in self._figures:
                 self._figures[key] = self._memory_and_work(config, memory_limit_bytes, replayed=replayed)
@@ -291,7 +290,9 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def _host_time(config: Config, *, processor: bool) -> float:
-    """Host time per operation in units of plain training's."""
+    """Host time per operation in units of plain training's; in a compiled layer none passes through Python."""
+    if config["compile"] is True:
+        return 1.0
     selective, every = config["checkpointing"] == "selective", interval(config)
     if processor:
         return 1.0 + SELECTIVE_ON_PROCESSOR * selective

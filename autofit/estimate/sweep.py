@@ -79,7 +79,7 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
     The largest group of each method comes first, then the second of each: if time runs out, something of every method
     is known."""
     groups: dict[str, dict[tuple[object, ...], list[Config]]] = defaultdict(lambda: defaultdict(list))
-    for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):
+    for config in sorted(configs, key=lambda c: (c["compile"], c.text("checkpointing"), c.text("attention"))):
         alike = groups[config.text("method")][config.get("precision"), config.get("targets")]
         alike.append(config)
     largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]

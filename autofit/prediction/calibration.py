@@ -73,9 +73,8 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
 def _latest(newest_first: Iterable[Trial]) -> Shown:
     """The latest measurement of each config and workload; a full one is preferred to one that was stopped early.
 
-    Trials that were not predicted by this version of the estimator are skipped, as are compiled ones, whose work the
-    compiler has changed, and what ran on a device that is not what it is called. Those whose time is in doubt count
-    only where a config has no other.
+    Trials that were not predicted by this version of the estimator are skipped, as is what ran on a device that is not
+    what it is called. Those whose time is in doubt count only where a config has no other.
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in sorted(newest_first, key=lambda trial: bool(trial.doubts)):  # the newest first within each
@@ -84,7 +83,7 @@ def _latest(newest_first: Iterable[Trial]) -> Shown:
             continue  # it loads data and does whatever else a user's program does
         if trial.why_set_aside:
             continue
-        if said is None or said.work is None or not is_current(said) or trial.config.get("compile") is True:
+        if said is None or said.work is None or not is_current(said):
             continue
         if isinstance(trial.outcome, Fits):
             key, shown = (trial.workload.key, trial.config), trial.outcome.measurement

@@ -47,7 +47,7 @@ def learned(trials: Iterable[Trial], unseen: MemoryDeviation = NOTHING_COMPARED)
 
 
 def memory_errors(trials: Iterable[Trial], unseen: float) -> list[float]:
-    """The logarithm of measured over predicted memory of each eager trial whose prediction this version traced.
+    """The logarithm of measured over predicted memory of each trial whose prediction this version traced.
 
     For a trial that ran out of memory, its limit gives only a lower bound: it counts as what is to be expected above
     that bound, and not at all where it was to be expected to run out.
@@ -57,8 +57,6 @@ def memory_errors(trials: Iterable[Trial], unseen: float) -> list[float]:
         said = trial.prediction
         if said is None or said.device_bytes <= 0 or said.memory_error > 0 or not is_current(said):
             continue  # a formula's error says nothing about that of traces
-        if trial.config.get("compile") is True:
-            continue  # predicted as an eager step, of which it says nothing either
         predicted = math.log(said.device_bytes)
         if measured := trial.measurement:
             if measured.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports

@@ -143,7 +143,7 @@ def _contradicted(found: Probe, store: Store) -> bool:
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
-            continue
+            continue  # a first micro-step that compiles bounds nothing
         if said is None or not is_current(said):
             continue
         # What was foretold without counting its work, of an emulated format, is held against the figure itself.

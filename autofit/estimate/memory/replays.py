@@ -156,7 +156,7 @@ def alikeness(config: Config) -> tuple[Hashable, Hashable]:
     gradients over what they have kept, each is like itself alone.
     """
     decoder = (
-        config.without("optimizer", "micro_batch", "batching", "rank", "loss", "compile"),
+        config.without("optimizer", "micro_batch", "batching", "rank", "loss"),
         config["loss"] == "full",
     )
     micro_batch = config.number("micro_batch")

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
@@ -26,6 +27,11 @@ cores of an AMD EPYC (pythia-160m with offload=params and without), where an ope
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroThree(Zero):
     """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
+
+    def traced(self, config: Config) -> Config:
+        """As of other stages, but never compiled: the hooks that gather parameters leave torch only pieces of a layer
+        to compile."""
+        return super().traced(config).replace(compile=False)
 
     @property
     def _gathers(self) -> bool:

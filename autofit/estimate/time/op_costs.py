@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -183,6 +183,14 @@ def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
         unpacked = math.prod(args[2]) * args[0].element_size()
         return Work(rule(args), (*moved, unpacked), _NUMBER[_of_four_bit_product(number_format)], made)
     return Work(rule(args), moved, _NUMBER[_computing(name, args, number_format)], made)
+
+
+def fused(read: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> Work:
+    """The cost of one generated kernel, by the tensors that it reads and those that it makes."""
+    results = list(made)
+    every = [*read, *results]
+    family = Family(None, _moves("elementwise", _format(every)))
+    return Work(0, tuple(t.nbytes for t in every), _NUMBER[family], max((t.nbytes for t in results), default=0))
 
 
 def _computing(name: str, args: tuple[Any, ...], number_format: str) -> Family:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
@@ -35,11 +36,15 @@ def as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
         with inspects:
             yield
         return
-    attention = partial(_attention, torch.nn.functional.scaled_dot_product_attention, job.hardware.capability)
+    torch_attention, capability = torch.nn.functional.scaled_dot_product_attention, job.hardware.capability
+
+    def attention(*args: Any, **options: Any) -> torch.Tensor:  # a function, as torch.compile follows those
+        return _attention(torch_attention, capability, *args, **options)
+
     with (
         inspects,
         patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
-        patch.object(torch.autograd.graph, "save_on_cpu", partial(_save_on_host, recorder)),
+        patch.object(torch.autograd.graph, "save_on_cpu", _disable_dynamo(partial(_save_on_host, recorder))),
         cuda_dispatch(),
     ):
         yield
@@ -77,6 +82,11 @@ def _attention(
         dropout=dropout_p > 0.0,
     )
     result: torch.Tensor
+    if kernel is Attention.MATH and torch.compiler.is_compiling():  # which follows neither of the modes below
+        result, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options
+        )
+        return result
     if kernel is Attention.MATH:
         with sdpa_kernel(SDPBackend.MATH), _MasksInPlace():  # type: ignore[no-untyped-call]
             result = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)

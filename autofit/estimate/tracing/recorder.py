@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from autofit.core.errors import UsageError
 from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import BEFORE, Event, MemoryTrace, Place, Storage
+from autofit.estimate.time.op_costs import Work
 from autofit.estimate.tracing.results import remembered
 
 
@@ -50,7 +51,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: no compiled code runs under this mode, so Dynamo need not be kept out of each of its calls."""
+        """False: no compiled code runs under this mode, so Dynamo need not be kept out of each of its calls.
+        `RecorderOfCompiled` is for such code."""
         return False
 
     def move(self, stage: str, layer: int) -> None:
@@ -87,6 +89,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         yield
         self._is_elsewhere = False
 
+    def count(self, cost: Work) -> None:
+        """Count the cost of one operation, or of what is not run as one."""
+        self._follow()
+        self.trace.work.setdefault(self.place, []).append(cost)
+
+    def make(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of this format in a storage of its own."""
+        self._follow()
+        with _pop_mode_temporarily():
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        self._seen(made)
+        return made
+
+    def _follow(self) -> None:
+        if self._next is not None:
+            following, self._next = self._next, None
+            self.move(*following)
+
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Name the storage of `tensor` in the current stage."""
         self.trace.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
@@ -96,23 +116,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         if func is _ITEM:
             return _plain_value(args[0])
-        if self._next is not None:
-            following, self._next = self._next, None
-            self.move(*following)
+        self._follow()
         kwargs = kwargs or {}
         self._sum = None
         result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
         if func.is_view:
             return result
         if func is not _RESHAPE:
-            self.trace.work.setdefault(self.place, []).append(cost)
+            self.count(cost)
         scratch = self._scratch(str(func), args)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._seen(result)
             if func in _PRODUCTS and result.untyped_storage()._cdata in self._known:
                 self.trace.storages[self._known[result.untyped_storage()._cdata]].of_product = True
-            if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
+            if func is _ADD and self._called_by(_ENGINE) and not torch.is_grad_enabled():
                 self._note_sum(args[0], result)
         elif isinstance(result, (tuple, list)):
             for item in result:
@@ -122,6 +140,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for index in (*reversed(beside), *held):
             self._free(index)
         return result
+
+    def _called_by(self, function: str) -> bool:
+        """Whether a function of this name has called the operation under way."""
+        return sys._getframe(2).f_code.co_name == function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operation on fake tensors. Raises `NotTraced` for one that has no implementation for them."""
@@ -188,6 +210,35 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _free(self, index: int) -> None:
         self.trace.storages[index].freed = self.place
         self._events.append(Event(index, False))
+
+
+class RecorderOfCompiled(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder that torch.compile takes no notice of: it sees what compiled code runs, and not how that is made.
+
+    It has a method of its own for torch to wrap, which keeps Dynamo out of it.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _called_by(self, function: str) -> bool:
+        """As of the base, past the frames in which torch keeps Dynamo out of each call."""
+        frame = sys._getframe(3)
+        while frame.f_back is not None and _is_dynamos(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame.f_code.co_name == function
+
+
+def _is_dynamos(file: str) -> bool:
+    return file.endswith("_compile.py") or "_dynamo" in file
 
 
 _ADD = torch.ops.aten.add.Tensor

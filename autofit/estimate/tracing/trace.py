@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +22,7 @@ from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.as_on_device import as_on_device, traceable_attention
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
-from autofit.estimate.tracing.recorder import Recorder, without_data
+from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.precision import product_format
@@ -112,7 +112,7 @@ def trace_decoder(
     plan = _fake_plan(config, job)
     plan.masks_padding = masked
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
-    recorder = boundary.recorder = Recorder(scratch)
+    recorder = boundary.recorder = _recorder(config, scratch)
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
     with without_data():
         step = _fake_step(plan, model, recorder)
@@ -123,7 +123,8 @@ def trace_decoder(
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
         layers_by = liger_layers(config, step.module.model)
-        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), keeping, layers_by:
+        compiled = _compiled(config, stack, recorder)
+        with compiled, as_on_device(job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -141,7 +142,7 @@ def trace_evaluation(
     plan = _fake_plan(config, job)
     plan.masks_padding = masked
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
-    recorder = Recorder(scratch)
+    recorder = _recorder(config, scratch)
 
     def loss(*args: Any) -> torch.Tensor:
         recorder.move(EVALUATION, LOSS)
@@ -154,11 +155,25 @@ def trace_evaluation(
         tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
         stack = decoder_layers(step.module.model)
         layers_by = liger_layers(config, step.module.model)
-        with recorder, _layer_marks(recorder, stack), as_on_device(job, recorder), layers_by:
+        compiled = _compiled(config, stack, recorder)
+        with compiled, as_on_device(job, recorder), layers_by, recorder, _layer_marks(recorder, stack):
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()
     return recorder.trace
+
+
+def _recorder(config: Config, scratch: Scratch) -> Recorder:
+    return RecorderOfCompiled(scratch) if config["compile"] is True else Recorder(scratch)
+
+
+def _compiled(config: Config, layers: list[Any], recorder: Recorder) -> AbstractContextManager[None]:
+    """Inside, `layers` are compiled if `config` says so."""
+    if config["compile"] is not True:
+        return nullcontext()
+    from autofit.estimate.tracing.compiled_layers import compiled  # which loads torch's compiler
+
+    return compiled(layers, recorder)
 
 
 def _fake_plan(config: Config, job: Job) -> BuildPlan:
@@ -230,36 +245,32 @@ class _KeepingLinear(torch.autograd.Function):
 
 @contextmanager
 def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
-    """Tell the recorder which layer is running: by module hooks in the forward, by tensor hooks in the backward."""
+    """Tell the recorder which layer is running: around its call in the forward, by tensor hooks in the backward."""
 
-    def backward_reaches(layer: int) -> Any:
-        def hook(gradient: torch.Tensor) -> None:
-            recorder.move(recorder.place.stage, layer)
+    def backward_reaches(tensor: torch.Tensor, layer: int) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(lambda _: recorder.move(recorder.place.stage, layer))  # type: ignore[no-untyped-call]
 
-        return hook
+    def marked(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any, **named: Any) -> Any:
+            if recorder.place.stage.startswith("backward"):  # a checkpoint's recomputation
+                return call(*inputs, **named)
+            if index == 0:
+                backward_reaches(inputs[0], BEFORE)
+            recorder.move(recorder.place.stage, index)
+            output = call(*inputs, **named)
+            backward_reaches(output[0] if isinstance(output, tuple) else output, index)
+            if index == len(layers) - 1:
+                recorder.move_with_next_operation(recorder.place.stage, AFTER)
+            return output
 
-    def enter(index: int) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if not recorder.place.stage.startswith("backward"):
-                if index == 0 and inputs[0].requires_grad:
-                    inputs[0].register_hook(backward_reaches(BEFORE))
-                recorder.move(recorder.place.stage, index)
+        return run
 
-        return hook
-
-    def leave(index: int) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
-            if not recorder.place.stage.startswith("backward"):
-                if hidden.requires_grad:
-                    hidden.register_hook(backward_reaches(index))
-                if index == len(layers) - 1:
-                    recorder.move_with_next_operation(recorder.place.stage, AFTER)
-
-        return hook
-
-    with ExitStack() as hooks:
-        for index, layer in enumerate(layers):
-            hooks.enter_context(layer.register_forward_pre_hook(enter(index)))
-            hooks.enter_context(layer.register_forward_hook(leave(index)))
+    before = [layer._compiled_call_impl for layer in layers]
+    for index, layer in enumerate(layers):
+        layer._compiled_call_impl = marked(index, layer._compiled_call_impl or layer._call_impl)
+    try:
         yield
+    finally:
+        for layer, call in zip(layers, before, strict=True):
+            layer._compiled_call_impl = call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,11 +27,13 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
+from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.habits import masks_padding, of_formats
 from autofit.training.build import make_plan
 
 V = TypeVar("V")
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,10 +114,11 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, spread), self._job(spread)
-        axes = ("method", "precision", "attention", "kernels", "loss", "targets")
+        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets")
         masked = masks_padding(config, self.job)
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
-        return self._once("evaluation", key, lambda: self._trace_evaluation(config, job, sequences, masked=masked))
+        traced = partial(self._trace_evaluation, job=job, sequences=sequences, masked=masked)
+        return self._once("evaluation", key, partial(_compiled_if_it_can, config, traced))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
@@ -183,8 +187,8 @@ class Traces:
         # A single sequence has no padding, of whatever micro-batch the trace is.
         masked = masks_padding(config, self.job) and config["micro_batch"] != 1
         key = self._of_decoder(config), keeps_inputs, job.workload.trainer, masked
-        traced = partial(self._trace_decoder, config, job, keeps_inputs=keeps_inputs, masked=masked)
-        return self._once("decoder", key, traced)
+        traced = partial(self._trace_decoder, job=job, keeps_inputs=keeps_inputs, masked=masked)
+        return self._once("decoder", key, partial(_compiled_if_it_can, config, traced))
 
     def _job(self, spread: Library | None) -> Job:
         """The job as `spread` lets a rank train it: where a library converts the weights itself, without the trainer's
@@ -196,9 +200,7 @@ class Traces:
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return at_primes(config, self.job).without("optimizer", "loss", "compile", "batching"), tied and config[
-            "loss"
-        ] == "full"
+        return at_primes(config, self.job).without("optimizer", "loss", "batching"), tied and config["loss"] == "full"
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
         kinds = layer_kinds(config, job)
@@ -220,7 +222,7 @@ class Traces:
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))
 
-    def _trace_evaluation(self, config: Config, job: Job, sequences: int, *, masked: bool) -> Evaluation:
+    def _trace_evaluation(self, config: Config, job: Job, *, sequences: int, masked: bool) -> Evaluation:
         kinds = layer_kinds(config.replace(checkpointing="none"), job)
         run = partial(trace_evaluation, config, job, scratch=self._scratch, sequences=sequences, masked=masked)
         if not self._exact:
@@ -245,6 +247,17 @@ def _followed(trace: Callable[[], V]) -> V | NotTraced:
         return NotTraced(str(error))  # the error itself would keep everything traced alive
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
+    """`trace` of `config`, or of the same without compilation where torch cannot compile it without data. So are
+    Liger's layer kernels traced, which stay as they are in a compiled layer."""
+    if config["compile"] is True and not by_liger(config):
+        try:
+            return trace(config)
+        except Exception as error:
+            LOG.info("%s is predicted as without compilation: %s", config, error)
+    return trace(config.replace(compile=False))
 
 
 def alone(config: Config, spread: Library | None) -> Config:

@@ -17,11 +17,6 @@ from autofit.search.acquisition.regret import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 from autofit.search.lattice_state import LatticeState
 
-COMPILED = MemoryDeviation(mean=-0.07, deviation=0.1, compared_on=12)
-"""Of each compiled config, which is predicted as an eager one: six took 0.88 to 1.03 times that on a processor, and six
-of an 8B model 0.82 to 1.00 times on an emulated H100 (memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and
-emulated-compiled-llama-3.1-8b.jsonl in benchmarks/recorded; a test compares them)."""
-
 
 class MemoryFit:
     """The belief about the memory of a lattice's configs."""
@@ -43,7 +38,7 @@ class MemoryFit:
         lattice = self._state.lattice
         self.predicted = np.array([c in predictions for c in lattice.configs])
         self._floors = np.zeros(len(lattice.configs))
-        sizes = {c: math.log(max(p.device_bytes, 1)) + _shift(c) for c, p in predictions.items()}
+        sizes = {c: math.log(max(p.device_bytes, 1)) for c, p in predictions.items()}
         error, rough = memory_errors(predictions, expected)
         guessed = guesses(lattice, sizes, ACTIVATIONS)
         self.sizes = sizes | {c: mean for c, (mean, _) in guessed.items()}
@@ -109,21 +104,14 @@ def memory_error(deviation: float, mean: float = 0.0) -> Prior:
 def memory_errors(
     predictions: Mapping[Config, Prediction], expected: MemoryDeviation
 ) -> tuple[Prior, dict[Config, float]]:
-    """The error to expect of all predicted memory, and the deviations that formulas and compilation add for single
-    configs.
+    """The error to expect of all predicted memory, and the deviations that formulas add for single configs.
 
     Where no config was traced, all share the formula's error, and a few trials show it.
     """
-    compiled = {config: COMPILED.deviation for config in predictions if config.get("compile") is True}
     formulas = {c: math.log1p(p.memory_error) for c, p in predictions.items() if p.memory_error > 0}
     if len(formulas) < len(predictions) or not formulas:
-        return memory_error(expected.deviation, expected.mean), compiled | formulas
-    return memory_error(max(*formulas.values(), expected.deviation), expected.mean), compiled
-
-
-def _shift(config: Config) -> float:
-    """What is expected of the logarithm of measured over predicted memory of this config alone."""
-    return COMPILED.mean if config.get("compile") is True else 0.0
+        return memory_error(expected.deviation, expected.mean), formulas
+    return memory_error(max(*formulas.values(), expected.deviation), expected.mean), {}
 
 
 def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:

@@ -79,7 +79,7 @@ def test_every_trial_stands_beside_its_prediction_after_the_others(script: Modul
     trials = recorded()
     short = replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))
     rows = script.compared([*trials[:2], short])
-    assert [row.is_eager for row in rows] == [True, True, False]
+    assert [row.is_timed for row in rows] == [True, True, False]
     found = [row.predicted([other for other in rows[:2] if other is not row]) for row in rows]
     assert [trial.prediction.calibrated_on for trial in found] == [1, 1, 2]
     figures = script.figures_of("made", found, 1, {})

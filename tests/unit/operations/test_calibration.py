@@ -63,7 +63,6 @@ def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: St
     store.add(make_trial({"method": "lora"}, slower(2)))
     store.add(predicted(slower(2), work=None))
     store.add(predicted(slower(2), work=OLDER))
-    store.add(predicted(slower(2), compile=True))
     store.add(predicted(crashed()))
     job = make_job()
     store.add(predicted(slower(2), job=replace(job, workload=replace(job.workload, program="python train.py"))))

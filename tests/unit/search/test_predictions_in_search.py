@@ -9,30 +9,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, plan_of, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
-from autofit.catalog.models import load
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import OutOfMemory, Prediction, Trial
 from autofit.core.units import GIB
-from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory import deviation
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, UNKNOWN, MemoryDeviation
-from autofit.operations.recording.table_file import read_table
 from autofit.prediction.memory_deviations import LEAST, learned
 from autofit.prediction.predictions import Predictions, Report
-from autofit.search.acquisition import memory_fit
 from autofit.search.acquisition.acquisition import Acquisition
-from autofit.search.acquisition.memory_fit import COMPILED, memory_error, memory_errors
+from autofit.search.acquisition.memory_fit import memory_error, memory_errors
 from autofit.search.acquisition.step_times import LEAST_EFFECT, time_error
 from autofit.search.acquisition.surrogate import TIME
 from autofit.search.lattice_state import LatticeState
-from autofit.techniques import AXES, Job
 
 SEEDS = range(2)
 LATTICE = cpu_lattice(make_job())
@@ -296,11 +290,6 @@ def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
     assert max(abs(math.log1p(error)) for error in (*of_cards, *of_processor)) <= 2 * UNKNOWN
 
 
-def test_compiled_trials_show_nothing_of_eager_ones() -> None:
-    compiled = [replace(trial, config=trial.config.replace(compile=True)) for trial in compared(-0.2, -0.2)]
-    assert learned(compiled) == NOTHING_COMPARED
-
-
 def test_the_error_is_learnt_from_comparisons() -> None:
     """The mean tends to theirs, the deviation to theirs: from the stated one down where predictions are good."""
     found = [learned(compared(*[0.10, 0.14] * count)) for count in (1, 5, 50, 500)]
@@ -450,41 +439,6 @@ def test_predictions_by_formula_are_wide_themselves_alone(truth: Truth) -> None:
     assert out(mixed) & rough < out(narrow) & rough
     # What one formula was off by says little of the traces.
     assert len((out(mixed, measured=0.6) - rough) ^ traced) < len((out(narrow, measured=0.6) - rough) ^ traced)
-
-
-def test_what_is_compiled_may_fit_where_its_eager_step_is_predicted_not_to(truth: Truth) -> None:
-    """Predicted alike, a tenth beyond the limit: the eager one is out, the compiled one is left to a trial."""
-    eager = truth.lattice.configs[0]
-    compiled = eager.replace(compile=True)
-    lattice = Lattice(axes=AXES, configs=(*truth.lattice.configs, compiled))
-    limit = int(truth.memory(eager) / 1.1)
-    found = {c: predicted(truth.memory(c)) for c in truth.lattice.configs}
-    sure = MemoryDeviation(mean=0.0, deviation=0.02, compared_on=100)
-    state = LatticeState(lattice, limit)
-    acquisition = Acquisition(plan_of(state), state)
-    acquisition.use(Predictions(by_config={**found, compiled: found[eager]}, memory_deviation=sure))
-    out = set(acquisition.predicted_out())
-    assert eager in out
-    assert compiled not in out
-
-
-def test_what_is_expected_of_compiled_memory_is_what_was_recorded() -> None:
-    recorded = Path(deviation.__file__).parents[3] / "benchmarks" / "recorded"
-    errors = []
-    for name in ("memory/compiled-cpu-zen4-2c-smollm2-135m", "emulated-compiled-llama-3.1-8b"):
-        table = read_table(recorded / f"{name}.jsonl")
-        job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=table.stack)
-        ratios = [
-            trial.measurement.device_bytes
-            / Estimator(job, None).estimate(trial.config, memory_limit_bytes=table.memory_limit_bytes).device_bytes
-            for trial in table.trials
-            if trial.measurement is not None and trial.config["compile"] is True
-        ]
-        assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in inspect.getsource(memory_fit)
-        errors += [math.log(ratio) for ratio in ratios]
-    assert len(errors) == COMPILED.compared_on
-    assert fmean(errors) == pytest.approx(COMPILED.mean, abs=0.01)
-    assert max(abs(error - COMPILED.mean) for error in errors) <= 2 * COMPILED.deviation
 
 
 def test_where_all_are_by_formula_they_share_its_error(truth: Truth) -> None:

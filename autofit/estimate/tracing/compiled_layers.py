@@ -1,0 +1,71 @@
+"""Has decoder layers run in a trace as torch.compile would have them run on the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+from autofit.estimate.tracing.fused_graph import FusedGraph
+from autofit.estimate.tracing.recorder import Recorder
+from autofit.techniques.axes.compilation import VARIANTS
+
+
+@contextmanager
+def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
+    """Inside, each of the `layers` runs the graphs that torch.compile makes of it, up to where Inductor would generate
+    code: torch itself decides what a forward keeps for the backward, and what it fuses is `FusedGraph`'s.
+
+    In the end, what has been compiled in this process is forgotten: if a caller's own runs again, it is compiled again.
+    """
+    import torch._dynamo.config
+    import torch._functorch.config
+    from torch._guards import detect_fake_mode
+    from torch._inductor.compile_fx import _recursive_post_grad_passes, compile_fx
+    from torch._inductor.utils import get_donated_idxs
+    from torch._inductor.virtualized import V
+
+    def of_graph(graph: Any, operands: Any, **options: Any) -> FusedGraph:
+        # A backward is compiled when it first runs, under the recorder.
+        unseen = _pop_mode_temporarily() if _get_current_dispatch_mode() is recorder else nullcontext()
+        with unseen, V.set_fake_mode(detect_fake_mode(operands)):
+            _recursive_post_grad_passes(graph, is_inference=bool(options.get("is_inference")))
+        donated = get_donated_idxs() if options.get("is_backward") else None
+        return FusedGraph(graph, recorder, donated=donated or ())
+
+    def backend(graph: Any, operands: Any) -> Any:
+        return compile_fx(graph, operands, inner_compile=cast("Any", of_graph))
+
+    # Nothing is read from or left in the caches of real compilations.
+    unkept = torch._dynamo.config.patch(
+        recompile_limit=VARIANTS,
+        automatic_dynamic_shapes=False,
+        automatic_dynamic_local_pgo=False,
+        automatic_dynamic_remote_pgo=False,
+    )
+    with unkept, torch._functorch.config.patch(enable_autograd_cache=False), _without_remarks():
+        for layer in layers:
+            layer.compile(backend=backend)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._compiled_call_impl = None
+            torch._dynamo.reset()
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Keep torch's remarks on what it compiles, which trials print where they apply, off the screen."""
+    loggers = [logging.getLogger(name) for name in ("torch._logging._internal", "torch._dynamo", "torch._inductor")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,169 @@
+"""What compiled code would allocate, on graphs small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autofit.core.lattice import Config
+from autofit.estimate.kernels.scratch import common_scratch
+from autofit.estimate.memory.memory_trace import MemoryTrace
+from autofit.estimate.tracing import compiled_layers
+from autofit.estimate.tracing.fused_graph import LONGEST_IN_REGISTERS, FusedGraph
+from autofit.estimate.tracing.recorder import NotTraced, Recorder, RecorderOfCompiled, without_data
+from autofit.estimate.tracing.traces import Traces
+from autofit.techniques import complete
+from tests.tiny import LLAMA, QWEN2, QWEN3_MOE, job
+
+ROWS, WIDTH = 32, 64
+ACTIVATION = ROWS * WIDTH * 4
+"""Bytes of a tensor in fp32."""
+FULL: dict[str, Any] = {"method": "full", "micro_batch": 2, "precision": "fp32"}
+
+
+def run(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[MemoryTrace, Any]:
+    """What running the compiled function on operands of these shapes records, and its results."""
+    with without_data():
+        operands = [torch.empty(shape) for shape in shapes]
+        graph = make_fx(function)(*operands)
+        recorder = Recorder(common_scratch)
+        fused = FusedGraph(graph, recorder)
+        with recorder:
+            recorder.move("forward-1", 0)
+            results = fused(operands)
+            recorder.close()
+        assert not operands
+    return recorder.trace, results
+
+
+def made(trace: MemoryTrace) -> list[int]:
+    """The bytes of every storage, in the order of allocation."""
+    return [trace.storages[event.storage].bytes for _, event in trace.events() if event.allocates]
+
+
+def peak(trace: MemoryTrace) -> int:
+    used = most = 0
+    for _, event in trace.events():
+        size = trace.storages[event.storage].bytes
+        used += size if event.allocates else -size
+        most = max(most, used)
+    return most
+
+
+def test_what_is_between_two_products_is_written_over_the_first() -> None:
+    trace, (result,) = run(
+        lambda x, a, b: (torch.mm(torch.sigmoid(torch.mm(x, a) * 2.0) + 1.0, b),),
+        *((ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)),
+    )
+    assert made(trace) == [ACTIVATION, ACTIVATION]  # of each product; four operations between them make none
+    assert result.shape == (ROWS, WIDTH)
+    (work,) = [cost for costs in trace.work.values() for cost in costs if not cost.flops]
+    assert work.moved == (ACTIVATION, ACTIVATION)
+
+
+def test_what_leaves_the_graph_is_not_written_over() -> None:
+    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = torch.mm(x, a)
+        return torch.mm(torch.relu(kept), b), kept
+
+    trace, _ = run(function, (ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH))
+    assert made(trace) == 3 * [ACTIVATION]
+
+
+def test_results_that_read_the_same_come_from_one_kernel_which_overwrites_none_of_its_operands() -> None:
+    """The operand is still read for the second result when the first is written."""
+
+    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        between = torch.mm(x, a)
+        return torch.mm(torch.relu(between), b), torch.mm(torch.tanh(between), b)
+
+    trace, _ = run(function, (ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH))
+    kernels = [cost for costs in trace.work.values() for cost in costs if not cost.flops]
+    assert len(kernels) == 1
+    assert peak(trace) == 3 * ACTIVATION  # the two that it makes, beside the one that it reads
+    assert made(trace) == 5 * [ACTIVATION]
+
+
+@pytest.mark.parametrize(("width", "stored"), [(LONGEST_IN_REGISTERS, False), (2 * LONGEST_IN_REGISTERS, True)])
+def test_a_long_row_that_is_read_after_its_sum_is_stored(width: int, stored: bool) -> None:
+    """The sum of six operands is costly to compute twice: a kernel that loops over a row reads it again."""
+
+    def function(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = xs[0] + xs[1] + xs[2] + xs[3] + xs[4] + xs[5]
+        product = total * total.sum(-1, keepdim=True)
+        return torch.ops.prims.convert_element_type(product, torch.float16), *xs  # which may not be written over
+
+    trace, _ = run(function, *6 * [(ROWS, width)])
+    assert made(trace) == [ROWS * width * 4] * stored + [ROWS * width * 2]
+
+
+def test_a_part_of_a_split_product_lives_as_long_as_the_product() -> None:
+    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gate, up = torch.mm(x, a).split(WIDTH // 2, -1)
+        return (torch.mm(torch.sigmoid(gate) * up, b),)
+
+    trace, (result,) = run(function, (ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH // 2, WIDTH))
+    assert made(trace) == [ACTIVATION, ACTIVATION // 2, ACTIVATION]
+    assert peak(trace) == 3 * ACTIVATION // 2
+    assert result.shape == (ROWS, WIDTH)
+
+
+def test_what_is_not_known_to_allocate_is_not_traced() -> None:
+    from torch._higher_order_ops import cond
+
+    with without_data():
+        operands = [torch.empty(ROWS, WIDTH)]
+        graph = make_fx(lambda x: (cond(x.sum() > 0, torch.sin, torch.cos, (x,)),), tracing_mode="fake")(*operands)
+        recorder = Recorder(common_scratch)
+        fused = FusedGraph(graph, recorder)
+        with recorder, pytest.raises(NotTraced, match="cond, whose memory is not known"):
+            fused(operands)
+
+
+def activations(config: Config, model: Any) -> int:
+    """Bytes that a forward keeps for its backward, by the trace of every layer."""
+    trace = Traces(job(model), exact=True).decoder(config, None, accumulates=False).events.trace
+    return sum(
+        storage.bytes
+        for storage in trace.storages
+        if storage.allocated
+        and storage.freed
+        and (storage.allocated.phase, storage.freed.phase) == ("forward", "backward")
+    )
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN2, QWEN3_MOE], ids=lambda model: model.name)
+def test_a_compiled_layer_keeps_less(model: Any) -> None:
+    eager, compiled = (activations(complete({**FULL, "compile": on}), model) for on in (False, True))
+    assert 0.4 * eager < compiled < 0.95 * eager
+
+
+def test_what_is_recomputed_is_not_kept_by_compiled_layers_either() -> None:
+    kept, full = (
+        activations(complete({**FULL, "compile": True, "checkpointing": value}), LLAMA) for value in ("none", "full")
+    )
+    assert full < 0.4 * kept
+
+
+def test_layers_of_a_kind_are_alike_when_compiled_too() -> None:
+    config = complete({**FULL, "compile": True})
+    every, few = (Traces(job(LLAMA), exact=exact).decoder(config, None, accumulates=True) for exact in (True, False))
+    assert sorted(made(every.events.trace)) == sorted(made(few.events.trace))
+
+
+def test_where_torch_cannot_compile_a_layer_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no graph")
+
+    eager, compiled = (complete({**FULL, "compile": on}) for on in (False, True))
+    expected = made(Traces(job(LLAMA)).decoder(eager, None, accumulates=True).events.trace)
+    monkeypatch.setattr(compiled_layers, "FusedGraph", fails)
+    assert made(Traces(job(LLAMA)).decoder(compiled, None, accumulates=True).events.trace) == expected
+
+
+def test_the_recorder_is_not_compiled_with_what_it_records() -> None:
+    assert RecorderOfCompiled.ignore_compile_internals() and not Recorder.ignore_compile_internals()
