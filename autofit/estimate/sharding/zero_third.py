@@ -31,7 +31,7 @@ class ZeroThree(Zero):
     def traced(self, config: Config) -> Config:
         """As of other stages, but never compiled: the hooks that gather parameters leave torch only pieces of a layer
         to compile."""
-        return super().traced(config).replace(compile=False)
+        return Zero.traced(self, config).replace(compile=False)
 
     @property
     def _gathers(self) -> bool:

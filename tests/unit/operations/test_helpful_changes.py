@@ -251,7 +251,7 @@ def kept_estimator() -> CachedEstimator:
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
     slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
     changes = advice(slow, 80 * GIB)
-    single = [predicted(c) for c in exact_changes(slow, 1)]
+    single = [predicted(c) for c in (*exact_changes(slow, 1), slow.replace(compile=True))]
     assert {change.effect for change in changes.values()} == {Effect.EXACT}
     assert changes["fastest"].estimate.tokens_per_second == fastest(single)
     for change in changes.values():
