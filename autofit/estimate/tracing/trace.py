@@ -171,7 +171,7 @@ def _compiled(config: Config, layers: list[Any], recorder: Recorder) -> Abstract
     """Inside, `layers` are compiled if `config` says so."""
     if config["compile"] is not True:
         return nullcontext()
-    from autofit.estimate.tracing.compiled_layers import compiled  # which loads torch's compiler
+    from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
 
     return compiled(layers, recorder)
 

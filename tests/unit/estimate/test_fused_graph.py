@@ -10,10 +10,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autofit.core.lattice import Config
+from autofit.estimate.compiled import layers
+from autofit.estimate.compiled.fused_graph import FusedGraph
+from autofit.estimate.compiled.fusion import LONGEST_IN_REGISTERS
 from autofit.estimate.kernels.scratch import common_scratch
 from autofit.estimate.memory.memory_trace import MemoryTrace
-from autofit.estimate.tracing import compiled_layers
-from autofit.estimate.tracing.fused_graph import LONGEST_IN_REGISTERS, FusedGraph
 from autofit.estimate.tracing.recorder import NotTraced, Recorder, RecorderOfCompiled, without_data
 from autofit.estimate.tracing.traces import Traces
 from autofit.techniques import complete
@@ -161,7 +162,7 @@ def test_where_torch_cannot_compile_a_layer_it_runs_as_it_is(monkeypatch: pytest
 
     eager, compiled = (complete({**FULL, "compile": on}) for on in (False, True))
     expected = made(Traces(job(LLAMA)).decoder(eager, None, accumulates=True).events.trace)
-    monkeypatch.setattr(compiled_layers, "FusedGraph", fails)
+    monkeypatch.setattr(layers, "FusedGraph", fails)
     assert made(Traces(job(LLAMA)).decoder(compiled, None, accumulates=True).events.trace) == expected
 
 

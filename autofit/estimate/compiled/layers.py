@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
-from autofit.estimate.tracing.fused_graph import FusedGraph
+from autofit.estimate.compiled.fused_graph import FusedGraph
 from autofit.estimate.tracing.recorder import Recorder
 from autofit.techniques.axes.compilation import VARIANTS
 

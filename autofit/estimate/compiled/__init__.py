@@ -1,0 +1,1 @@
+"""Decoder layers as torch.compile would run them, on tensors without data."""
