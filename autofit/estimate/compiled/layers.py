@@ -19,7 +19,8 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
     """Inside, each of the `layers` runs the graphs that torch.compile makes of it, up to where Inductor would generate
     code: torch itself decides what a forward keeps for the backward, and what it fuses is `FusedGraph`'s.
 
-    In the end, what has been compiled in this process is forgotten: if a caller's own runs again, it is compiled again.
+    What has been compiled in this process is forgotten, before and after: if a caller's own runs again, it is compiled
+    again.
     """
     import torch._dynamo.config
     import torch._functorch.config
@@ -47,6 +48,7 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
         automatic_dynamic_remote_pgo=False,
     )
     with unkept, torch._functorch.config.patch(enable_autograd_cache=False), _without_remarks():
+        torch._dynamo.reset()
         for layer in layers:
             layer.compile(backend=backend)
         try:

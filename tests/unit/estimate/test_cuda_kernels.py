@@ -173,14 +173,16 @@ def test_paged_states_give_way_on_a_full_card_and_count_in_full_under_a_limit() 
     assert full.device_bytes - full.peak_reserved_bytes == in_full - missing
 
 
-def test_compilation_is_assumed_to_change_nothing_and_the_estimate_says_so() -> None:
+def test_a_compiled_step_takes_less_and_is_faster_and_the_estimate_says_what_it_assumes() -> None:
     common = "method=lora,precision=bf16,micro_batch=4,checkpointing=full,compile="
     eager, compiled = (predicted(common + value, job()) for value in ("false", "true"))
-    assert compiled.breakdown == eager.breakdown
-    assert compiled.step_seconds == eager.step_seconds
-    assert compiled.relative_error == pytest.approx(eager.relative_error + COMPILE_ERROR)  # type: ignore[operator]
+    assert compiled.peak_allocated_bytes < eager.peak_allocated_bytes
+    assert compiled.step_seconds is not None and eager.step_seconds is not None
+    assert 0.2 * eager.step_seconds < compiled.step_seconds < 0.95 * eager.step_seconds
+    assert eager.relative_error is not None
+    assert COMPILE_ERROR < (compiled.relative_error or 0.0) < eager.relative_error + 2 * COMPILE_ERROR
     assert set(eager.assumptions) < set(compiled.assumptions)
-    assert "without compilation" in compiled.assumptions[0]
+    assert "graphs that torch makes of each layer" in compiled.assumptions[0]
     assert compiled.to_json()["assumptions"] == list(compiled.assumptions)
     assert Estimate.from_json(compiled.to_json()).assumptions == compiled.assumptions
 
