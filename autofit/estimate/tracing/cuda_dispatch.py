@@ -55,18 +55,29 @@ AT_FORALL_PROMOTE of the same file)."""
 @contextmanager
 def cuda_dispatch() -> Iterator[None]:
     """Inside, autocast on CPU tensors has CUDA's list of fp32 operations; dropout and softmax are CUDA's kernels."""
-    # Registered anew each time, within less than a millisecond: nothing else in the process is to see these rules.
-    with torch.library._scoped_library("aten", "IMPL") as registry:
-        for operations, rule in ((WIDENED, _widened), (SUMMED_WIDE, _summed_wide)):
-            for operation in operations:
-                if operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.AutocastCUDA):
-                    registry.impl(operation, rule(operation), "AutocastCPU")
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that these take the place of others
-            for operation in AS_GIVEN:
-                registry.impl(operation, _as_given(operation), "AutocastCPU")
-        registry.impl(_ATEN.dropout.default, _dropout, "AutogradCPU")
-        registry.impl(_ATEN.softmax.int, _softmax, "AutogradCPU")
-        yield
+    try:
+        # Registered anew each time, within less than a millisecond: nothing else in the process is to see these rules.
+        with torch.library._scoped_library("aten", "IMPL") as registry:
+            for operations, rule in ((WIDENED, _widened), (SUMMED_WIDE, _summed_wide)):
+                for operation in operations:
+                    if operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.AutocastCUDA):
+                        registry.impl(operation, rule(operation), "AutocastCPU")
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that these take the place of others
+                for operation in AS_GIVEN:
+                    registry.impl(operation, _as_given(operation), "AutocastCPU")
+            registry.impl(_ATEN.dropout.default, _dropout, "AutogradCPU")
+            registry.impl(_ATEN.softmax.int, _softmax, "AutogradCPU")
+            _forget_dispatch()
+            yield
+    finally:
+        _forget_dispatch()
+
+
+def _forget_dispatch() -> None:
+    """Have torch.compile look up anew which rule is an operation's: it keeps what it has found, also when rules come
+    and go."""
+    for operation in (*WIDENED, *SUMMED_WIDE, *AS_GIVEN, _ATEN.dropout.default, _ATEN.softmax.int):
+        operation._dispatch_cache.clear()
 
 
 def _as_given(operation: Any) -> Callable[..., Any]:
