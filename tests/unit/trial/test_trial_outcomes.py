@@ -216,10 +216,11 @@ def test_an_answer_is_kept_whatever_its_recording_does(warm: TrialRunner, tmp_pa
         attempt = warm.attempt(misbehaving("records_slowly", profile=str(file), deadline_seconds=deadline))
         return attempt.outcome, attempt.seconds, time.monotonic() - began
 
-    (outcome, seconds, in_all), deadline = within(recorded, lambda found: found[0] == made, 1.0, 12.0)
+    (outcome, seconds, in_all), _ = within(recorded, lambda found: found[0] == made, 1.0, 12.0)
     assert outcome == made
     assert file.read_text() == "recorded"
-    assert seconds <= in_all - deadline - LATER_SECONDS, "the recording is no part of the trial"
+    # It sleeps for longer than this; the two clocks may differ by what the answer takes to arrive.
+    assert seconds <= in_all - LATER_SECONDS, "the recording is no part of the trial"
     assert warm.attempt(misbehaving("dies_recording", profile=str(file))).outcome == made
 
 
