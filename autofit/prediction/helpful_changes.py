@@ -240,7 +240,7 @@ class _Neighbourhood:
 
     def _grant_traces(self) -> None:
         """Allow as many more decoders to be traced as a single exact change may need; for an 8B model each takes about
-        a second."""
+        a second, and a compiled one up to three."""
         self._may_be_traced = len(self._traced()) + 6
 
     def _traced(self) -> set[Config]:
