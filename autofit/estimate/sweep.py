@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import zip_longest
 from multiprocessing import forkserver
+from typing import TYPE_CHECKING
 
 from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.warm import context
 from autofit.techniques import Job
 
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
+
 _log = logging.getLogger(__name__)
 
 WORTH_PROCESSES = 32
 """Number of configs from which on further processes are worth their start-up, which takes seconds."""
+MOST_PROCESSES = 16
+"""Each takes half a GiB of its own for the lattice of an 8B model, whose predictions take 5 CPU-minutes in all."""
 
 
 def sweep(
@@ -48,7 +54,8 @@ def sweep(
     if workers > 1:
         parts = _in_processes(job, groups, memory_limit_bytes, workers, ends)
     else:
-        parts = ([estimate] for group in groups for estimate in _predict(job, group, memory_limit_bytes, ends))
+        own = _estimator(job)
+        parts = ([estimate] for group in groups for estimate in _predict(own, group, memory_limit_bytes, ends))
     found: dict[Config, Estimate] = {}
     for part in parts:
         found.update((estimate.config, estimate) for estimate in part)
@@ -63,7 +70,7 @@ def workers_for(configs: Sequence[Config], processes: int) -> int:
     share traces."""
     if len(configs) < WORTH_PROCESSES:
         return 1
-    return min(len(groups_of(configs)), processes)
+    return min(len(groups_of(configs)), processes, MOST_PROCESSES)
 
 
 def get_ready(configs: Sequence[Config], processes: int) -> None:
@@ -74,39 +81,54 @@ def get_ready(configs: Sequence[Config], processes: int) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share traces; within a group those of one decoder are adjacent.
+    """Configs that share a decoder's trace, those of one attention kernel side by side.
 
     The largest group of each method comes first, then the second of each: if time runs out, something of every method
     is known."""
-    groups: dict[str, dict[tuple[object, ...], list[Config]]] = defaultdict(lambda: defaultdict(list))
-    for config in sorted(configs, key=lambda c: (c["compile"], c.text("checkpointing"), c.text("attention"))):
-        alike = groups[config.text("method")][config.get("precision"), config.get("targets")]
-        alike.append(config)
+    groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
+    for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):
+        groups[config.text("method")][config.without(*_SHARING)].append(config)
     largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]
     return [group for round in zip_longest(*largest_first) for group in round if group]
 
 
-def _predict(job: Job, configs: list[Config], limit: int, ends: float) -> Iterator[Estimate]:
-    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `ends`."""
+_SHARING = ("optimizer", "loss", "micro_batch", "batching", "rank", "attention", "offload", "sharding")
+"""Axes along which a decoder's trace is the same, or made from the same."""
+
+
+def _estimator(job: Job) -> Estimator:
+    """One for all groups that a process is given: they share the traces of losses and updates."""
     from autofit.estimate.estimator import Estimator
     from autofit.estimate.tracing.trace_cache import TraceCache
 
-    estimator = Estimator(job, None, cache=TraceCache.of_user())
+    return Estimator(job, None, cache=TraceCache.of_user())
+
+
+def _predict(estimator: Estimator, configs: list[Config], limit: int, ends: float) -> Iterator[Estimate]:
+    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `ends`."""
     for config in configs:
         if time.monotonic() >= ends:
             return
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
 
 
-def _predicted(job: Job, configs: list[Config], limit: int, ends: float) -> list[Estimate]:
-    return list(_predict(job, configs, limit, ends))
-
-
 def _in_processes(
     job: Job, groups: list[list[Config]], limit: int, workers: int, ends: float
 ) -> Iterator[list[Estimate]]:
-    # The libraries are not garbage: collections need not scan them.
-    with ProcessPoolExecutor(workers, mp_context=context(), initializer=gc.freeze) as pool:
-        pending = [pool.submit(_predicted, job, group, limit, ends) for group in groups]
+    with ProcessPoolExecutor(workers, mp_context=context(), initializer=_begin, initargs=(job,)) as pool:
+        pending = [pool.submit(_predicted, group, limit, ends) for group in groups]
         for done in as_completed(pending):
             yield done.result()
+
+
+def _begin(job: Job) -> None:
+    gc.freeze()  # the libraries are not garbage: collections need not scan them
+    _OF_PROCESS.append(_estimator(job))
+
+
+_OF_PROCESS: list[Estimator] = []
+"""The estimator of a process of the pool."""
+
+
+def _predicted(configs: list[Config], limit: int, ends: float) -> list[Estimate]:
+    return list(_predict(_OF_PROCESS[0], configs, limit, ends))

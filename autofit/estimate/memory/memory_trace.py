@@ -85,6 +85,8 @@ class MemoryTrace:
     """What the operations of each place cost."""
     labels: dict[tuple[str, str], int] = field(default_factory=dict)
     """Storages that two traces have in common: (stage, label) to the storage."""
+    flash_layers: int = 0
+    """In how many layers of the first forward attention ran in torch's flash kernel, without dropout."""
     elsewhere: dict[Place, list[int]] = field(default_factory=dict)
     """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
 

@@ -124,6 +124,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func is not _RESHAPE:
             self.count(cost)
+        if func is _FLASH and self.place.stage == "forward-1":
+            self.trace.flash_layers += not any(args[3:4])
         scratch = self._scratch(str(func), args)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
@@ -248,6 +250,8 @@ _PRODUCTS = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
 }
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+"""Its fourth argument is the share of scores that is dropped."""
 _ENGINE = "_engine_run_backward"
 """The function of torch.autograd.graph within which autograd's engine runs."""
 _DEVICE = torch.ops.prim.device.default

@@ -46,6 +46,8 @@ class Decoder:
     """Of the first micro-step and of every further one."""
     offloaded: SymbolicSizes
     """Bytes of every activation that a forward copies to the host."""
+    is_flash: bool
+    """Whether every layer's attention is torch's own flash kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +181,11 @@ class Traces:
 
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
+        if config["attention"] == "flash" and shape(self.job.model).sdpa:
+            with suppress(NotTraced):
+                by_torch = self._single(config.replace(attention="sdpa"), spread)
+                if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
+                    return by_torch
         config, job = alone(config, spread), self._job(spread)
         if config["loss"] == "chunked" and chunks_are_one(config, self.job):
             config = config.replace(loss="full")
@@ -214,7 +221,7 @@ class Traces:
                 return _decoder(repeat_layers(small, representative), head, small, counts)
         every = tuple(range(len(kinds)))
         full, head = run(every)
-        return _decoder(full, head, full, {})
+        return _decoder(full, head, full, dict.fromkeys(every, 1))
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -290,11 +297,17 @@ def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, W
 
 
 def _decoder(trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: dict[int, int]) -> Decoder:
-    """The decoder of `trace`; of `small`, which ran, every layer stands for so many (`counts`, 1 where not named)."""
+    """The decoder of `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
     offloaded = [
         size
         for place, sizes in small.elsewhere.items()
         if place.stage == "forward-1"
         for size in sizes * counts.get(place.layer, 1)
     ]
-    return Decoder(DecoderEvents(trace), head, _decoder_works(small, counts), SymbolicSizes.of(offloaded))
+    return Decoder(
+        DecoderEvents(trace),
+        head,
+        _decoder_works(small, counts),
+        SymbolicSizes.of(offloaded),
+        is_flash=small.flash_layers == len(counts),
+    )

@@ -21,9 +21,11 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
 from autofit.estimate.kernels.scratch import Held
+from autofit.estimate.memory.memory_trace import BEFORE
 from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.roofline import seconds
 from autofit.estimate.time.transfers import seconds_per_byte
+from autofit.estimate.tracing.trace import trace_decoder
 from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
 from autofit.training.build import make_plan, make_skeleton
@@ -187,10 +189,22 @@ def test_a_compiled_step_takes_less_and_is_faster_and_the_estimate_says_what_it_
     assert Estimate.from_json(compiled.to_json()).assumptions == compiled.assumptions
 
 
-def test_flash_attn_takes_what_torchs_own_flash_kernel_takes() -> None:
-    common = "method=full,precision=bf16-mixed,micro_batch=4,attention="
+@pytest.mark.parametrize("rest", ["method=full,checkpointing=full", "method=lora,compile=true"])
+def test_flash_attn_takes_what_torchs_own_flash_kernel_takes(rest: str) -> None:
+    """So it is not traced apart. It would differ by what asks, before the first layer, for a mask's sake."""
+    common = f"{rest},precision=bf16-mixed,micro_batch=4,attention="
     flash, sdpa = (predicted(common + value, job()) for value in ("flash", "sdpa"))
     assert flash.breakdown == sdpa.breakdown
+    traces = [
+        trace_decoder(complete(parse(common + value)), job(), (0, 1), cuda_scratch)[0] for value in ("flash", "sdpa")
+    ]
+    flash_at, sdpa_at = (
+        [(at, sorted((e.allocates, trace.storages[e.storage].bytes) for e in events)) for at, events in trace.segments]
+        for trace in traces
+    )
+    differing = {one[0] for one, other in zip(flash_at, sdpa_at, strict=True) if one != other}
+    assert {at.layer for at in differing} <= {BEFORE}
+    assert [trace.flash_layers for trace in traces] == [2, 2]
 
 
 def test_flash_attn_needs_neither_the_mask_of_a_window_nor_scores_to_cap() -> None:
