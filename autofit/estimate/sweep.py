@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.warm import context
+from autofit.estimate.warm import context, hide_cards
 from autofit.techniques import Job
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def _in_processes(
 
 
 def _begin(job: Job) -> None:
+    hide_cards()
     gc.freeze()  # the libraries are not garbage: collections need not scan them
     _OF_PROCESS.append(_estimator(job))
 

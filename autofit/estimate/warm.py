@@ -31,6 +31,15 @@ class _Context(ForkServerContext):
     Process = _Process
 
 
+def hide_cards() -> None:
+    """Have this process see no GPU, for good. No trace needs one, and each process would take memory of each that it
+    sees: on import, bitsandbytes asks it for its capability, and Dynamo asks for its random state."""
+    import torch
+
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+
+
 def context() -> ForkServerContext:
     """Makes processes that a server forks: this process itself may have threads."""
     found = _Context()

@@ -140,3 +140,25 @@ def test_every_nvidia_card_of_the_catalog_can_be_emulated() -> None:
         if known.vendor == "nvidia":
             emulated, _ = described(known.name, 0)
             assert catalog.match(emulated.name.decode(), emulated.total_bytes) == known, known.name
+
+
+ESTIMATING = """
+    import json, math
+    from autofit.core.units import GIB
+    from autofit.estimate import sweep
+    from autofit.planning.requests import WorkloadOptions
+    from autofit.prediction.estimating import site
+    from autofit.techniques import complete, parse
+
+    job = WorkloadOptions(model="smollm2-135m", seq_len=64, global_batch=2).job(site("t4"))
+    asked = ("method=qlora", "method=lora,compile=true", "method=full,compile=true,checkpointing=full")
+    configs = [complete(parse("precision=fp16-mixed," + config)) for config in asked]
+    sweep._begin(job)
+    made = sweep._predicted(configs, 16 * GIB, math.inf)
+    print(json.dumps([torch.cuda.is_initialized(), [e.assumptions for e in made if e.work is None]]))
+"""
+
+
+def test_an_estimating_process_asks_nothing_of_a_card(home: Path, start: Start) -> None:
+    with Machine(home, "t4") as machine:
+        assert start(machine, ESTIMATING).answer() == [False, []]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch._prims import rng_prims
 from torch.fx import GraphModule, Node, map_arg
-from torch.utils._python_dispatch import _pop_mode_temporarily
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from autofit.estimate.compiled.fusion import Fusion, Unit
 from autofit.estimate.compiled.realized import format_of
 from autofit.estimate.time.op_costs import fused
 from autofit.estimate.tracing.recorder import NotTraced, Recorder
+
+_ATEN = torch.ops.aten
+_INTO_BUFFERS = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default)
+"""Products that Inductor's code has write into its buffers. So called, a checkpoint around the layer does not take them
+for those that it keeps; whatever else the code calls, it does (extern_kernels and FallbackKernel of _inductor)."""
 
 
 class FusedGraph:
@@ -66,6 +72,11 @@ class FusedGraph:
 
     def _called(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call gives. The state of random numbers that are drawn again is kept on the host."""
+        if target in _INTO_BUFFERS:
+            with ExitStack() as unseen:
+                while _get_current_dispatch_mode() is not self._recorder:
+                    unseen.enter_context(_pop_mode_temporarily())
+                return target(*args, **kwargs)
         if not isinstance(target, HigherOrderOperator):
             return target(*args, **kwargs)
         if target is rng_prims.run_and_save_rng_state:

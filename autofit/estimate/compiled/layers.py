@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
+from unittest.mock import patch
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
@@ -40,6 +41,8 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
     def backend(graph: Any, operands: Any) -> Any:
         return compile_fx(graph, operands, inner_compile=cast("Any", of_graph))
 
+    # Dynamo would ask each card that is there for its random state, and so take memory of it.
+    unseen_cards = patch.object(torch.cuda, "is_available", lambda: False)
     # Nothing is read from or left in the caches of real compilations.
     unkept = torch._dynamo.config.patch(
         recompile_limit=VARIANTS,
@@ -47,7 +50,8 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
         automatic_dynamic_local_pgo=False,
         automatic_dynamic_remote_pgo=False,
     )
-    with unkept, torch._functorch.config.patch(enable_autograd_cache=False), _without_remarks():
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with unseen_cards, unkept, uncached, _without_remarks():
         torch._dynamo.reset()
         for layer in layers:
             layer.compile(backend=backend)

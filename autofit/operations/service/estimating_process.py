@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB, format_bytes
-from autofit.estimate.warm import context
+from autofit.estimate.warm import context, hide_cards
 from autofit.trial.machine.detection import host_memory_bytes
 from autofit.workers.watch import end_with
 
@@ -103,6 +103,7 @@ def _begin(memory_bytes: int, server: int) -> None:
     with the server."""
     os.setpgid(0, 0)
     end_with(server, group=True)
+    hide_cards()
     gc.freeze()
     with suppress(ValueError, OSError):  # a stricter limit is in force already
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

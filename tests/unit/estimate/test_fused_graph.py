@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.lattice import Config
 from autofit.estimate.compiled import layers
@@ -29,14 +31,17 @@ ACTIVATION = ROWS * WIDTH * 4
 FULL: dict[str, Any] = {"method": "full", "micro_batch": 2, "precision": "fp32"}
 
 
-def run(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[MemoryTrace, Any]:
-    """What running the compiled function on operands of these shapes records, and its results."""
+def run(
+    function: Callable[..., Any], *shapes: tuple[int, ...], beside: AbstractContextManager[Any] | None = None
+) -> tuple[MemoryTrace, Any]:
+    """What running the compiled function on operands of these shapes records, and its results; `beside` the recorder
+    there may be another mode."""
     with without_data():
         operands = [torch.empty(shape) for shape in shapes]
         graph = make_fx(function)(*operands)
         recorder = Recorder(common_scratch)
         fused = FusedGraph(graph, recorder)
-        with recorder:
+        with recorder, beside or nullcontext():
             recorder.move("forward-1", 0)
             results = fused(operands)
             recorder.close()
@@ -67,6 +72,26 @@ def test_what_is_between_two_products_is_written_over_the_first() -> None:
     assert result.shape == (ROWS, WIDTH)
     (work,) = [cost for costs in trace.work.values() for cost in costs if not cost.flops]
     assert work.moved == (ACTIVATION, ACTIVATION)
+
+
+def test_a_checkpoint_around_compiled_code_sees_its_attention_and_not_its_products() -> None:
+    """So trials with transformers before 5.23, whose checkpoints are around the layer: of what is to be kept, attention
+    alone is."""
+
+    def function(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        heads = torch.mm(x, a).view(1, 1, ROWS, WIDTH)
+        return (torch.ops.aten._scaled_dot_product_flash_attention(heads, heads, heads)[0],)
+
+    class Checkpoint(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    trace, _ = run(function, (ROWS, WIDTH), (WIDTH, WIDTH), beside=Checkpoint())
+    assert torch.ops.aten._scaled_dot_product_flash_attention.default in seen
+    assert torch.ops.aten.mm.default not in seen
+    assert made(trace)[0] == ACTIVATION and len(made(trace)) > 1, "the recorder sees both"
 
 
 def test_what_leaves_the_graph_is_not_written_over() -> None:
