@@ -35,15 +35,20 @@ COMPILE_ERROR = 0.15
 configs on a processor and two on an H100, there with the decoder compiled as a whole (in benchmarks/recorded,
 memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and h100/compiled-llama-3.1-8b.jsonl; a test compares them)."""
 
+UNCOMPILED = (
+    "compile=true is predicted as without it: what torch compiles of these layers cannot be traced, so memory and time "
+    "may differ"
+)
 
-def assumptions(config: Config, job: Job) -> tuple[str, ...]:
-    """One sentence for each thing that is assumed of `config`."""
+
+def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[str, ...]:
+    """One sentence for each thing that is assumed of `config`; `uncompiled` as in `Estimate`."""
     found, ranks = [], ranks_per_host(job)
     moves = config["offload"] != "none" or config["checkpointing"] == "offload"
     if job.hardware.kind == "cpu":
         found.append(_kept_by_the_heap(config))
     if config["compile"] is True:
-        found.append(_of_compiler(job))
+        found.append(UNCOMPILED if uncompiled else _of_compiler(job))
     if config["checkpointing"] == "offload":
         found.append(
             "checkpointing=offload copies activations at three quarters of the host link's nominal bandwidth, with no "
@@ -171,8 +176,8 @@ def _of_compiler(job: Job) -> str:
         "tunes kernels, which may take more"
     )
     return (
-        "compile=true is predicted from the graphs that torch makes of each layer, or as without it where torch makes "
-        f"none; the time of setting it up is left out: of {shown}"
+        "compile=true is predicted from the graphs that torch makes of each layer; the time of setting it up is left "
+        f"out: of {shown}"
     )
 
 

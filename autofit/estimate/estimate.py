@@ -81,6 +81,9 @@ class Estimate(Document):
     borrowed_error: float = 0.0
     """By what share `device_bytes` may be too low, as what CUDA's allocator fragments was seen of another config of the
     lattice; 0 where it was replayed for this one."""
+    uncompiled: bool = False
+    """Whether it is predicted as with `compile=false` though the config compiles: what torch compiles of
+    its layers cannot be traced."""
 
     @property
     def fits(self) -> bool:
@@ -163,6 +166,7 @@ class Estimate(Document):
         from autofit.estimate.saving import copied_bytes
         from autofit.techniques.job import ranks_per_host
 
+        assumed = assumptions(self.config, job, uncompiled=self.uncompiled)
         borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
         return replace(
             self,
@@ -171,7 +175,7 @@ class Estimate(Document):
             host_memory_bytes=job.hardware.host_memory_bytes or None,
             copied_bytes=copied_bytes(self.config, job),
             # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
-            assumptions=self.assumptions if self.memory_error else (*assumptions(self.config, job), *borrowed),
+            assumptions=self.assumptions if self.memory_error else (*assumed, *borrowed),
             **self._time(job, rates),
         )
 

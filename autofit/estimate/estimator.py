@@ -66,6 +66,8 @@ class Traced:
     """Of one rank in one optimizer step."""
     hosted: Hosted
     """What one rank's offloaded weights, gradients and states take of the host's memory."""
+    uncompiled: bool
+    """As `Estimate.uncompiled`."""
 
 
 class Estimator:
@@ -90,7 +92,7 @@ class Estimator:
         self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
         self._shares: dict[Hashable, float] = {}
         """What was seen to be fragmented, by what it takes to be alike."""
-        self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None]] = {}
+        self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None, bool]] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
@@ -102,7 +104,7 @@ class Estimator:
         try:
             if key not in self._figures:
                 self._figures[key] = self._memory_and_work(config, memory_limit_bytes, replayed=replayed)
-            found, work = self._figures[key]
+            found, work, uncompiled = self._figures[key]
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
@@ -111,12 +113,14 @@ class Estimator:
             hardware=self.job.hardware.name,
             memory_limit_bytes=memory_limit_bytes,
             work=work,
+            uncompiled=uncompiled,
             seconds_to_estimate=time.monotonic() - started,
             **asdict(found),
         )
         return estimate.timed(self.job, self.rates)
 
-    def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
+    def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None, bool]:
+        """And whether it is `uncompiled`."""
         traced, paged_out = self.trace(config), 0
         among = {} if packs(config) else self._of_lengths()
         shorter = {length: each.trace(config) for length, each in among.items()}
@@ -125,7 +129,8 @@ class Estimator:
             found, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
         else:
             found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
-        return found, None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
+        work = None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
+        return found, work, traced.uncompiled
 
     @without_collections()
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
@@ -273,6 +278,7 @@ class Estimator:
             paged_bytes=paged_bytes,
             traffic=replace(traffic, hosted=traffic.hosted + 2 * accumulation * sum(copied)),
             hosted=hosted,
+            uncompiled=config["compile"] is True and not decoder.compiled,
         )
 
     def _steps(self, decoder: Decoder, loss: Loss) -> MicroSteps:

@@ -66,7 +66,8 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
 @contextmanager
 def _without_remarks() -> Iterator[None]:
     """Keep torch's remarks on what it compiles, which trials print where they apply, off the screen."""
-    loggers = [logging.getLogger(name) for name in ("torch._logging._internal", "torch._dynamo", "torch._inductor")]
+    names = ("torch._logging._internal", "torch._dynamo", "torch._higher_order_ops", "torch._inductor")
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

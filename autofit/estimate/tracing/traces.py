@@ -48,6 +48,8 @@ class Decoder:
     """Bytes of every activation that a forward copies to the host."""
     is_flash: bool
     """Whether every layer's attention is torch's own flash kernel."""
+    compiled: bool
+    """Whether its layers were compiled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,10 +220,10 @@ class Traces:
             counts = {place: representative.count(place) for place in range(len(layers))}
             # Where layers of one kind differ after all, every one of them is run.
             with suppress(NotUniform):
-                return _decoder(repeat_layers(small, representative), head, small, counts)
+                return _decoder(config, repeat_layers(small, representative), head, small, counts)
         every = tuple(range(len(kinds)))
         full, head = run(every)
-        return _decoder(full, head, full, dict.fromkeys(every, 1))
+        return _decoder(config, full, head, full, dict.fromkeys(every, 1))
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -296,8 +298,10 @@ def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, W
     return first, further
 
 
-def _decoder(trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: dict[int, int]) -> Decoder:
-    """The decoder of `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
+def _decoder(
+    config: Config, trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: dict[int, int]
+) -> Decoder:
+    """The decoder of `config`, from its `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
     offloaded = [
         size
         for place, sizes in small.elsewhere.items()
@@ -310,4 +314,5 @@ def _decoder(trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: di
         _decoder_works(small, counts),
         SymbolicSizes.of(offloaded),
         is_flash=small.flash_layers == len(counts),
+        compiled=config["compile"] is True,
     )

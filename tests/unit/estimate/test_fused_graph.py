@@ -15,9 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.lattice import Config
+from autofit.estimate.assumptions import UNCOMPILED
 from autofit.estimate.compiled import layers
 from autofit.estimate.compiled.fused_graph import FusedGraph
 from autofit.estimate.compiled.fusion import LONGEST_IN_REGISTERS
+from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.scratch import common_scratch
 from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.tracing.recorder import NotTraced, Recorder, RecorderOfCompiled, without_data
@@ -210,7 +212,23 @@ def test_where_torch_cannot_compile_a_layer_it_runs_as_it_is(monkeypatch: pytest
     expected = made(Traces(job(LLAMA)).decoder(eager, None, accumulates=True).events.trace)
     monkeypatch.setattr(layers, "FusedGraph", fails)
     assert made(Traces(job(LLAMA)).decoder(compiled, None, accumulates=True).events.trace) == expected
-    told.append("RuntimeError: no graph")
+    for config in (eager, compiled):
+        found = Estimator(job(LLAMA), None).estimate(config, memory_limit_bytes=1)
+        assert found.uncompiled == (UNCOMPILED in found.assumptions) == (config is compiled)
+    told += 2 * ["RuntimeError: no graph"]
+
+
+@pytest.mark.parametrize(
+    ("values", "uncompiled"),
+    [({}, False), ({"compile": False}, False), ({"kernels": "liger"}, True), ({"sharding": "zero3"}, True)],
+    ids=str,
+)
+def test_an_estimate_says_that_it_was_made_of_layers_as_they_are(values: dict[str, Any], uncompiled: bool) -> None:
+    config = complete({**FULL, "compile": True, **values})
+    two = replace(job(LLAMA), workload=replace(job(LLAMA).workload, devices=2)) if "sharding" in values else job(LLAMA)
+    found = Estimator(two, None).estimate(config, memory_limit_bytes=1)
+    assert found.memory_error == 0.0
+    assert found.uncompiled == (UNCOMPILED in found.assumptions) == uncompiled
 
 
 def test_the_recorder_is_not_compiled_with_what_it_records() -> None:
