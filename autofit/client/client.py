@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit.client.connection import Connection
 from autofit.client.search import RemoteSearch
-from autofit.core.errors import UsageError
+from autofit.core.config_text import pairs
 from autofit.core.lengths import Lengths
 
 NOT_SENT = ("self", "wait", "report", "key")
@@ -179,7 +179,7 @@ def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "trainer" in asked:
         asked["for"] = asked.pop("trainer")
     if isinstance(asked.get("config"), str):
-        asked["config"] = dict(map(_axis, filter(None, asked["config"].split(","))))
+        asked["config"] = {name: _value(value) for name, value in pairs(asked["config"]).items()}
     return asked
 
 
@@ -198,9 +198,6 @@ def _in_query(asked: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _axis(text: str) -> tuple[str, object]:
-    """The axis and the value that `axis=value` spells; whether there are such is for the server to say."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not equals:
-        raise UsageError(f"config {text!r} is not understood: write axis=value, such as micro_batch=4")
-    return name, {"true": True, "false": False}.get(value.lower(), int(value) if value.isdecimal() else value)
+def _value(text: str) -> object:
+    """The value that `text` spells; whether an axis has it is for the server to say."""
+    return {"true": True, "false": False}.get(text.lower(), int(text) if text.isdecimal() else text)

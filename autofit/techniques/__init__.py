@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from autofit.catalog.hardware import Card
+from autofit.core.config_text import pairs
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Axis, Config, Value
@@ -133,14 +133,7 @@ def parse(text: str) -> dict[str, object]:
     axes = {axis.name: axis for axis in AXES}
     values: dict[str, object] = {}
     wrong: list[UsageError] = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise UsageError(f"config {part!r} is not understood: write axis=value, such as micro_batch=4")
-        if "=" in value:
-            raise UsageError(f"config {part!r} is not understood: separate with commas, as in {_with_commas(part)}")
-        if name in values:
-            raise UsageError(f"config names {name} twice")
+    for name, value in pairs(text).items():
         if name not in axes:
             wrong.append(not_an_axis(name, value, axes))
             continue
@@ -151,11 +144,6 @@ def parse(text: str) -> dict[str, object]:
     if wrong:
         raise wrong[0] if len(wrong) == 1 else UsageError("; ".join(map(str, wrong)))
     return values
-
-
-def _with_commas(pairs: str) -> str:
-    """Pairs that something else separates, as they should have been written."""
-    return re.sub(r"[\s;]+(?=[^\s;=]+=)", ",", re.sub(r"\s*=\s*", "=", pairs))
 
 
 def family(config: Config) -> str:

@@ -148,6 +148,8 @@ def test_an_estimate_is_asked_for_in_text_or_values(client: Client, monkeypatch:
     assert first == second and first["config"] == {"method": "lora", "micro_batch": 4, "compile": True}
     with pytest.raises(UsageError, match="write axis=value"):
         client.estimate(MODEL, "lora")
+    with pytest.raises(UsageError, match="nothing between two commas, after 'method=lora'"):
+        client.estimate(MODEL, "method=lora,,compile=true")
 
 
 def test_an_estimate_comes_from_the_server(client: Client) -> None:

@@ -97,8 +97,8 @@ def test_an_adapter_axis_of_a_method_without_adapters_is_refused(name: str) -> N
         complete({"method": "full", name: values[name]})
 
 
-def test_text_spells_values_with_spaces_empty_parts_and_any_case() -> None:
-    assert parse(" method = LoRA, rank=16,,compile=True, micro_batch=4, ") == {
+def test_text_spells_values_with_spaces_a_comma_at_the_end_and_any_case() -> None:
+    assert parse(" method = LoRA, rank=16,compile=True, micro_batch=4, ") == {
         "method": "lora",
         "rank": 16,
         "compile": True,
@@ -114,6 +114,9 @@ def test_text_spells_values_with_spaces_empty_parts_and_any_case() -> None:
         ("methods=full", "unknown axis 'methods': did you mean method"),
         ("method=ful", "unknown value of method 'ful': did you mean full"),
         ("rank=8,rank=16", "config names rank twice"),
+        ("micro_batch=1,,loss=fused", "config has nothing between two commas, after 'micro_batch=1'"),
+        ("loss=fused, ,", "config has nothing between two commas, after 'loss=fused'"),
+        (",loss=fused", "config has nothing before its first comma"),
         ("rank=", "unknown value of rank ''"),
         ("=8", "unknown axis ''"),
         ("compile=yes", "unknown value of compile 'yes': valid: false, true"),
