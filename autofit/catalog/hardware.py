@@ -11,9 +11,10 @@ from typing import Any
 
 from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
-from autofit.core.units import format_bytes
+from autofit.core.units import GIB, format_bytes
 
 _LEFT_OUT = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
+_SIZE = re.compile(r"\d+(\.\d+)?\s*gi?b", re.IGNORECASE)
 _POWER_LIMIT = re.compile(r"-\d+w$")
 """What the name of hardware ends with if its card has another power limit than its default."""
 
@@ -92,6 +93,8 @@ def cards() -> tuple[Card, ...]:
 
 def card(name: str) -> Card:
     """The one card that a user may call so (`called`); raises `UsageError` if there are several, or none."""
+    if _SIZE.fullmatch(name.strip()):
+        raise UsageError(f"hardware {name!r} is a size of memory: {_of_size(name)}")
     found = called(name)
     if len(found) == 1:
         return found[0]
@@ -103,7 +106,9 @@ def card(name: str) -> Card:
 
 def called(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
-    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`)."""
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). None by a size of memory alone."""
+    if _SIZE.fullmatch(name.strip()):
+        return ()
     asked = _words(name)
     for wanted in (
         [known for known in cards() if known.name == name.lower()],
@@ -115,6 +120,14 @@ def called(name: str) -> tuple[Card, ...]:
         if wanted:
             return tuple(wanted)
     return ()
+
+
+def _of_size(size: str) -> str:
+    """What to write in place of a size, as vendors state sizes."""
+    number = float(size.lower().rstrip("gib "))
+    of_it = [known.name for known in cards() if known.marketed_memory_bytes == number * GIB]
+    which = f"a card that has it ({', '.join(of_it)})" if of_it else "a card"
+    return f"name {which}; --memory-limit {size.replace(' ', '')} beside a larger card uses only so much of it"
 
 
 def _words(name: str) -> frozenset[str]:
