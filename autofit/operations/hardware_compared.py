@@ -52,7 +52,8 @@ class OnCard:
     name: str
     estimate: Estimate | None
     reason: str | None
-    """Why there is no estimate: what cannot work on this card."""
+    """Why there is no estimate: what cannot work on this card. Beside one that does not fit, why several of the card
+    cannot share it; None where they can."""
     trial: Trial | None = None
     """The trial that settles the config there under the limit (`core.verdict`); None where none does."""
 
@@ -176,21 +177,20 @@ SEVERAL = (2, 4, 8)
 
 def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating: _Estimating) -> OnCard:
     """The row with the fewest devices of this card that the sharded config fits; the same row where one is enough, or
-    several do not hold it either."""
+    several do not hold it either, with the reason if none of these numbers can share it."""
     alone = row.estimate
     if alone is None or row.fits:
         return row
+    reasons = []
     for devices in SEVERAL:
         if alone.device_bytes > devices * alone.memory_limit_bytes:  # also if everything could be shared
             continue
-        shared = (
-            estimating.row(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
-            for sharding in SHARDINGS
-        )
-        found = next((each for each in shared if each.fits), None)
-        if found is not None:
-            return found
-    return row
+        for sharding in SHARDINGS:
+            found = estimating.row(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
+            if found.fits:
+                return found
+            reasons.append(found.reason)
+    return replace(row, reason=f"several cannot share it: {reasons[0]}") if reasons and all(reasons) else row
 
 
 def _size(row: OnCard) -> tuple[bool, bool, int, int]:

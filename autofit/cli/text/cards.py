@@ -56,7 +56,7 @@ def _called(row: OnCard, devices: int) -> str:
 def _verdict_of(row: OnCard, estimate: Estimate, devices: int) -> str:
     shared = "" if row.devices == devices else f", sharding={estimate.config['sharding']}"
     if row.trial is None:
-        return fit_text(estimate) + shared
+        return fit_text(estimate) + (f", {row.reason}" if row.reason else shared)
     if row.trial.measurement is None:
         return "ran out of memory"
     return f"has trained{shared}" if row.fits else "took too much"

@@ -113,3 +113,24 @@ def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
     assert (alone_only.devices, alone_only.fits) == (1, False)
     (none,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=2**28)
     assert (none.devices, none.fits) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batch", "reason"),
+    [
+        (3, 1, "global-batch 3 is not a multiple of 2 devices"),
+        (4, 4, "micro_batch 4 does not divide the 2 sequences of a step on one device (see --global-batch)"),
+        (4, 1, None),
+    ],
+)
+def test_where_several_cards_cannot_share_the_batch_the_row_says_why(
+    global_batch: int, micro_batch: int, reason: str | None
+) -> None:
+    full = {"h100-80g": complete({"method": "full", "micro_batch": micro_batch, "checkpointing": "full"})}
+    asked = replace(OPTIONS, global_batch=global_batch)
+    (alone,) = estimate_each(asked, full)
+    assert alone.device_bytes is not None and alone.reason is None
+    (row,) = estimate_each(asked, full, memory_limit_bytes=alone.device_bytes * 3 // 4)
+    assert (row.fits, row.reason) == (reason is None, reason and f"several cannot share it: {reason}")
+    if reason is not None:
+        assert f"does not fit, several cannot share it: {reason}" in cards_text([row], {})
