@@ -27,7 +27,8 @@ def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
     estimate = found.estimate
     more = [part.key for part in found.run.not_counted if part.effect == "more"]
     without = f" (without what {', '.join(more)} adds: see below)" if more and estimate.fits else ""
-    parts = [f"{verdict_text(estimate)}{without}\n{_asked(found)}"]
+    parts = [found.emulated] if found.emulated else []
+    parts.append(f"{verdict_text(estimate)}{without}\n{_asked(found)}")
     if found.failure is not None:
         parts.append(failure_text(found.failure))
     share = sorted(estimate.breakdown.items(), key=lambda part: -part[1])

@@ -20,6 +20,7 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
 from autofit.techniques import complete
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.run import NotCounted, Run, Where
@@ -63,16 +64,19 @@ class Case:
         self.options = self._options()
         model, _ = self.options.resolve()
         self._extra = extra_bytes(self.run, model)
+        config = self.run.config
+        self._emulated = not where.bf16 and product_format(config) == "bf16"
         try:
             self.estimation = Estimation.of(
-                self.options, self.run.config, hardware=user.hardware, memory_limit_bytes=user.memory_limit_bytes
+                self.options,
+                config.replace(precision="fp16-mixed") if self._emulated else config,
+                hardware=user.hardware,
+                memory_limit_bytes=user.memory_limit_bytes,
             )
         except UsageError as error:
-            if not where.bf16 and self.run.config.text("precision").startswith("bf16"):
-                instead = "set fp16: true and bf16: false in it"
-                raise UsageError(
-                    f"{file.name} asks for bf16, which {user.hardware} only emulates: {instead}"
-                ) from error
+            if self._emulated:
+                said = f"{self._asks_for_bf16(user.hardware)}, and fp16 in its place cannot be estimated"
+                raise UsageError(f"{said}: {error}") from error
             raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(
@@ -88,6 +92,8 @@ class Case:
         """What the file then asks for."""
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
+        if self._emulated:
+            return self._in_fp16(report)
         found = self._estimated(report)
         whole = self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run)
         if self._edited and whole.likely_fits:
@@ -110,6 +116,20 @@ class Case:
             notes=(*self._notes(found), *(() if whole.likely_fits or remedies else self._also())),
             failure=self._user.failure,
         )
+
+    def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
+        """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""
+        emulated = self._asks_for_bf16(self.estimation.job.hardware.name)
+        said = self._said(self.estimation.config)
+        if said is None or product_format(said) == "bf16":
+            raise UsageError(f"{emulated}: set fp16: true and bf16: false in it")
+        edited = {**self._edited, **self._edits[said]}
+        effect = max(self._effect, Effect.NUMERICS)
+        case = Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
+        return replace(case.diagnosed(report), emulated=f"{emulated}: what follows is of fp16 in its place")
+
+    def _asks_for_bf16(self, card: str) -> str:
+        return f"{self._file.name} asks for bf16, which {card} only emulates"
 
     def _fewer_evaluated(self, found: Estimate) -> tuple[str, int] | None:
         """The file's key for how many sequences to evaluate, and the most at which evaluation fits; None if it fits, or

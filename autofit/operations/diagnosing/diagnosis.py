@@ -33,15 +33,19 @@ class Diagnosis:
     run: Run
     options: WorkloadOptions
     estimate: Estimate
-    """Of the file as it is. Its own advice is in `remedies`."""
+    """Of the file as it is (but see `emulated`). Its own advice is in `remedies`."""
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
     """How the card was found, and what else explains the answer; one sentence each."""
     failure: OutOfMemory | None = None
+    emulated: str | None = None
+    """Set where the card only emulates the bf16 that the file asks for: `run`, `estimate` and changes are then of the
+    file with fp16 in its place, and each of the changes makes that one, too."""
 
     @property
     def fits(self) -> bool:
-        return self.estimate.likely_fits
+        """Whether the file as it is does."""
+        return self.estimate.likely_fits and self.emulated is None
 
     def to_json(self) -> dict[str, Any]:
         run = self.run
@@ -57,6 +61,7 @@ class Diagnosis:
             "not_counted": [part.to_json() for part in run.not_counted],
             "unknown_keys": [key.to_json() for key in run.unknown],
             "notes": list(self.notes),
+            "emulated": self.emulated,
             "traceback": None if self.failure is None else self.failure.to_json(),
         }
 

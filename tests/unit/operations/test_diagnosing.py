@@ -14,12 +14,15 @@ import yaml
 import autofit
 from autofit.catalog import hub
 from autofit.catalog.hardware import card
+from autofit.cli.text.diagnosis import diagnosis_text
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
+from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis
 from autofit.prediction.estimating import Estimation
 from autofit.trainers.run import Where
+from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS
 
 AXOLOTL = """\
@@ -274,6 +277,10 @@ def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: py
             {"hardware": "t4", "also": "precision=bf16-mixed"},
             "lora.yml asks for bf16, which t4 only emulates: set fp16",
         ),
+        (
+            {"hardware": "t4", "also": "method=full,precision=bf16"},
+            "bf16, which t4 only emulates, and fp16 in its place cannot be estimated: .* torch refuses loss scaling",
+        ),
         ({"also": "sharding=zero3"}, "lora.yml asks for cannot be estimated: sharding=zero3 needs several devices"),
         ({"memory_limit": "1MiB", "also": "method=lora"}, None),
     ],
@@ -284,6 +291,58 @@ def test_what_cannot_be_answered_says_why(config: Path, asked: dict[str, Any], w
         return
     with pytest.raises(UsageError, match=words):
         diagnosed(config, model="smollm2-135m", **asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "diff"),
+    [
+        (
+            "axolotl.yml",
+            "base_model: x\nadapter: lora\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true # mine\n",
+            ["-bf16: true # mine", "+bf16: false # mine", "+fp16: true"],
+        ),
+        (
+            "trl.yml",
+            "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nmax_length: 512\ndtype: bfloat16\nuse_peft: true\n",
+            ["-dtype: bfloat16", "+dtype: float16", "+fp16: true"],
+        ),
+        (
+            "args.json",
+            '{\n  "output_dir": "out",\n  "per_device_train_batch_size": 2,\n  "bf16": true\n}\n',
+            ['-  "bf16": true', '+  "bf16": false,', '+  "fp16": true'],
+        ),
+    ],
+)
+def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
+    tmp_path: Path, name: str, text: str, diff: list[str]
+) -> None:
+    config = tmp_path / name
+    config.write_text(text)
+    found = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
+    assert not found.fits and found.estimate.fits
+    (remedy,) = found.remedies
+    assert remedy.change.roles == ("smallest",) and remedy.change.effect is Effect.NUMERICS
+    assert remedy.diff is not None
+    assert [line for line in remedy.diff.splitlines()[2:] if line[0] in "+-"] == diff
+    said = f"{config} asks for bf16, which t4 only emulates"
+    assert found.emulated is not None and found.emulated.startswith(said)
+    assert diagnosis_text(found).startswith(said)
+    edited = SourceFile.read(config).changed({tuple(key.split(".")): value for key, value in remedy.settings.items()})
+    assert edited is not None
+    config.write_text(edited)
+    again = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
+    assert again.emulated is None and again.run.config["precision"] == "fp16-mixed"
+    assert again.estimate.device_bytes == found.estimate.device_bytes
+
+
+def test_what_does_not_fit_in_fp16_either_changes_both_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "axolotl.yml"
+    lines = ("base_model: x", "adapter: lora", "lora_r: 8", "sequence_len: 2048", "micro_batch_size: 32", "bf16: true")
+    config.write_text("\n".join(lines))
+    found = diagnosed(config, hardware="t4", model="smollm2-135m")
+    assert found.emulated and not found.estimate.likely_fits and found.remedies
+    for remedy in found.remedies:
+        assert remedy.settings["fp16"] is True and len(remedy.settings) > 1
 
 
 def test_ligers_kernels_beside_a_trainers_own_selective_checkpointing_are_not_counted(tmp_path: Path) -> None:
