@@ -205,11 +205,8 @@ class Case:
 
     def _options(self) -> WorkloadOptions:
         run, user, source = self.run, self._user, self._source(self.run)
-        if source is None:
-            raise UsageError("the file names no model: say it with --model")
         seq_len = run.seq_len if user.seq_len is None else user.seq_len
-        if seq_len is None:
-            raise UsageError("the file does not say how long sequences are: say it with --seq-len")
+        assert source is not None and seq_len is not None  # `diagnose` has asked for what is missing
         try:
             load(source)
         except UsageError as error:

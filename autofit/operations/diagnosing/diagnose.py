@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from autofit.core.workload import check_count
 from autofit.operations.diagnosing.case import Case
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest
 from autofit.techniques.axes.precision import has_bf16
-from autofit.trainers.run import Where
+from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import recognised, trainer_named
 from autofit.trial.machine.detection import asked, detect
@@ -33,6 +33,8 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
     card = asked(user.hardware)
     where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
+    if missing := [*_missing(user, trainer.read(file.values, where))]:
+        raise UsageError("; ".join(missing))
     found = Case(file, trainer, user, where).diagnosed(report)
     return replace(found, notes=(*notes, *found.notes))
 
@@ -57,6 +59,14 @@ def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
             card = named or detect()[0]
             free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
             user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)
-    if asked(user.hardware) is None and detect()[0].kind == "cpu":
-        raise UsageError("there is no GPU here: name the card with --hardware (`autofit hardware` lists them)")
     return user, tuple(notes)
+
+
+def _missing(user: DiagnosisRequest, run: Run) -> Iterator[str]:
+    """What neither the file nor the user says, each with where to say it."""
+    if asked(user.hardware) is None and detect()[0].kind == "cpu":
+        yield "there is no GPU here: name the card with --hardware (`autofit hardware` lists them)"
+    if user.model is None and run.model is None:
+        yield "the file names no model: say it with --model"
+    if user.seq_len is None and run.seq_len is None:
+        yield "the file does not say how long sequences are: say it with --seq-len"

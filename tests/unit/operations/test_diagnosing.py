@@ -241,7 +241,9 @@ def test_logits_are_recognised_by_their_size(config: Path) -> None:
 def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
-    with pytest.raises(UsageError, match="names no model: say it with --model"):
+    with pytest.raises(UsageError, match=r"no GPU here.*--hardware .*; the file names no model.*--model; .*--seq-len"):
+        diagnosed(path, hardware="auto")
+    with pytest.raises(UsageError, match="the file names no model: say it with --model; the file does not say how"):
         diagnosed(path)
     with pytest.raises(UsageError, match="say it with --seq-len"):
         diagnosed(path, model="smollm2-135m")
