@@ -16,7 +16,7 @@ from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.units import GIB, format_bytes
 from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops
-from autofit.trial.machine.detection import detect, version
+from autofit.trial.machine.detection import detect, unused, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ def examine(
             state="ok",
             found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
         ),
+        *_unused(hardware),
         *libraries(hardware, stack, offload=build_ops),
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
@@ -63,6 +64,12 @@ def examine(
         skipped = "not checked, because it takes long"
         return checks + [Check(name=name, state="skipped", found=skipped) for name in lasting]
     return checks + [_attempt(name, *check) for name, check in lasting.items()]
+
+
+def _unused(hardware: Hardware) -> list[Check]:
+    """GPUs that are here while the processor would train."""
+    there = unused() if hardware.kind == "cpu" else ()
+    return [Check(name="unused device", state="optional", found=found, remedy=remedy) for found, remedy in there]
 
 
 def _package() -> Check:

@@ -11,7 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -23,7 +23,7 @@ from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
 from autofit.core.units import GIB, format_duration
 from autofit.trial.limits import control_groups
-from autofit.trial.machine import nvml
+from autofit.trial.machine import nvml, pci
 from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
 
@@ -206,6 +206,8 @@ class _TorchBuild:
     """The CUDA version that it was built for."""
     hip: str | None
     """The ROCm version that it was built for."""
+    xpu: str | None = None
+    """The version of Intel's toolkit that it was built for."""
 
 
 def _torch_build() -> _TorchBuild:
@@ -213,7 +215,7 @@ def _torch_build() -> _TorchBuild:
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
     said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return _TorchBuild(version=said["__version__"], cuda=said.get("cuda"), hip=said.get("hip"))
+    return _TorchBuild(version=said["__version__"], cuda=said.get("cuda"), hip=said.get("hip"), xpu=said.get("xpu"))
 
 
 def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
@@ -227,6 +229,8 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     if found is None or not found.visible:
         if nvml.is_not_loaded():
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
+        for what, remedy in unused():
+            _warn(f"{what}: {remedy}")
         return None
     first = found.visible[0]
     if build.cuda is None:
@@ -252,6 +256,18 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         prefix=EMULATED if found.is_emulated else "",
     )
     return hardware, found.driver
+
+
+def unused() -> Iterator[tuple[str, str]]:
+    """Each kind of GPU that is here and for which the installed torch is not built, with what would use it."""
+    build, there = _torch_build(), pci.gpus()
+    for maker, platform_name, is_built, remedy in (
+        ("AMD", "ROCm", build.hip, "make install TORCH_INDEX=<URL for your ROCm version>, see docs/install.md"),
+        ("Intel", "XPU", build.xpu, "a torch for XPU would use it; autofit does not measure trials there yet"),
+    ):
+        if maker in there and is_built is None:
+            many = f"{there[maker]} {maker} GPUs" if there[maker] > 1 else f"one {maker} GPU"
+            yield f"this machine has {many}, unused: torch {build.version} is not built for {platform_name}", remedy
 
 
 @cache
