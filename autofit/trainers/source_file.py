@@ -65,11 +65,16 @@ class SourceFile:
         return edited if edited is not None and _same(edited, wanted) else None
 
     def diff(self, changed: str) -> str:
-        """A unified diff from the file to `changed`, for `patch`."""
-        before, after = (text.splitlines(keepends=True) for text in (self.text, changed))
+        """A unified diff from the file to `changed`, for `patch`. Of JSON in one line, a diff by keys, and it says so:
+        both are printed as `python -m json.tool` does."""
+        texts, name = [self.text, changed], self.name
+        if _is_json(self.text) and "\n" not in self.text.strip():
+            texts = [json.dumps(json.loads(text), indent=4) + "\n" for text in texts]
+            name += " (as python -m json.tool prints it)"
+        before, after = (text.splitlines(keepends=True) for text in texts)
         lines = [
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in difflib.unified_diff(before, after, fromfile=self.name, tofile=self.name, n=1)
+            for line in difflib.unified_diff(before, after, fromfile=name, tofile=name, n=1)
         ]
         return "".join(lines)
 

@@ -122,6 +122,18 @@ def test_a_key_keeps_the_name_of_the_users_version() -> None:
     assert (config["method"], config["precision"]) == ("lora", "bf16-mixed")  # trl keeps adapters in fp32
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_diff_of_json_in_one_line_is_by_keys_and_says_so(end: str) -> None:
+    file = SourceFile.of("args.json", '{"output_dir": "out", "optim": "adamw_torch", "bf16": true}' + end)
+    changed = file.changed({("optim",): "lion_8bit"})
+    assert changed == '{"output_dir": "out", "optim": "lion_8bit", "bf16": true}' + end
+    headings, edits = (file.diff(changed).splitlines()[part] for part in (slice(2), slice(3, None)))
+    assert headings == [f"{sign} args.json (as python -m json.tool prints it)" for sign in ("---", "+++")]
+    assert edits == [
+        '     "output_dir": "out",', '-    "optim": "adamw_torch",', '+    "optim": "lion_8bit",', '     "bf16": true'
+    ]  # fmt: skip
+
+
 def test_json_stays_json() -> None:
     file = SourceFile.of("args.json", '{\n    "output_dir": "out",\n    "optim": "adamw_torch"\n}\n')
     changed = file.changed({("optim",): "lion_8bit", ("torch_compile",): True})
