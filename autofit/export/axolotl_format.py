@@ -1,8 +1,8 @@
 """YAML for `axolotl train FILE`.
 
-Keys and their meaning are those of axolotl 0.19.0: src/axolotl/utils/schemas (config.py, model.py, training.py,
-peft.py, fsdp.py, validation.py), integrations/liger/args.py, loaders/model.py and core/builders/base.py, at
-github.com/axolotl-ai-cloud/axolotl.
+Keys and their meaning are those of axolotl's version in `known_trainers`: src/axolotl/utils/schemas (config.py,
+model.py, training.py, peft.py, fsdp.py, validation.py), integrations/liger/args.py, loaders/model.py and
+core/builders/base.py, at github.com/axolotl-ai-cloud/axolotl.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from autofit.export.document import (
 )
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
+from autofit.techniques.habits.known_trainers import AXOLOTL
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER_LAYERS = ("rope", "rms_norm", "glu_activation")
@@ -222,7 +223,7 @@ def export_axolotl(task: Recommended) -> Export:
         ta.evaluation(task, "axolotl", "eval_batch_size"),
         collect(TABLE, task),
     )
-    needs = ["axolotl >= 0.19"]
+    needs = [f"axolotl >= {AXOLOTL.release}"]
     if distributed.by_deepspeed(task):
         needs.append("deepspeed")
     if task.config.get("attention") == "flash":

@@ -1,7 +1,7 @@
 """YAML for `llamafactory-cli train FILE`.
 
-Keys and their meaning are those of LLaMA-Factory 0.9.5: src/llamafactory/hparams (which adds to transformers'
-Seq2SeqTrainingArguments), model/adapter.py and model/model_utils, at github.com/hiyouga/LLaMA-Factory.
+Keys and their meaning are those of LLaMA-Factory's version in `known_trainers`: src/llamafactory/hparams (which adds to
+transformers' Seq2SeqTrainingArguments), model/adapter.py and model/model_utils, at github.com/hiyouga/LLaMA-Factory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from autofit.export.document import (
 )
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.habits.known_trainers import LLAMAFACTORY
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
@@ -178,7 +179,7 @@ def export_llamafactory(task: Recommended) -> Export:
         ta.evaluation(task, "llamafactory"),
         collect(TABLE, task),
     )
-    needs = ["llamafactory >= 0.9.5", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
+    needs = [f"llamafactory >= {LLAMAFACTORY.release}", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
     needs += ["transformers >= 5.2"] if task.config.get("batching") == "grouped" else []
     needs += ta.libraries(task.config)
     return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))

@@ -1,4 +1,4 @@
-"""axolotl: keys and defaults are those of 0.18, src/axolotl/utils/schemas; loaders/ and core/builders/base.py say what
+"""axolotl: keys and defaults are those of src/axolotl/utils/schemas; loaders/ and core/builders/base.py say what
 they do."""
 
 from __future__ import annotations

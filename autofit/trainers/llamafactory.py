@@ -1,5 +1,5 @@
-"""LLaMA-Factory: keys and defaults are those of 0.9.6, src/llamafactory/hparams; model/adapter.py and model/model_utils
-say what they do."""
+"""LLaMA-Factory: keys and defaults are those of src/llamafactory/hparams; model/adapter.py and model/model_utils say
+what they do."""
 
 from __future__ import annotations
 

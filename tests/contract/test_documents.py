@@ -17,6 +17,8 @@ from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, prose,
 from snapshot_file import UPDATE
 
 from autofit.cli.main import app
+from autofit.techniques.habits.habit import Trainer
+from autofit.techniques.habits.known_trainers import AXOLOTL, LLAMAFACTORY
 from tests.here import run_here
 
 EVERY = [README, *PAGES]
@@ -54,6 +56,19 @@ def test_the_command_line_takes_what_is_written(page: Path) -> None:
             assert rest[0] in command.commands, " ".join(words)
             command = command.commands[rest.pop(0)]
         command.make_context("autofit", rest)
+
+
+@pytest.mark.parametrize("trainer", [AXOLOTL, LLAMAFACTORY], ids=lambda trainer: trainer.name)
+def test_a_trainers_version_is_stated_once_and_pages_agree(trainer: Trainer) -> None:
+    """These trainers are not installed here: the version is that of the source that was read."""
+    named = re.compile(
+        rf"(?:{trainer.version.split()[0]}|`{trainer.name}(?:-cli)? train`),? (\d[\d.]*\d)", re.IGNORECASE
+    )
+    stated = {page: set(named.findall(page.read_text())) for page in EVERY}
+    assert {page for page, numbers in stated.items() if numbers - {trainer.release}} == set()
+    assert len([page for page, numbers in stated.items() if numbers]) >= 3
+    code = [*(ROOT / "autofit").rglob("*.py"), *(ROOT / "autofit").rglob("*.yaml")]
+    assert [file.name for file in code if named.search(file.read_text())] == ["known_trainers.py"]
 
 
 def test_the_readme_names_the_test_command() -> None:

@@ -27,7 +27,7 @@ class Trainer:
 
     name: str
     version: str
-    """Where its habits were read, such as `trl 1.16`."""
+    """Where its habits were read, and the keys of its files, such as `trl 1.16`."""
     habits: tuple[Habit, ...] = ()
     usual: Mapping[str, Value] = field(default_factory=dict)
     """Axis -> the value that stands for the plain recipe's, which the trainer cannot train."""
@@ -40,6 +40,11 @@ class Trainer:
 
     liger_is_one: bool = False
     """Whether one switch turns on Liger's loss and its kernels alike."""
+
+    @property
+    def release(self) -> str:
+        """The number of `version`."""
+        return self.version.split()[1]
 
     def why_not(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""

@@ -1,4 +1,4 @@
-"""The trainers whose habits are known, each as its source says.
+"""The trainers whose habits are known, each as its source says. Exports and readers of files go by the same versions.
 
 The tests run transformers' and trl's; axolotl and LLaMA-Factory need other versions of their libraries than ours.
 """
@@ -42,7 +42,7 @@ TRL = Trainer(
 
 AXOLOTL = Trainer(
     name="axolotl",
-    version="axolotl 0.18",
+    version="axolotl 0.19",
     # `load_adapter` of src/axolotl/loaders/adapter.py wants gradients of the inputs whether or not it checkpoints.
     # Adapters have the format that the exported `peft_autocast_adapter_dtype` says, and nothing else of a model with
     # adapters stays in fp32. The LoRA kernels, on by default, are off in what is exported.

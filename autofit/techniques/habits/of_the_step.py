@@ -13,7 +13,7 @@ from autofit.techniques.technique import BuildPlan
 
 class UnderAutocast(Habit):
     """Products of bf16 weights run under autocast too, which then computes norms and losses of bf16 states in fp32:
-    `bf16: true` reaches transformers' Trainer as `bf16` (src/axolotl/core/builders/base.py of axolotl 0.18)."""
+    `bf16: true` reaches transformers' Trainer as `bf16` (src/axolotl/core/builders/base.py of axolotl)."""
 
     does = "runs the forward pass of bf16 weights under autocast"
 

@@ -79,7 +79,7 @@ WIDENED = ("embed_tokens", "embed_in", "lm_head", "embed_out", "gate")
 
 class NormsAndEmbeddingsInFp32(WeightFormat):
     """Norms, embeddings, head and routers are fp32 in full training with bf16 weights, unless flash attention wants all
-    in one format: `_configure_embedding_dtypes` of axolotl 0.18 (src/axolotl/loaders/model.py). Hidden states are then
+    in one format: `_configure_embedding_dtypes` of axolotl (src/axolotl/loaders/model.py). Hidden states are then
     fp32 between the products, which autocast narrows."""
 
     does = "keeps norms, embeddings and head in fp32 beside bf16 weights"
