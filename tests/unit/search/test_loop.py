@@ -253,6 +253,30 @@ def test_a_technique_that_cannot_run_here_does_not_end_it(lattice: Lattice, axis
     assert run.search.winner() is not None and len(before) <= 4, [str(trial.config) for trial in before]
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "culprits",
+    list(itertools.combinations([("precision", "bf16"), ("checkpointing", "none"), ("optimizer", "adamw")], 2)),
+    ids=str,
+)
+def test_two_techniques_that_cannot_run_here_do_not_end_it(
+    lattice: Lattice, culprits: tuple[tuple[str, str], ...], seed: int
+) -> None:
+    """What has one of them or both crashes, so that after a few crashes no value is common to all."""
+    truth = Truth(make_job(), lattice, seed=seed)
+
+    def works(config: Config) -> bool:
+        return not any(config[axis] == value for axis, value in culprits)
+
+    run = searched(truth, 0.9, special=lambda request: None if works(request.config) else crashed(), max_trials=24)
+    before = list(itertools.takewhile(lambda trial: not isinstance(trial.outcome, Fits), run.saved))
+    assert len(before) <= 8, [str(trial.config) for trial in before]
+    winner = run.search.winner()
+    assert winner is not None
+    best = min((c for c in lattice.configs if works(c) and c["method"] == winner.config["method"]), key=truth.seconds)
+    assert truth.seconds(winner.config) / truth.seconds(best) < 1.1
+
+
 def test_a_failure_that_nothing_survives_ends_the_search_soon(truth: Truth) -> None:
     """A broken library crashes every trial: a hundred of them say no more than the first dozen."""
     run = prepare(truth, limit_for(truth, 0.5))

@@ -43,6 +43,18 @@ def test_what_fits_clears_its_values() -> None:
     assert not last((0, crashed()), (1, crashed()), (2, fits(1.0, 1.0)), (12, fits(1.0, 1.0)))
 
 
+def test_each_further_crash_halves_what_comes_first() -> None:
+    first = [len(CONFIGS) - len(last(*((number, crashed()) for number in range(count)))) for count in (1, 2, 3)]
+    assert first == [16, 8, 4]
+
+
+def test_two_causes_are_told_apart() -> None:
+    """Whatever has a=1 or b=1 crashes: 4 and 5 have the one, 8 and 11 the other, so that all of them share nothing."""
+    work = [(12, fits(1.0, 1.0)), (15, fits(1.0, 1.0))]
+    assert last(*((number, crashed()) for number in (4, 5, 8, 11)), *work) == sharing(1, a=1, b=1)
+    assert last(*((number, crashed()) for number in (5, 8, 11)), *work) == sharing(1, b=1)  # one crash shows nothing
+
+
 def test_what_befell_the_machine_shows_nothing() -> None:
     transient = Crashed(reason="no space left on /tmp", transient=True)
     lost = Crashed(reason="its node was lost", worker_lost=True)
