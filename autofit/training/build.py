@@ -10,6 +10,7 @@ import torch
 from autofit.catalog.models import architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.habits import habits, masks_padding
 from autofit.techniques.technique import BuildPlan
@@ -81,5 +82,5 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     )
     module.train()
     if config["compile"] is True:
-        module.compile_layers()
+        module.compile_layers(budget=budget(config))
     return TrainingStep(module, engines.make(module, plan), plan)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autofit.techniques.adapters import unwrap
+from autofit.techniques.axes.checkpointing import within_budget
 from autofit.techniques.axes.compilation import VARIANTS
 from autofit.techniques.technique import Head
 from autofit.training.decoder import decoder_layers
@@ -93,12 +94,13 @@ class LossModule(nn.Module):
             scale=scale / divisor,
         )
 
-    def compile_layers(self, **options: Any) -> None:
-        """Compile each decoder layer in place, with torch.compile's `options`; all else stays eager. Layers of one kind
-        run the same code, which is compiled once."""
+    def compile_layers(self, *, backend: str = "inductor", budget: float = 1.0) -> None:
+        """Compile each decoder layer in place by torch.compile's `backend`; all else stays eager. Layers of one kind run
+        the same code, which is compiled once. A layer keeps no more than a `budget` of its activations."""
         import torch._dynamo  # in a trial that compiles: it takes a second
 
         torch._dynamo.config.recompile_limit = VARIANTS
         self._is_compiled = True
+        budgeted = within_budget(budget, torch._dynamo.lookup_backend(backend)) if budget < 1 else backend
         for layer in decoder_layers(self.model):
-            layer.compile(**options)
+            layer.compile(backend=budgeted)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 from unittest.mock import patch
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
+from autofit.core.lattice import Config
 from autofit.estimate.compiled.fused_graph import FusedGraph
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.recorder import Recorder
+from autofit.techniques.axes.checkpointing import budget, within_budget
 from autofit.techniques.axes.compilation import VARIANTS
 
 
 @contextmanager
-def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
+def compiled(layers: Sequence[Any], recorder: Recorder, config: Config) -> Iterator[None]:
     """Inside, each of the `layers` runs the graphs that torch.compile makes of it, up to where Inductor would generate
-    code: torch itself decides what a forward keeps for the backward, and what it fuses is `FusedGraph`'s.
+    code: torch itself decides what a forward keeps for the backward, and what it fuses is `FusedGraph`'s. `config` says
+    within which budget, and at which micro-batch and rank that is decided.
 
     What has been compiled in this process is forgotten, before and after: if a caller's own runs again, it is compiled
     again.
@@ -41,6 +45,9 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
     def backend(graph: Any, operands: Any) -> Any:
         return compile_fx(graph, operands, inner_compile=cast("Any", of_graph))
 
+    share = budget(config)
+    sized = _as_large_as(config) if share < 1 else nullcontext()
+
     # Dynamo would ask each card that is there for its random state, and so take memory of it.
     unseen_cards = patch.object(torch.cuda, "is_available", lambda: False)
     # Nothing is read from or left in the caches of real compilations.
@@ -51,16 +58,37 @@ def compiled(layers: Sequence[Any], recorder: Recorder) -> Iterator[None]:
         automatic_dynamic_remote_pgo=False,
     )
     uncached = torch._functorch.config.patch(enable_autograd_cache=False)
-    with unseen_cards, unkept, uncached, _without_remarks():
+    with unseen_cards, unkept, uncached, _without_remarks(), sized:
         torch._dynamo.reset()
+        budgeted = within_budget(share, backend)
         for layer in layers:
-            layer.compile(backend=backend)
+            layer.compile(backend=budgeted)
         try:
             yield
         finally:
             for layer in layers:
                 layer._compiled_call_impl = None
             torch._dynamo.reset()
+
+
+@contextmanager
+def _as_large_as(config: Config) -> Iterator[None]:
+    """Inside, torch weighs what to keep by the sizes at the micro-batch and rank of `config`, where it sees the primes of
+    a trace. Names are those of torch/_functorch/partitioners.py, 2.11 to 2.13."""
+    from torch._functorch import partitioners
+
+    def scaled(measure: Callable[[Any], float]) -> Callable[[Any], int]:
+        def at_size(node: Any) -> int:
+            seen = SymbolicSizes.of([int(measure(node))])
+            return int(seen.at(config.number("micro_batch"), int(config.get("rank") or 1))[0])
+
+        return at_size
+
+    with (
+        patch.object(partitioners, "_size_of", scaled(partitioners._size_of)),
+        patch.object(partitioners, "estimate_runtime", scaled(partitioners.estimate_runtime)),
+    ):
+        yield
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def trace_decoder(
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
-    config = at_primes(config, job)
+    asked, config = config, at_primes(config, job)
     plan = _fake_plan(config, job)
     plan.masks_padding = masked
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
@@ -123,7 +123,7 @@ def trace_decoder(
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
         layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(config, stack, recorder)
+        compiled = _compiled(asked, stack, recorder)
         with compiled, as_on_device(job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
@@ -173,7 +173,7 @@ def _compiled(config: Config, layers: list[Any], recorder: Recorder) -> Abstract
         return nullcontext()
     from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
 
-    return compiled(layers, recorder)
+    return compiled(layers, recorder, config)
 
 
 def _fake_plan(config: Config, job: Job) -> BuildPlan:

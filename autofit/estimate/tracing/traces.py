@@ -27,6 +27,7 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
+from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.habits import masks_padding, of_formats
@@ -207,9 +208,11 @@ class Traces:
         return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
     def _of_decoder(self, config: Config) -> Hashable:
-        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
+        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too, and on
+        the sizes by which torch keeps to a budget."""
+        sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return at_primes(config, self.job).without("optimizer", "loss", "batching"), tied and config["loss"] == "full"
+        return at_primes(config, self.job).without("optimizer", "loss", "batching"), tied and config["loss"] == "full", sizes
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
         kinds = layer_kinds(config, job)

@@ -8,9 +8,13 @@ from typing import Any
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain, closure
+from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
 from autofit.techniques.selective import selective_contexts
 from autofit.techniques.technique import BuildPlan, Technique
+
+BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
+"""The share that a compiled layer may keep of what it would keep without recomputation, beyond its inputs and weights."""
 
 
 class Checkpointing(Technique):
@@ -18,14 +22,16 @@ class Checkpointing(Technique):
 
     `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
     every second product with a weight are kept. `offload`: every layer, with its saved input in pinned host memory.
-    `none`: no recomputation.
+    `none`: no recomputation, but for what torch.compile recomputes by itself. `budget-N`: at most about N % of what a
+    compiled layer would then keep; torch chooses what, so that the fewest operations run again (`within_budget`).
     """
 
     axis = Axis(
         name="checkpointing",
-        values=("offload", "full", "every-2", "every-4", "selective", "none"),
+        values=("offload", "full", "every-2", "every-4", "selective", *reversed(BUDGETS), "none"),
         recipe="none",
-        # No claim between every-4 and selective: which is lighter depends on the architecture.
+        # No claim between every-4 and selective: which is lighter depends on the architecture. None about a budget, which
+        # torch keeps by an estimate: a smaller one may keep as much, and recomputing a layer takes memory of its own.
         lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
         # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
         # selective, whose bookkeeping may take longer than what it saves from recomputation.
@@ -37,6 +43,10 @@ class Checkpointing(Technique):
             "every-2": "those of every second layer",
             "every-4": "those of every fourth layer",
             "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
+            **{
+                value: f"as little as keeps about {share:.0%} of what none keeps; needs compile=true, not with ZeRO-3 or DDP"
+                for value, share in BUDGETS.items()
+            },
             "none": "nothing is recomputed",
         },
         where="models whose layers transformers can checkpoint",
@@ -48,7 +58,7 @@ class Checkpointing(Technique):
             return f"checkpointing={value} cannot work: transformers has no checkpointing for {job.model.name}"
         if value == "offload" and job.hardware.kind == "cpu":
             return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
-        return None
+        return _no_budget(config) if value in BUDGETS else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """False for `selective` against `none` under compilation, which chooses what `none` keeps and may keep less."""
@@ -61,7 +71,7 @@ class Checkpointing(Technique):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         value = plan.config.text("checkpointing")
-        if value == "none":
+        if not interval(plan.config):
             return
         layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
@@ -75,9 +85,43 @@ class Checkpointing(Technique):
 def interval(config: Config) -> int:
     """Every how many decoder layers one is checkpointed, beginning with the first; 0 where none is."""
     value = config.text("checkpointing")
-    if value == "none":
+    if value == "none" or value in BUDGETS:
         return 0
     return int(value.removeprefix("every-")) if value.startswith("every-") else 1
+
+
+def budget(config: Config) -> float:
+    """The share of its activations that a compiled layer may keep: 1 where torch chooses freely."""
+    return BUDGETS.get(config.text("checkpointing"), 1.0)
+
+
+def within_budget(share: float, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`backend` of torch.compile, with that share of activations in force while it divides a graph into its forward and
+    backward, and at no other time: torch reads it there (`choose_saved_values_set` of torch/_functorch/partitioners.py).
+    """
+    import torch._functorch.config
+
+    def within(graph: Any, operands: Any, **options: Any) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=share):
+            return backend(graph, operands, **options)
+
+    return within
+
+
+def _no_budget(config: Config) -> str | None:
+    """Why torch cannot keep a layer's activations within a budget."""
+    value = config.text("checkpointing")
+    if config["compile"] is not True:
+        return f"checkpointing={value} needs compile=true, which recomputes within a compiled layer: or use selective"
+    if by_liger(config) or config["attention"] == "flash":
+        what, instead = ("kernels=liger", "kernels=torch") if by_liger(config) else ("attention=flash", "attention=sdpa")
+        return f"checkpointing={value} cannot work with {what}: torch weighs its own operations only; use {instead}"
+    if config["sharding"] == "ddp":
+        return (
+            f"checkpointing={value} cannot work with sharding=ddp: DDP splits a layer's graph to compile it, and what "
+            "passes from part to part is kept beside the budget; use fsdp, zero1 or zero2"
+        )
+    return None
 
 
 def _checkpoint_function(value: str, *, adapters: bool) -> Callable[..., Any]:

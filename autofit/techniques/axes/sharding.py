@@ -7,6 +7,7 @@ import os
 from autofit.catalog.models import shape
 from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config
+from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
@@ -127,5 +128,10 @@ def _not_by_deepspeed(config: Config, job: Job) -> str | None:
         return (
             f"checkpointing=selective cannot work with {what}: it repeats a layer operation by operation, and ZeRO-3's "
             "gathering among them differs the second time; use full, every-2 or none"
+        )
+    if zero3 and config["checkpointing"] in BUDGETS:
+        return (
+            f"checkpointing={config['checkpointing']} cannot work with {what}: ZeRO-3 gathers parameters within a layer, "
+            "which torch then compiles in pieces; use full, every-2, none, or sharding=fsdp"
         )
     return None
