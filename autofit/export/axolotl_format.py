@@ -89,7 +89,7 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     if kwargs is None:
-        return settings(training={"gradient_checkpointing": False})
+        return settings(*ta.no_budget(value, "axolotl"), training={"gradient_checkpointing": False})
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     if kwargs.pop("offload", False):
         training["activation_offloading"] = "hidden_states"

@@ -66,8 +66,9 @@ def _precision(value: Value, task: Task) -> Settings:
 
 def _checkpointing(value: Value, task: Task) -> Settings:
     # Reentrant by default, unlike trials.
-    model: dict[str, object] = {"disable_gradient_checkpointing": value == "none", "use_reentrant_gc": False}
-    notes = []
+    off = ta.checkpointing(value) is None
+    model: dict[str, object] = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
+    notes = ta.no_budget(value, "LLaMA-Factory")
     if value in ("every-2", "every-4", "selective"):
         notes.append(
             f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "

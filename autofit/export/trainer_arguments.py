@@ -7,6 +7,7 @@ from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
+from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
@@ -199,8 +200,8 @@ def _fsdp(task: Task) -> dict[str, object]:
 
 
 def checkpointing(value: Value) -> dict[str, object] | None:
-    """`gradient_checkpointing_kwargs` but for what is selected by `selective`; None for `none`."""
-    if value == "none":
+    """`gradient_checkpointing_kwargs` but for what is selected by `selective`; None where no layer is checkpointed."""
+    if value == "none" or value in BUDGETS:
         return None
     kwargs: dict[str, object] = {"use_reentrant": False}
     name, _, every = str(value).partition("-")
@@ -209,6 +210,12 @@ def checkpointing(value: Value) -> dict[str, object] | None:
     if name == "offload":
         kwargs["offload"] = True
     return kwargs
+
+
+def no_budget(value: Value, trainer: str) -> list[str]:
+    """A note where `value` is a budget, for which `trainer` has no setting."""
+    said = f"{trainer} sets no budget of torch's, and nothing is recomputed: more memory than was measured"
+    return [NeedsMore(f"checkpointing={value}: {said}")] if value in BUDGETS else []
 
 
 def attention(value: Value, task: Task) -> Settings:

@@ -11,6 +11,7 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.of_the_step import InputGradients
@@ -99,9 +100,14 @@ def _loss(value: Value, task: Task) -> Settings:
 
 def _compilation(value: Value, task: Task) -> Settings:
     """Compiles decoder layers alone, as trials do; `torch_compile` would compile all, and allow TF32 products."""
-    marked = "from transformers.modeling_layers import GradientCheckpointingLayer"
-    compiled = {"compile": {"on": None}, "imports": {marked: None}} if value is True else {}
-    return settings(training={"torch_compile": False}, **compiled)
+    if value is not True:
+        return settings(training={"torch_compile": False})
+    needed = {"from transformers.modeling_layers import GradientCheckpointingLayer": None}
+    constants: dict[str, object] = {}
+    if budget(task.config) < 1:
+        needed["import torch._functorch.config"] = None
+        constants["torch._functorch.config.activation_memory_budget"] = budget(task.config)
+    return settings(training={"torch_compile": False}, compile=constants, imports=needed)
 
 
 def _sharding(value: Value, task: Task) -> Settings:

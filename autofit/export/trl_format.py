@@ -56,7 +56,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs, notes = ta.checkpointing(value), []
     training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
     if kwargs is None:
-        return settings(training=training)
+        return settings(*ta.no_budget(value, "trl"), training=training)
     if value == "selective":
         kwargs["selective"] = True
         notes.append(

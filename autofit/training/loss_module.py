@@ -95,8 +95,8 @@ class LossModule(nn.Module):
         )
 
     def compile_layers(self, *, backend: str = "inductor", budget: float = 1.0) -> None:
-        """Compile each decoder layer in place by torch.compile's `backend`; all else stays eager. Layers of one kind run
-        the same code, which is compiled once. A layer keeps no more than a `budget` of its activations."""
+        """Compile each decoder layer in place by torch.compile's `backend`; all else stays eager. Layers of one kind
+        run the same code, which is compiled once. Of its activations a layer keeps the share `budget`."""
         import torch._dynamo  # in a trial that compiles: it takes a second
 
         torch._dynamo.config.recompile_limit = VARIANTS

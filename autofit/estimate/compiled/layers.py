@@ -73,8 +73,8 @@ def compiled(layers: Sequence[Any], recorder: Recorder, config: Config) -> Itera
 
 @contextmanager
 def _as_large_as(config: Config) -> Iterator[None]:
-    """Inside, torch weighs what to keep by the sizes at the micro-batch and rank of `config`, where it sees the primes of
-    a trace. Names are those of torch/_functorch/partitioners.py, 2.11 to 2.13."""
+    """Inside, torch weighs what to keep by sizes at the micro-batch and rank of `config`, not at the primes of a trace.
+    Both functions are named so in torch/_functorch/partitioners.py, 2.11 to 2.13."""
     from torch._functorch import partitioners
 
     def scaled(measure: Callable[[Any], float]) -> Callable[[Any], int]:

@@ -208,11 +208,12 @@ class Traces:
         return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
     def _of_decoder(self, config: Config) -> Hashable:
-        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too, and on
-        the sizes by which torch keeps to a budget."""
+        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too, and
+        on the sizes by which torch keeps to a budget."""
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return at_primes(config, self.job).without("optimizer", "loss", "batching"), tied and config["loss"] == "full", sizes
+        traced = at_primes(config, self.job).without("optimizer", "loss", "batching")
+        return traced, tied and config["loss"] == "full", sizes
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
         kinds = layer_kinds(config, job)

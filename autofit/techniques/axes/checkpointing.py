@@ -14,7 +14,7 @@ from autofit.techniques.selective import selective_contexts
 from autofit.techniques.technique import BuildPlan, Technique
 
 BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
-"""The share that a compiled layer may keep of what it would keep without recomputation, beyond its inputs and weights."""
+"""The share that a compiled layer may keep of what `none` keeps of it, its inputs and weights left aside."""
 
 
 class Checkpointing(Technique):
@@ -30,8 +30,8 @@ class Checkpointing(Technique):
         name="checkpointing",
         values=("offload", "full", "every-2", "every-4", "selective", *reversed(BUDGETS), "none"),
         recipe="none",
-        # No claim between every-4 and selective: which is lighter depends on the architecture. None about a budget, which
-        # torch keeps by an estimate: a smaller one may keep as much, and recomputing a layer takes memory of its own.
+        # No claim between every-4 and selective: which is lighter depends on the architecture. None about budgets:
+        # torch keeps to an estimate, a smaller one may keep as much, and recomputation takes memory, too.
         lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
         # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
         # selective, whose bookkeeping may take longer than what it saves from recomputation.
@@ -44,7 +44,7 @@ class Checkpointing(Technique):
             "every-4": "those of every fourth layer",
             "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
             **{
-                value: f"as little as keeps about {share:.0%} of what none keeps; needs compile=true, not with ZeRO-3 or DDP"
+                value: f"all but about {share:.0%} of what none keeps; needs compile=true, not with ZeRO-3 or DDP"
                 for value, share in BUDGETS.items()
             },
             "none": "nothing is recomputed",
@@ -96,9 +96,8 @@ def budget(config: Config) -> float:
 
 
 def within_budget(share: float, backend: Callable[..., Any]) -> Callable[..., Any]:
-    """`backend` of torch.compile, with that share of activations in force while it divides a graph into its forward and
-    backward, and at no other time: torch reads it there (`choose_saved_values_set` of torch/_functorch/partitioners.py).
-    """
+    """`backend` of torch.compile, with that share in force while it divides a graph into forward and backward, at no
+    other time: torch reads it there (`min_cut_rematerialization_partition` of torch/_functorch/partitioners.py)."""
     import torch._functorch.config
 
     def within(graph: Any, operands: Any, **options: Any) -> Any:
@@ -114,8 +113,8 @@ def _no_budget(config: Config) -> str | None:
     if config["compile"] is not True:
         return f"checkpointing={value} needs compile=true, which recomputes within a compiled layer: or use selective"
     if by_liger(config) or config["attention"] == "flash":
-        what, instead = ("kernels=liger", "kernels=torch") if by_liger(config) else ("attention=flash", "attention=sdpa")
-        return f"checkpointing={value} cannot work with {what}: torch weighs its own operations only; use {instead}"
+        what, own = ("kernels=liger", "kernels=torch") if by_liger(config) else ("attention=flash", "attention=sdpa")
+        return f"checkpointing={value} cannot work with {what}: torch weighs its own operations only; use {own}"
     if config["sharding"] == "ddp":
         return (
             f"checkpointing={value} cannot work with sharding=ddp: DDP splits a layer's graph to compile it, and what "

@@ -131,7 +131,7 @@ def _not_by_deepspeed(config: Config, job: Job) -> str | None:
         )
     if zero3 and config["checkpointing"] in BUDGETS:
         return (
-            f"checkpointing={config['checkpointing']} cannot work with {what}: ZeRO-3 gathers parameters within a layer, "
-            "which torch then compiles in pieces; use full, every-2, none, or sharding=fsdp"
+            f"checkpointing={config['checkpointing']} cannot work with {what}: ZeRO-3 gathers parameters within a "
+            "layer, which torch then compiles in pieces; use full, every-2 or none"
         )
     return None

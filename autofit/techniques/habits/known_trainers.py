@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.habits.habit import Trainer
 from autofit.techniques.habits.of_the_step import (
     InputGradients,
@@ -28,6 +29,8 @@ TRANSFORMERS = Trainer(
 )
 """`Trainer` with peft, as their guides use them."""
 
+_NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
+
 TRL = Trainer(
     name="trl",
     version="trl 1.16",
@@ -35,7 +38,7 @@ TRL = Trainer(
     usual={"loss": "chunked"},
     cannot={
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
-        "checkpointing": {"selective": "keeps the outputs of attention only"},
+        "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
     },
 )
 """`SFTTrainer`."""
@@ -51,7 +54,7 @@ AXOLOTL = Trainer(
         LogitsInEvaluation(),
     ),
     cannot={
-        "checkpointing": {"selective": "keeps the outputs of attention only"},
+        "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
         "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
     },
     cannot_in_full={
@@ -72,7 +75,7 @@ LLAMAFACTORY = Trainer(
     # src/llamafactory/model/model_utils/checkpointing.py.
     habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora"), LogitsInEvaluation()),
     cannot={
-        "checkpointing": {"every-2": _ALL_LAYERS, "every-4": _ALL_LAYERS, "selective": _ALL_LAYERS},
+        "checkpointing": {**dict.fromkeys(("every-2", "every-4", "selective"), _ALL_LAYERS), **_NO_BUDGET},
         "loss": {"chunked": "has no such loss and makes all logits at once"},
     },
     cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},

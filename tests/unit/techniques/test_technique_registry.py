@@ -213,6 +213,17 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"method": "qlora"}, job(GPT2), "qlora has nothing to quantise in tiny-gpt2"),
         ({"checkpointing": "full"}, job(CTRL), "transformers has no checkpointing for tiny-ctrl"),
         ({"checkpointing": "every-2", "method": "lora"}, job(CTRL), "checkpointing=every-2 cannot work"),
+        ({"checkpointing": "budget-50"}, job(), "checkpointing=budget-50 needs compile=true"),
+        (
+            {"checkpointing": "budget-25", "compile": True, "kernels": "liger"},
+            job(hardware=CUDA_HARDWARE, stack=LIGER),
+            "use kernels=torch",
+        ),
+        (
+            {"checkpointing": "budget-25", "compile": True, "attention": "flash", "precision": "bf16"},
+            job(hardware=CUDA_HARDWARE, stack=FLASH),
+            "use attention=sdpa",
+        ),
         ({"compile": True}, job(CTRL), "transformers does not mark the decoder layers of tiny-ctrl"),
         ({"offload": "optimizer"}, job(stack=BARE), "offload=optimizer needs deepspeed"),
         ({"offload": "optimizer", "optimizer": "lion"}, job(), "DeepSpeed's Lion has two states for each parameter"),
