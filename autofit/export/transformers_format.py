@@ -11,7 +11,7 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
-from autofit.techniques.axes.checkpointing import budget
+from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.of_the_step import InputGradients
@@ -61,6 +61,10 @@ def _precision(value: Value, task: Task) -> Settings:
 
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
+    if value in BUDGETS:
+        line = f"torch._functorch.config.activation_memory_budget = {BUDGETS[str(value)]}  # read at the first step"
+        needed = {"import torch._functorch.config": None}
+        return settings(checkpointing={"on": False, "kwargs": None}, budget={line: None}, imports=needed)
     if kwargs is None or value != "selective":
         return settings(checkpointing={"on": kwargs is not None, "kwargs": kwargs})
     policy = excerpt("autofit.techniques.selective", "selective_contexts")
@@ -100,14 +104,9 @@ def _loss(value: Value, task: Task) -> Settings:
 
 def _compilation(value: Value, task: Task) -> Settings:
     """Compiles decoder layers alone, as trials do; `torch_compile` would compile all, and allow TF32 products."""
-    if value is not True:
-        return settings(training={"torch_compile": False})
-    needed = {"from transformers.modeling_layers import GradientCheckpointingLayer": None}
-    constants: dict[str, object] = {}
-    if budget(task.config) < 1:
-        needed["import torch._functorch.config"] = None
-        constants["torch._functorch.config.activation_memory_budget"] = budget(task.config)
-    return settings(training={"torch_compile": False}, compile=constants, imports=needed)
+    marked = "from transformers.modeling_layers import GradientCheckpointingLayer"
+    compiled = {"compile": {"on": None}, "imports": {marked: None}} if value is True else {}
+    return settings(training={"torch_compile": False}, **compiled)
 
 
 def _sharding(value: Value, task: Task) -> Settings:

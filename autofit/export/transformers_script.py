@@ -184,7 +184,7 @@ def _functions(made: Settings, task: Recommended) -> str:
     if "compile" in made.sections:
         lines += [
             f"torch._dynamo.config.recompile_limit = {VARIANTS}  # kinds of layers, not runs",
-            *(f"{name} = {value}  # of what a layer would keep" for name, value in made.sections["compile"].items()),
+            *made.sections.get("budget", {}),
             "for layer in model.modules():",
             "    if isinstance(layer, GradientCheckpointingLayer):",
             "        layer.compile()  # each decoder layer and nothing else, as it was measured",

@@ -94,13 +94,15 @@ class LossModule(nn.Module):
             scale=scale / divisor,
         )
 
-    def compile_layers(self, *, backend: str = "inductor", budget: float = 1.0) -> None:
-        """Compile each decoder layer in place by torch.compile's `backend`; all else stays eager. Layers of one kind
-        run the same code, which is compiled once. Of its activations a layer keeps the share `budget`."""
+    def compile_layers(self, *, budget: float = 1.0, **options: Any) -> None:
+        """Compile each decoder layer in place, with torch.compile's `options`; all else stays eager. Layers of one kind
+        run the same code, which is compiled once. Of its activations each may keep the share `budget`."""
         import torch._dynamo  # in a trial that compiles: it takes a second
 
         torch._dynamo.config.recompile_limit = VARIANTS
         self._is_compiled = True
-        budgeted = within_budget(budget, torch._dynamo.lookup_backend(backend)) if budget < 1 else backend
+        if budget < 1:
+            backend = torch._dynamo.lookup_backend(options.get("backend", "inductor"))
+            options["backend"] = within_budget(budget, backend)
         for layer in decoder_layers(self.model):
-            layer.compile(backend=budgeted)
+            layer.compile(**options)

@@ -37,6 +37,7 @@ AXES = (
 )
 
 BUILT_IN = (
+    "compiled",
     "cpu",
     "example",
     "full",
@@ -532,7 +533,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         UsageError, match=r"^unknown search space 'singel-gpu': did you mean single-gpu or multi-gpu\?$"
     ):
         load("singel-gpu", AXES)
-    with pytest.raises(UsageError, match=r"^unknown search space '': valid: cpu, example, full, "):
+    with pytest.raises(UsageError, match=r"^unknown search space '': valid: compiled, cpu, example, full, "):
         load("", AXES)
 
 

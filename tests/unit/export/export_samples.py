@@ -58,6 +58,8 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "sharding": ("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
 }
 """The design's axes, with a few values of the numeric ones."""
+UNCHECKPOINTED = {value for value in AXES["checkpointing"] if value == "none" or str(value).startswith("budget-")}
+"""Values with which no layer is checkpointed."""
 
 PLAIN: Mapping[str, Value] = {
     "method": "full",

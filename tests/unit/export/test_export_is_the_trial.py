@@ -223,6 +223,14 @@ def test_decoder_layers_alone_are_compiled(method: str, tmp_path: Path, monkeypa
     assert names["training_args"].torch_compile is False
 
 
+def test_a_budget_is_that_of_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    names = script_of(tiny.LLAMA, tmp_path, tiny.config(checkpointing="budget-25", compile=True))
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        names["load_model"]()
+        assert torch._functorch.config.activation_memory_budget == 0.25
+
+
 def test_learning_rate_must_be_chosen(tmp_path: Path) -> None:
     names = script_of(tiny.LLAMA, tmp_path, tiny.config())
     with pytest.raises(SystemExit, match="set LEARNING_RATE"):

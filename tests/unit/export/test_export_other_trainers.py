@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from export_samples import OPTIM, make_config, make_recommendation
+from export_samples import OPTIM, UNCHECKPOINTED, make_config, make_recommendation
 
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
@@ -89,7 +89,7 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
             assert found["lora_target_linear"] is (config["targets"] == "all-linear")
             assert found["peft_autocast_adapter_dtype"] is (precision != "bf16")
         assert (found["bf16"], found["fp16"]) == (str(precision).startswith("bf16"), precision == "fp16-mixed")
-        assert found["gradient_checkpointing"] is (value != "none")
+        assert found["gradient_checkpointing"] is (value not in UNCHECKPOINTED)
         kwargs = found.get("gradient_checkpointing_kwargs", {})
         assert kwargs.get("every_n_layers", 1) == {"every-2": 2, "every-4": 4}.get(str(value), 1)
         assert (found.get("activation_offloading") == "hidden_states") is (value == "offload")
@@ -115,7 +115,8 @@ def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> N
             assert found["lora_target"] == (attention if config["targets"] == "attention" else "all")
         assert found["pure_bf16"] is (precision == "bf16" and "deepspeed" not in found)
         assert found["fp16"] is (precision == "fp16-mixed")
-        assert (found["disable_gradient_checkpointing"], found["use_reentrant_gc"]) == (value == "none", False)
+        off = value in UNCHECKPOINTED
+        assert (found["disable_gradient_checkpointing"], found["use_reentrant_gc"]) == (off, False)
         assert found.get("use_unsloth_gc", False) is (value == "offload")
         assert found["optim"] == OPTIM[config.text("optimizer")]
         assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
@@ -143,6 +144,7 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
     "llamafactory": [
         ({}, set()),
         ({"checkpointing": "every-4"}, {"checkpointing=every-4"}),
+        ({"checkpointing": "budget-25"}, {"checkpointing=budget-25"}),
         ({"method": "lora", "precision": "fp32"}, {"precision=fp32"}),
         ({"method": "qlora", "precision": "bf16"}, {"precision=bf16"}),
         ({"loss": "fused"}, {"loss=fused", "evaluation"}),

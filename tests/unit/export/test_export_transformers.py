@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_samples import OPTIM, checkpointing_kwargs, imported, make_config, make_recommendation
+from export_samples import OPTIM, UNCHECKPOINTED, checkpointing_kwargs, imported, make_config, make_recommendation
 from transformers import training_args as training_args_module
 
 from autofit.core.frontier import Recommendation
@@ -61,7 +61,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
         loss = ["fused_linear_cross_entropy"] if config["loss"] == "fused" else []
         assert [k for k, on in args.liger_kernel_config.items() if on] == layers + loss
     value = config.text("checkpointing")
-    assert args.gradient_checkpointing is (value != "none")
+    assert args.gradient_checkpointing is (value not in UNCHECKPOINTED)
     if value in CHECKPOINTING:
         assert checkpointing_kwargs(args) == CHECKPOINTING[value]
 
@@ -189,6 +189,7 @@ def test_notes_name_what_differs() -> None:
     assert notes() == ()
     assert notes(checkpointing="selective", loss="fused", method="qlora", compile=True, sharding="ddp") == ()
     assert notes(loss="chunked") == ()
+    assert notes(checkpointing="budget-25", compile=True) == ()
     assert notes(optimizer="adamw-8bit") == ()
     assert notes(sharding="zero3", offload="nvme") == ()
     (note,) = notes(offload="params", sharding="ddp")

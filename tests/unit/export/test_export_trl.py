@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from export_samples import OPTIM, checkpointing_kwargs, make_config, make_recommendation
+from export_samples import OPTIM, UNCHECKPOINTED, checkpointing_kwargs, make_config, make_recommendation
 from transformers import training_args as training_args_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -61,8 +61,9 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", by_liger(config), False)
     assert not (args.liger_kernel_config or {}).get("fused_linear_cross_entropy")
     value = config.text("checkpointing")
-    assert args.gradient_checkpointing is (value != "none")
-    assert checkpointing_kwargs(args) == CHECKPOINTING[value]
+    assert args.gradient_checkpointing is (value not in UNCHECKPOINTED)
+    if value in CHECKPOINTING:
+        assert checkpointing_kwargs(args) == CHECKPOINTING[value]
 
 
 def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere: bool) -> None:
@@ -185,6 +186,7 @@ def test_notes_name_what_differs() -> None:
     assert notes(loss="full") == ["loss=full"]
     assert notes(loss="fused") == ["loss=fused"]
     assert notes(checkpointing="selective") == ["checkpointing=selective"]
+    assert notes(checkpointing="budget-50", compile=True) == ["checkpointing=budget-50", "compile=True"]
     assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
     assert notes(sharding="ddp", offload="params") == ["offload=params", "sharding=ddp"]
     assert notes(sharding="fsdp", offload="params") == ["sharding=fsdp", "sharding=fsdp"]  # what is gathered, and sums
