@@ -132,6 +132,12 @@ class Estimator:
         work = None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
         return found, work, traced.uncompiled
 
+    def forget_decoders(self) -> None:
+        """As `Traces.forget_decoders`."""
+        self._latest = None
+        self._micro_steps.clear()
+        self._traces.forget_decoders()
+
     @without_collections()
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
@@ -180,7 +186,10 @@ class Estimator:
             traced.update_costs,
             sheet,
             dispatched=traced.traffic.dispatched,
-            operation=_host_time(config, processor=self.job.hardware.kind == "cpu"),
+            operation=_host_time(
+                config.replace(compile=config["compile"] and not traced.uncompiled),
+                processor=self.job.hardware.kind == "cpu",
+            ),
             transfers=transferred(traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.

@@ -81,19 +81,19 @@ def get_ready(configs: Sequence[Config], processes: int) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share a decoder's trace, those of one attention kernel side by side.
+    """Configs that share most of a decoder's traces, those of one attention kernel side by side.
 
     The largest group of each method comes first, then the second of each: if time runs out, something of every method
     is known."""
     groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
-    for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):
+    for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):  # what compiles comes last
         groups[config.text("method")][config.without(*_SHARING)].append(config)
     largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]
     return [group for round in zip_longest(*largest_first) for group in round if group]
 
 
 _SHARING = ("optimizer", "loss", "micro_batch", "batching", "rank", "attention", "offload", "sharding")
-"""Axes along which a decoder's trace is the same, or made from the same."""
+"""Axes along which a decoder's trace is mostly the same, or made from the same."""
 
 
 def _estimator(job: Job) -> Estimator:
@@ -108,28 +108,30 @@ def _predict(estimator: Estimator, configs: list[Config], limit: int, ends: floa
     """The estimates that are begun before the system's monotonic clock, which all processes share, shows `ends`."""
     for config in configs:
         if time.monotonic() >= ends:
-            return
+            break
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
+    estimator.forget_decoders()
 
 
 def _in_processes(
     job: Job, groups: list[list[Config]], limit: int, workers: int, ends: float
 ) -> Iterator[list[Estimate]]:
-    with ProcessPoolExecutor(workers, mp_context=context(), initializer=_begin, initargs=(job,)) as pool:
-        pending = [pool.submit(_predicted, group, limit, ends) for group in groups]
+    with ProcessPoolExecutor(workers, mp_context=context(), initializer=_begin) as pool:
+        pending = [pool.submit(_predicted, job, group, limit, ends) for group in groups]
         for done in as_completed(pending):
             yield done.result()
 
 
-def _begin(job: Job) -> None:
+def _begin() -> None:
     hide_cards()
     gc.freeze()  # the libraries are not garbage: collections need not scan them
-    _OF_PROCESS.append(_estimator(job))
 
 
 _OF_PROCESS: list[Estimator] = []
-"""The estimator of a process of the pool."""
+"""The estimator of a process of the pool, which is of one job."""
 
 
-def _predicted(configs: list[Config], limit: int, ends: float) -> list[Estimate]:
+def _predicted(job: Job, configs: list[Config], limit: int, ends: float) -> list[Estimate]:
+    if not _OF_PROCESS:
+        _OF_PROCESS.append(_estimator(job))
     return list(_predict(_OF_PROCESS[0], configs, limit, ends))

@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
+from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.estimating import not_estimated
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.trial.machine.detection import cores
+from autofit.trial.measure.process_memory import host_available
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def predict_all(
                 job,
                 missing,
                 memory_limit_bytes=memory_limit_bytes,
-                processes=cores(),
+                processes=processes(),
                 report=lambda done: report(before + done, possible),
                 seconds=seconds,
             )
@@ -59,6 +61,12 @@ def predict_all(
     rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
     shown = memory_deviations(job.hardware, store, job.workload.devices)
     return {config: found[config].timed(job, rates).judged(shown) for config in configs if config in found}
+
+
+def processes() -> int:
+    """As many as there are cores, but no more than there is memory for: each may take a GiB of its own."""
+    room = host_available()
+    return cores() if room is None else min(cores(), max(1, room // GIB))
 
 
 def to_make(

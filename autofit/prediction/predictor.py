@@ -20,12 +20,11 @@ from autofit.prediction.emulated_formats import Emulated, emulated_configs
 from autofit.prediction.estimate_cache import KnownEstimates
 from autofit.prediction.estimating import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.predicting import predict_all, to_make
+from autofit.prediction.predicting import predict_all, processes, to_make
 from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
-from autofit.trial.machine.detection import cores
 
 ESTIMATING_SHARE = 0.3
 """Share of a time budget that estimating may take: configs that it does not come to are left unpredicted."""
@@ -90,7 +89,7 @@ class LatticePredictor:
         try:
             known, only_known = self._estimates()
             asked, limit = [*self.configs, *self.tried], self.memory_limit_bytes
-            sweep.get_ready(to_make(known, asked, memory_limit_bytes=limit, only_known=only_known), cores())
+            sweep.get_ready(to_make(known, asked, memory_limit_bytes=limit, only_known=only_known), processes())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 

@@ -65,8 +65,8 @@ class SourceFile:
         return edited if edited is not None and _same(edited, wanted) else None
 
     def diff(self, changed: str) -> str:
-        """A unified diff from the file to `changed`, for `patch`. Of JSON in one line, a diff by keys, and it says so:
-        both are printed as `python -m json.tool` does."""
+        """A unified diff from the file to `changed`, for `patch`. Of JSON in one line, a diff by keys for a reader, and
+        it says so: both are printed as `python -m json.tool` does."""
         texts, name = [self.text, changed], self.name
         if _is_json(self.text) and "\n" not in self.text.strip():
             texts = [json.dumps(json.loads(text), indent=4) + "\n" for text in texts]

@@ -150,15 +150,20 @@ ESTIMATING = """
     from autofit.prediction.estimating import site
     from autofit.techniques import complete, parse
 
+    def asked_of_the_card():
+        return [torch.cuda.is_initialized(), torch.utils._triton.has_triton.cache_info().currsize]
+
     job = WorkloadOptions(model="smollm2-135m", seq_len=64, global_batch=2).job(site("t4"))
-    asked = ("method=qlora", "method=lora,compile=true", "method=full,compile=true,checkpointing=full")
+    asked = ("method=qlora", "method=lora,compile=true", "method=full,compile=true,checkpointing=full")  # torch's alone
     configs = [complete(parse("precision=fp16-mixed," + config)) for config in asked]
-    sweep._begin(job)
-    made = sweep._predicted(configs, 16 * GIB, math.inf)
-    print(json.dumps([torch.cuda.is_initialized(), [e.assumptions for e in made if e.work is None]]))
+    traced = sweep._predicted(job, configs[2:], 16 * GIB, math.inf)
+    in_a_users_process = asked_of_the_card()
+    sweep._begin()
+    traced += sweep._predicted(job, configs, 16 * GIB, math.inf)
+    print(json.dumps([in_a_users_process, torch.cuda.is_initialized(), all(e.work is not None for e in traced)]))
 """
 
 
 def test_an_estimating_process_asks_nothing_of_a_card(home: Path, start: Start) -> None:
     with Machine(home, "t4") as machine:
-        assert start(machine, ESTIMATING).answer() == [False, []]
+        assert start(machine, ESTIMATING).answer() == [[False, 0], False, True]

@@ -29,6 +29,7 @@ def compiled(layers: Sequence[Any], recorder: Recorder, config: Config) -> Itera
     """
     import torch._dynamo.config
     import torch._functorch.config
+    import torch.utils._triton
     from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import _recursive_post_grad_passes, compile_fx
     from torch._inductor.utils import get_donated_idxs
@@ -69,6 +70,7 @@ def compiled(layers: Sequence[Any], recorder: Recorder, config: Config) -> Itera
             for layer in layers:
                 layer._compiled_call_impl = None
             torch._dynamo.reset()
+            torch.utils._triton.has_triton.cache_clear()  # which has asked whether there are cards
 
 
 @contextmanager

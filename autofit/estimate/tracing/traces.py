@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,8 +108,7 @@ class Traces:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
         flat, job = None if spread is None else spread.flat, self._job(spread)
         axes = ("method", "precision", "optimizer", "rank", "targets")
-        formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
-        key = *(config.get(axis) for axis in axes), flat, formats
+        key = *(config.get(axis) for axis in axes), flat, _kinds(of_formats(config, job.workload.trainer))
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def evaluation(self, config: Config, spread: Library | None) -> Evaluation | None:
@@ -156,6 +155,10 @@ class Traces:
 
         return head, {depth: works(depth) for depth in depths}
 
+    def forget_decoders(self) -> None:
+        """Let go of what only configs with one decoder share: those of a whole lattice take gigabytes."""
+        self._known = {key: found for key, found in self._known.items() if key[0] in ("loss", "update")}
+
     def _once(self, part: str, key: Hashable, trace: Callable[[], V], *, keeps: bool = True) -> V:
         """What `trace` gave for this key, here or, if it `keeps` that, in an earlier process; raises `NotTraced` if it
         failed, so that no lattice repeats a failure."""
@@ -185,10 +188,12 @@ class Traces:
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
         if config["attention"] == "flash" and shape(self.job.model).sdpa:
-            with suppress(NotTraced):
-                by_torch = self._single(config.replace(attention="sdpa"), spread)
-                if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
-                    return by_torch
+            as_sdpa, trainer = config.replace(attention="sdpa"), self._job(spread).workload.trainer
+            if _kinds(of_formats(as_sdpa, trainer)) == _kinds(of_formats(config, trainer)):
+                with suppress(NotTraced):
+                    by_torch = self._single(as_sdpa, spread)
+                    if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
+                        return by_torch
         config, job = alone(config, spread), self._job(spread)
         if config["loss"] == "chunked" and chunks_are_one(config, self.job):
             config = config.replace(loss="full")
@@ -271,6 +276,10 @@ def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
         except Exception as error:
             LOG.info("%s is predicted as without compilation: %s", config, error)
     return trace(config.replace(compile=False))
+
+
+def _kinds(habits: Iterable[object]) -> tuple[str, ...]:
+    return tuple(type(habit).__name__ for habit in habits)
 
 
 def alone(config: Config, spread: Library | None) -> Config:

@@ -75,7 +75,8 @@ class Case:
             )
         except UsageError as error:
             if self._emulated:
-                said = f"{self._asks_for_bf16(user.hardware)}, and fp16 in its place cannot be estimated"
+                card = "this machine's GPU" if user.hardware == "auto" else user.hardware
+                said = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
                 raise UsageError(f"{said}: {error}") from error
             raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job

@@ -32,7 +32,7 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     file = SourceFile.read(path)
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
     card = asked(user.hardware)
-    where = Where(folder=path.parent, devices=user.devices, bf16=card is None or has_bf16(card))
+    where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
     found = Case(file, trainer, user, where).diagnosed(report)

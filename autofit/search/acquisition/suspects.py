@@ -12,7 +12,7 @@ from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Crashed, Fits, Outcome, Trial, machinery_failed, worker_was_lost
 
 Values = set[tuple[str, Value]]
-"""Of axes."""
+"""Axes and their values."""
 
 
 def suspicious(configs: Sequence[Config], trials: Iterable[Trial]) -> NDArray[np.bool_]:

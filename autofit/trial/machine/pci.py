@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/devices")
-_CLASSES = {"AMD": ("0x03", "0x12"), "Intel": ("0x03",)}
+_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
 """Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
-MI300 counts. Those of Intel are no GPUs."""
+MI300 counts. Those of Intel are no GPUs. AMD's of class 0x0300, with a screen, may be inside of a processor."""
 _MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 
 

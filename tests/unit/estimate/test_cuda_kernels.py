@@ -205,6 +205,17 @@ def test_flash_attn_takes_what_torchs_own_flash_kernel_takes(rest: str) -> None:
     differing = {one[0] for one, other in zip(flash_at, sdpa_at, strict=True) if one != other}
     assert {at.layer for at in differing} <= {BEFORE}
     assert [trace.flash_layers for trace in traces] == [2, 2]
+    of_flash, of_sdpa = ({at: work for at, work in trace.work.items() if at.layer >= 0} for trace in traces)
+    assert of_flash == of_sdpa
+
+
+def test_flash_attn_has_a_trace_of_its_own_where_a_trainer_treats_it_otherwise() -> None:
+    """Axolotl leaves norms, embeddings and the head in fp32, but not with flash-attn."""
+    found = job()
+    axolotl = replace(found, workload=replace(found.workload, trainer="axolotl"))
+    common = "method=full,precision=bf16,micro_batch=4,attention="
+    flash, sdpa = (predicted(common + value, axolotl).breakdown["weights"] for value in ("flash", "sdpa"))
+    assert flash < sdpa
 
 
 def test_flash_attn_needs_neither_the_mask_of_a_window_nor_scores_to_cap() -> None:

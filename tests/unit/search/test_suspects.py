@@ -33,7 +33,7 @@ def test_one_crash_shows_nothing() -> None:
     assert not last((0, crashed()))
 
 
-def test_until_something_fits_what_shares_more_than_half_comes_last() -> None:
+def test_after_two_crashes_the_half_that_is_more_like_them_comes_last() -> None:
     assert last((0, crashed()), (1, crashed())) == sharing(2, a=1, b=1, c=1)
 
 

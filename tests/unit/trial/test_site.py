@@ -99,6 +99,8 @@ def pci_devices(monkeypatch: pytest.MonkeyPatch, folder: Path, *devices: tuple[s
 
 INTEGRATED, NPU = ("0000:00:02.0", "0x8086", "0x030000"), ("0000:00:0b.0", "0x8086", "0x120000")
 NETWORK, ARC = ("0000:01:00.0", "0x8086", "0x020000"), ("0000:03:00.0", "0x8086", "0x030000")
+RADEON = ("0000:0c:00.0", "0x1002", "0x030000")
+"""With a screen, as those inside of processors."""
 MI300, MI210 = ("0001:05:00.0", "0x1002", "0x120000"), ("0001:06:00.0", "0x1002", "0x038000")
 
 
@@ -109,7 +111,7 @@ MI300, MI210 = ("0001:05:00.0", "0x1002", "0x120000"), ("0001:06:00.0", "0x1002"
         ((MI300,), None, ["one AMD GPU, unused"]),
         ((MI300, NETWORK), "6.4", None),
         ((ARC, INTEGRATED), None, ["one Intel GPU, unused: torch 2.13.0 is not built for XPU", "a torch for XPU"]),
-        ((INTEGRATED, NPU, NETWORK), None, None),
+        ((INTEGRATED, NPU, NETWORK, RADEON), None, None),
         ((), None, None),
     ],
     ids=str,
