@@ -12,6 +12,7 @@ from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
+from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.axes.sharding import gathers_weights
@@ -137,6 +138,11 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
+        if budget(config) < 1:
+            found.append(
+                f"checkpointing={config['checkpointing']}: where cuDNN's kernel runs, torch recomputes attention as if "
+                "that took no time, so a step may take longer than predicted"
+            )
     if config["attention"] == "sdpa" and _keeps_scores_of_groups(config, job):
         found.append(
             f"torch has no fused attention for grouped heads in {config['precision']} on {job.hardware.name}: the "

@@ -14,7 +14,7 @@ from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.tracing.trace import keeps_scores
 from autofit.techniques import Job
-from autofit.techniques.axes.checkpointing import interval
+from autofit.techniques.axes.checkpointing import budget, interval
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
@@ -41,7 +41,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
     width = 2 if config["precision"] == "fp32" else 1
-    layer = _layer_bytes(config, job)
+    layer = int(budget(config) * _layer_bytes(config, job))
     kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
     every = 0 if config["checkpointing"] == "selective" else interval(config)
     checkpointed = -(-model.layers // every) if every else 0

@@ -17,6 +17,7 @@ from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.warm import context, hide_cards
 from autofit.techniques import Job
+from autofit.techniques.axes.checkpointing import budget
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -87,13 +88,16 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
     is known."""
     groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):  # what compiles comes last
-        groups[config.text("method")][config.without(*_SHARING)].append(config)
+        shared = _SHARING if budget(config) == 1 else _SHARING_A_BUDGET
+        groups[config.text("method")][config.without(*shared)].append(config)
     largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]
     return [group for round in zip_longest(*largest_first) for group in round if group]
 
 
 _SHARING = ("optimizer", "loss", "micro_batch", "batching", "rank", "attention", "offload", "sharding")
 """Axes along which a decoder's trace is mostly the same, or made from the same."""
+_SHARING_A_BUDGET = tuple(axis for axis in _SHARING if axis not in ("micro_batch", "rank"))
+"""Those where torch keeps to a budget, which depends on sizes."""
 
 
 def _estimator(job: Job) -> Estimator:

@@ -83,8 +83,8 @@ def _parts(
         parts[TRANSFERS] = partial(updates.measure_transfers, bench)
         parts[ON_HOST] = updates.measure_on_host
     else:
-        parts["new pages"] = partial(memory_bound.measure_pages, bench, shapes)
-    parts["updates"] = partial(updates.measure, bench, shapes)
+        parts["new pages"] = partial(memory_bound.measure_pages, bench)
+    parts["updates"] = partial(updates.measure, bench)
     parts["quantisation"] = partial(updates.measure_quantised, bench, shapes)
     if environments:
         parts[BETWEEN_RANKS] = partial(ranks.measure, bench, environments)

@@ -52,7 +52,7 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
             yield {memory_bound(operation, number_format, place): taken / moved}
 
 
-def measure_pages(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
+def measure_pages(bench: Bench) -> Iterator[dict[str, float]]:
     """Seconds per byte of a result for which a processor's system hands out new pages."""
     size = 64 * MIB
     there = torch.zeros(size, dtype=torch.uint8)

@@ -21,7 +21,7 @@ STATES = MIB, 64 * MIB
 MOST_SECONDS = 0.06
 
 
-def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
+def measure(bench: Bench) -> Iterator[dict[str, float]]:
     """Seconds per byte of torch's fused AdamW, whose update reads and writes weights, gradients and two states."""
     elements = ELEMENTS[bench.accelerator]
     for name, dtype in FORMATS.items():

@@ -14,7 +14,7 @@ from autofit.core.workload import Effect, Goal
 from autofit.techniques import habits
 from autofit.techniques.axes.attention import Attention
 from autofit.techniques.axes.batching import Batching
-from autofit.techniques.axes.checkpointing import Checkpointing
+from autofit.techniques.axes.checkpointing import Checkpointing, budget
 from autofit.techniques.axes.compilation import Compilation
 from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
@@ -74,11 +74,17 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
         # The claims are about the configs' own number formats: where a trainer changes those of one, none is made.
         if habits.of_formats(lighter, trainer) != habits.of_formats(heavier, trainer):
             return False
+        # Of other operations torch may choose to keep more, though each takes less.
+        if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in _CHANGE_THE_LAYER):
+            return False
         return all(
             lighter.get(t.axis.name) == heavier.get(t.axis.name) or t.holds(lighter, heavier, job) for t in TECHNIQUES
         )
 
     return every_technique_agrees
+
+
+_CHANGE_THE_LAYER = ("method", "rank", "targets", "precision", "attention")
 
 
 @lru_cache(maxsize=10_000)

@@ -58,12 +58,7 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
         _allocate(module, device, created)
     _check_buffers(model)
     if causal_lm is not model:
-        adapters.initialise(model, nullcontext_of if sharder is None else sharder.whole)
-
-
-def nullcontext_of(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    """Takes the place of `Sharder.whole` where nothing is sharded."""
-    return nullcontext()
+        adapters.initialise(model, (lambda modules: nullcontext()) if sharder is None else sharder.whole)
 
 
 @contextmanager

@@ -79,15 +79,15 @@ def _as_large_as(config: Config) -> Iterator[None]:
     Both functions are named so in torch/_functorch/partitioners.py, 2.11 to 2.13."""
     from torch._functorch import partitioners
 
-    def scaled(measure: Callable[[Any], float]) -> Callable[[Any], int]:
-        def at_size(node: Any) -> int:
-            seen = SymbolicSizes.of([int(measure(node))])
+    def scaled(measure: Callable[..., float]) -> Callable[..., int]:
+        def at_size(*measured: Any) -> int:
+            seen = SymbolicSizes.of([int(measure(*measured))])
             return int(seen.at(config.number("micro_batch"), int(config.get("rank") or 1))[0])
 
         return at_size
 
     with (
-        patch.object(partitioners, "_size_of", scaled(partitioners._size_of)),
+        patch.object(partitioners, "_tensor_nbytes", scaled(partitioners._tensor_nbytes)),
         patch.object(partitioners, "estimate_runtime", scaled(partitioners.estimate_runtime)),
     ):
         yield

@@ -65,10 +65,6 @@ class Timeline:
     def peaks_in_evaluation(self) -> bool:
         return int(self.totals.argmax()) >= self.evaluation
 
-    def before_update(self) -> int:
-        """The last event before the second update, which finds weights, gradients and optimizer states."""
-        return int(np.flatnonzero(self.phases == PHASES.index("backward"))[-1])
-
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""
         until = (int(self.totals.argmax()) if at is None else at) + 1

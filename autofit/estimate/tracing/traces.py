@@ -274,6 +274,8 @@ def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
         try:
             return trace(config)
         except Exception as error:
+            if budget(config) < 1:  # without compilation nothing would keep to it
+                raise
             LOG.info("%s is predicted as without compilation: %s", config, error)
     return trace(config.replace(compile=False))
 

@@ -31,7 +31,7 @@ from autofit.store.searches.lease import (
     own_number,
     tell,
 )
-from autofit.store.searches.search import ENDINGS, no_search
+from autofit.store.searches.search import ENDINGS
 from autofit.store.tables import EventRow, HardwareRow, SearchRow
 
 MOST_WAITING = 100
@@ -233,7 +233,7 @@ class SearchQueue:
 
         def work(connection: Connection) -> None:
             if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
-                raise no_search(search_id)
+                raise UsageError(f"the store holds no search {search_id!r}")
             seq = number(connection, search_id, is_active(), state="cancelled", ended_at=now())
             if seq is not None:
                 tell(connection, search_id, seq, "cancelled", {})

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Row
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
-from autofit.core.errors import UsageError
 from autofit.core.workload import Workload
 from autofit.store.rows import Reader
 
@@ -48,11 +47,6 @@ class Search(Document):
     spent_seconds: float
     """This and the next: what all its drivers have spent of its budget."""
     spent_trials: int
-
-
-def no_search(search_id: str) -> UsageError:
-    """The error for a search that the store does not hold."""
-    return UsageError(f"the store holds no search {search_id!r}")
 
 
 def read(connection: Connection, reader: Reader, row: Row[*tuple[Any, ...]]) -> Search:

@@ -23,7 +23,8 @@ class Checkpointing(Technique):
     `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
     every second product with a weight are kept. `offload`: every layer, with its saved input in pinned host memory.
     `none`: no recomputation, but for what torch.compile recomputes by itself. `budget-N`: at most about N % of what a
-    compiled layer would then keep; torch chooses what, so that the fewest operations run again (`within_budget`).
+    compiled layer would then keep; torch chooses what, so that the fewest operations run again (`within_budget`). It
+    counts those of products and of its own attention kernels; 4-bit products and those of experts count as nothing.
     """
 
     axis = Axis(
@@ -44,7 +45,7 @@ class Checkpointing(Technique):
             "every-4": "those of every fourth layer",
             "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
             **{
-                value: f"all but about {share:.0%} of what none keeps; needs compile=true, not with ZeRO-3 or DDP"
+                value: f"all but about {share:.0%} of what none keeps; with compile=true; not with flash, ZeRO-3, DDP"
                 for value, share in BUDGETS.items()
             },
             "none": "nothing is recomputed",
@@ -118,7 +119,7 @@ def _no_budget(config: Config) -> str | None:
     if config["sharding"] == "ddp":
         return (
             f"checkpointing={value} cannot work with sharding=ddp: DDP splits a layer's graph to compile it, and what "
-            "passes from part to part is kept beside the budget; use fsdp, zero1 or zero2"
+            "passes from part to part is kept beside the budget; use every-2"
         )
     return None
 

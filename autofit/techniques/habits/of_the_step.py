@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from autofit.core.lattice import Config
+from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits.habit import Habit
 from autofit.techniques.technique import BuildPlan
@@ -52,7 +53,7 @@ class InputGradients(Habit):
         self._methods, self._always = methods, always
 
     def applies(self, config: Config) -> bool:
-        return config["method"] in self._methods and (self._always or config["checkpointing"] != "none")
+        return config["method"] in self._methods and (self._always or interval(config) > 0)
 
     def on_model(self, plan: BuildPlan, model: Any) -> None:
         model.get_base_model().enable_input_require_grads()

@@ -9,12 +9,14 @@ import torch
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
+from autofit.estimate.tracing import trace as tracing
+from autofit.estimate.tracing import traces as traces_of
 from autofit.estimate.tracing.traces import Traces
 from autofit.techniques import complete
 from autofit.techniques.axes.checkpointing import BUDGETS, within_budget
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.training.build import build
-from tests.tiny import CPU, job, model
+from tests.tiny import CPU, CUDA_HARDWARE, job, model
 
 WIDE = model("llama", hidden_size=64, intermediate_size=224, num_hidden_layers=2, num_attention_heads=4, head_dim=16)
 BATCH, TOKENS = 4, 96
@@ -92,6 +94,21 @@ def test_a_budget_is_kept_at_the_micro_batch_and_rank_of_the_config() -> None:
     for micro_batch in (BATCH, 1):
         kept, whole = (predicted_to_be_kept(c.replace(micro_batch=micro_batch), traces) for c in (least, plain))
         assert kept < 0.5 * whole
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("micro_batch", [1, BATCH])
+def test_a_card_is_predicted_to_keep_what_it_would_of_a_trace_at_the_configs_own_sizes(
+    monkeypatch: pytest.MonkeyPatch, precision: str, micro_batch: int
+) -> None:
+    """Its attention kernels have several results, some of which are of one size at every micro-batch: of 16 bits flash
+    attention, of fp32 the efficient one. Sequences are longer than layers are wide, so that attention is worth much."""
+    on_card = job(WIDE, hardware=CUDA_HARDWARE, seq_len=4 * TOKENS, global_batch=BATCH)
+    _, *budgeted = in_order({"method": "lora", "precision": precision, "rank": 8, "micro_batch": micro_batch})
+    at_primes = [predicted_to_be_kept(config, Traces(on_card)) for config in budgeted]
+    for module in (tracing, traces_of):
+        monkeypatch.setattr(module, "at_primes", lambda config, job: config)
+    assert at_primes == [predicted_to_be_kept(config, Traces(on_card)) for config in budgeted]
 
 
 def test_a_budget_is_in_force_while_a_graph_is_divided_and_at_no_other_time() -> None:
