@@ -29,15 +29,17 @@ from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
 
-def search(problem: Problem, oracle: Oracle, seed: int, *, thorough: bool = False) -> Stated | None:
+def search(
+    problem: Problem, oracle: Oracle, seed: int, *, thorough: bool = False, budget_seconds: float | None = None
+) -> Stated | None:
     """The search with an empty store and the estimator's predictions. Nothing in it is random but the order of the
     configs, which breaks ties. The winner's second run, which no rival has, is counted in its cost.
 
-    `thorough`: it goes on for the frontier once the best config is found.
+    `thorough`: it goes on for the frontier once the best config is found. `budget_seconds` is used up by trials alone.
     """
     job = job_of(problem)
     pool = ReplayPool(job=job, oracle=oracle, devices=job.workload.devices)
-    replayed = search_on(pool, problem, seed, thorough=thorough)
+    replayed = search_on(pool, problem, seed, thorough=thorough, budget_seconds=budget_seconds)
     replayed.run()
     winner, bound = replayed.winner(), replayed.progress.regret_bound
     return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
@@ -50,6 +52,7 @@ def search_on(
     *,
     log: TrialLog | None = None,
     thorough: bool = False,
+    budget_seconds: float | None = None,
 ) -> Search:
     """The same on workers of one's own, yet to be run; its trials are kept in `log`, if one is given."""
     job, configs = pool.job, list(problem.configs)
@@ -60,7 +63,7 @@ def search_on(
             lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
             lower_bounds={config: floor_bytes(config, job) for config in configs},
             goal=Goal(method=problem.method, allow=Effect.TRAINING),
-            limits=Limits(memory_bytes=problem.memory_limit_bytes),
+            limits=Limits(memory_bytes=problem.memory_limit_bytes, seconds=budget_seconds),
             thorough=thorough,
         ),
         predictor=ReadyMade(problem.predictions),
