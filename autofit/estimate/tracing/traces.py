@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,7 +108,8 @@ class Traces:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
         flat, job = None if spread is None else spread.flat, self._job(spread)
         axes = ("method", "precision", "optimizer", "rank", "targets")
-        key = *(config.get(axis) for axis in axes), flat, _kinds(of_formats(config, job.workload.trainer))
+        formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
+        key = *(config.get(axis) for axis in axes), flat, formats
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def evaluation(self, config: Config, spread: Library | None) -> Evaluation | None:
@@ -189,7 +190,7 @@ class Traces:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
         if config["attention"] == "flash" and shape(self.job.model).sdpa:
             as_sdpa, trainer = config.replace(attention="sdpa"), self._job(spread).workload.trainer
-            if _kinds(of_formats(as_sdpa, trainer)) == _kinds(of_formats(config, trainer)):
+            if of_formats(as_sdpa, trainer) == of_formats(config, trainer):
                 with suppress(NotTraced):
                     by_torch = self._single(as_sdpa, spread)
                     if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
@@ -278,10 +279,6 @@ def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
                 raise
             LOG.info("%s is predicted as without compilation: %s", config, error)
     return trace(config.replace(compile=False))
-
-
-def _kinds(habits: Iterable[object]) -> tuple[str, ...]:
-    return tuple(type(habit).__name__ for habit in habits)
 
 
 def alone(config: Config, spread: Library | None) -> Config:
