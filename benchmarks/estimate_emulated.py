@@ -11,7 +11,8 @@ expandable segments, and half under a limit within 4 % of what is predicted, whe
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. With
 `--compile`, each is compiled, which takes half a minute; with `--evaluate`, each also evaluates 1 to 64 sequences at a
 time between steps; with `--trainers`, each trains as one of the known trainers does. `--again` runs nothing: it
-predicts anew what the folder holds, whose files may be compressed (gzip).
+predicts anew what the folder holds, whose files may be compressed (gzip), and writes the figures beside them
+(`figures.json`), as recorded and as found now, which are the tables of README.md.
 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
 the card refuses. The words must be those for the catalog's card, which are compared.
@@ -36,6 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ from autofit.core.units import MIB
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import site as catalog_site
 from autofit.techniques import AXES, Job, complete, unsupported
@@ -121,6 +124,13 @@ class Row:
     def error(self, size: str) -> float | None:
         """Predicted over measured, minus one."""
         return None if self.measured is None else self.predicted[size] / self.measured[size] - 1.0
+
+    @property
+    def phase_errors(self) -> list[float]:
+        """How far off what is allocated is in each phase that was measured. Without expandable segments blocks are
+        larger than what is asked for, which a prediction says of the whole step only."""
+        measured = self.measured["phases"] if self.measured and self.job["segments"] else {}
+        return [abs(self.predicted["phases"][phase] / size - 1.0) for phase, size in measured.items()]
 
     @property
     def farthest(self) -> float:
@@ -382,17 +392,52 @@ def figures(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
     """Each figure's name, value and target, the most that it may be."""
     errors = ([abs(error) for row in rows if (error := row.error(size)) is not None] or [0.0] for size in SIZES)
     allocated, reserved = map(sorted, errors)
+    phases = sorted(error for row in rows for error in row.phase_errors) or [0.0]
+    fixed = sorted(abs(row.error(SIZES[1]) or 0.0) for row in rows if not row.job["segments"]) or [0.0]
     judged = [row.misjudged for row in rows if row.judged]
     margins = (abs(row.predicted["device_bytes"] / row.limit - 1.0) for row in rows if row.misjudged)
     return [
         ("allocated, median error", statistics.median(allocated), 0.0005),
         ("allocated, largest error", allocated[-1], 0.005),
+        ("each phase with expandable segments, median error", statistics.median(phases), 0.0005),
+        ("each phase with expandable segments, largest error", phases[-1], 0.005),
         ("reserved, median error", statistics.median(reserved), 0.005),
-        ("reserved, 95th percentile", reserved[int(0.95 * len(reserved))], 0.02),
+        ("reserved, 95th percentile", _late(reserved), 0.02),
+        ("reserved without expandable segments, 95th percentile", _late(fixed), 0.02),
         ("fit misjudged", statistics.fmean(judged or [0.0]), 0.003),
         ("margin of what was misjudged", max(margins, default=0.0), 0.01),
         ("ended in another way", 1.0 - len(judged) / len(rows), 0.0),
     ]
+
+
+def _late(errors: Sequence[float]) -> float:
+    """The 95th percentile of sorted numbers."""
+    return errors[int(0.95 * len(errors))]
+
+
+def compared(recorded: Sequence[Row], now: Sequence[Row]) -> dict[str, Any]:
+    """What `figures.json` holds: the figures as they were when the rows were recorded, and of this estimator."""
+    both = zip(figures(recorded), figures(now), strict=True)
+    return {
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "estimator": ESTIMATOR_VERSION,
+        "configs": len(now),
+        "trained": sum(row.measured is not None for row in now),
+        "figures": {name: {"target": most, "recorded": old, "now": new} for (name, old, most), (_, new, _) in both},
+    }
+
+
+def table_of(found: Mapping[str, Any]) -> str:
+    """The table of README.md that `compared` makes."""
+
+    def said(value: float, most: float) -> str:
+        return f"{float(f'{100 * value:.2g}'):g} %" + (", **missed**" if value > most else "")
+
+    lines = [f"| figure | target | as recorded | estimator {found['estimator']} |", "|---|---|---|---|"]
+    for name, one in found["figures"].items():
+        target = one["target"]
+        lines.append(f"| {name} | {100 * target:g} % | {said(one['recorded'], target)} | {said(one['now'], target)} |")
+    return "\n".join(lines) + "\n"
 
 
 def judge(rows: Sequence[Row]) -> bool:
@@ -401,7 +446,7 @@ def judge(rows: Sequence[Row]) -> bool:
     print(f"{len(rows)} configs, of which {trained} trained")
     found = figures(rows)
     for name, value, most in found:
-        print(f"{name:30} {value:8.3%}, target {most:.2%}{'' if value <= most else '  MISSED'}")
+        print(f"{name:53} {value:8.3%}, target {most:.2%}{'' if value <= most else '  MISSED'}")
     worst = sorted(rows, key=lambda row: (row.misjudged, row.farthest), reverse=True)
     print("farthest off: predicted allocated and reserved MiB, measured, errors")
     for row in worst[:20]:
@@ -452,7 +497,12 @@ def main() -> int:
         with ThreadPoolExecutor(asked.processes) as threads:
             list(threads.map(on, cards))
     files = sorted(asked.folder.glob("*.jsonl*"))
-    rows = all_again(files, asked.processes) if asked.again else [row for file in files for row in rows_of(file)]
+    rows = [row for file in files for row in rows_of(file)]
+    if asked.again:
+        recorded, rows = rows, all_again(files, asked.processes)
+        found = compared(recorded, rows)
+        (asked.folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(table_of(found))
     return 0 if judge(rows) else 1
 
 

@@ -52,6 +52,8 @@ class Card:
     the device cannot compute are absent."""
     capability: str
     """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
+    multiprocessors: int | None = None
+    """Streaming multiprocessors; None for other vendors' cards."""
     interconnect: Link | None
     """Between devices of one machine; None if machines have only one."""
     host_link: Link | None

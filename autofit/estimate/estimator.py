@@ -14,6 +14,7 @@ from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.garbage import without_collections
+from autofit.estimate.kernels.column_sums import blocks_at_a_time
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits
@@ -273,6 +274,7 @@ class Estimator:
             rank=rank,
             accumulates=accumulation > 1,
             rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
+            blocks=blocks_at_a_time(self.job.hardware),
         )
         costs = []
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):

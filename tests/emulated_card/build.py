@@ -2,10 +2,11 @@
 
     python build.py --home FOLDER [--compiler cc]
 
-`pins.txt` says which wheels: a CUDA build of torch, and headers. They come from the package index; none of NVIDIA's own
-libraries does. Every function that torch and bitsandbytes ask of those gets one: those of the C files beside this one;
-those of `nothing.txt`, which succeed without doing anything; and for the rest one that says its name and fails. Each
-library is built under the name that CUDA has for it, so that nothing need be told of it but the path to look in.
+`pins.txt` says which wheels: a CUDA build of torch, Triton, and headers. They come from the package index; none of
+CUDA's libraries does, but for the assembler and CUPTI that Triton brings, which nothing loads. Every function that
+torch and bitsandbytes ask of those gets one: those of the C files beside this one; those of `nothing.txt`, which
+succeed without doing anything; and for the rest one that says its name and fails. Each library is built under the
+name that CUDA has for it, so that nothing need be told of it but the path to look in.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ UNVERSIONED = {
     r"nvshmem\w+": "libnvshmem_host.so.3",
     r"cusparseLt\w+": "libcusparseLt.so.0",
     r"cuFile\w+": "libcufile.so.0",
-    r"nvtx\w+": "libnvToolsExt.so.1",
     r"cu[A-Z]\w+": "libcuda.so.1",
 }
 """Whose function it is that a library asks for by its name alone."""

@@ -18,9 +18,9 @@ struct card {
     uint64_t total_bytes;    /* what programs can use */
     uint64_t marketed_bytes; /* with the driver's own share */
     uint64_t context_bytes;  /* what each process takes before it has allocated anything */
-    int power_limit_watts, default_power_limit_watts, clock_mhz, most_clock_mhz, memory_clock_mhz, temperature;
+    int power_limit_watts, default_power_limit_watts, clock_mhz, most_clock_mhz, memory_clock_mhz;
     uint64_t throttle_reasons;
-    double flops_wide, flops_tensor_wide, flops_bf16, flops_fp16, bytes_per_second, link_bytes_per_second;
+    double flops_wide, flops_bf16, flops_fp16, bytes_per_second, link_bytes_per_second;
     /* Faults and other people, which a test sets while programs run. */
     uint64_t taken_bytes;       /* held by a process that is not ours */
     int64_t fail_allocation_at; /* the so many-th from now fails, and all later ones, until this is 0 */

@@ -19,38 +19,38 @@ DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""
 CONTEXT_BYTES = 400 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
-FACTS: dict[str, tuple[str, int, int, int, int]] = {
-    # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz: of data
+FACTS: dict[str, tuple[str, int, int, int]] = {
+    # the driver's name, L2 in MiB, power limit in watts, boost clock in MHz: of data
     # sheets, but for the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S, the RTX 3060, 4070 Ti, 4080 and 5090:
     # they are from memory
-    "t4": ("Tesla T4", 40, 4, 70, 1590),
-    "v100-16g": ("Tesla V100-SXM2-16GB", 80, 6, 300, 1530),
-    "v100-32g": ("Tesla V100-SXM2-32GB", 80, 6, 300, 1530),
-    "a10": ("NVIDIA A10", 72, 6, 150, 1695),
-    "a10g": ("NVIDIA A10G", 80, 6, 300, 1710),
-    "a40": ("NVIDIA A40", 84, 6, 300, 1740),
-    "rtx-a6000": ("NVIDIA RTX A6000", 84, 6, 300, 1800),
-    "rtx-3060": ("NVIDIA GeForce RTX 3060", 28, 3, 170, 1777),
-    "rtx-3080": ("NVIDIA GeForce RTX 3080", 68, 5, 320, 1710),
-    "rtx-3090": ("NVIDIA GeForce RTX 3090", 82, 6, 350, 1695),
-    "rtx-4070-ti": ("NVIDIA GeForce RTX 4070 Ti", 60, 48, 285, 2610),
-    "rtx-4080": ("NVIDIA GeForce RTX 4080", 76, 64, 320, 2505),
-    "rtx-4090": ("NVIDIA GeForce RTX 4090", 128, 72, 450, 2520),
-    "l40": ("NVIDIA L40", 142, 96, 300, 2490),
-    "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation", 142, 96, 300, 2505),
-    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, 128, 600, 2617),
-    "l4": ("NVIDIA L4", 58, 48, 72, 2040),
-    "l40s": ("NVIDIA L40S", 142, 96, 350, 2520),
-    "rtx-5090": ("NVIDIA GeForce RTX 5090", 170, 96, 575, 2407),
-    "a100-40g": ("NVIDIA A100-SXM4-40GB", 108, 40, 400, 1410),
-    "a100-80g": ("NVIDIA A100-SXM4-80GB", 108, 40, 400, 1410),
-    "h100-80g": ("NVIDIA H100 80GB HBM3", 132, 50, 700, 1980),
-    "h100-pcie-80g": ("NVIDIA H100 PCIe", 114, 50, 350, 1755),
-    "h100-nvl-94g": ("NVIDIA H100 NVL", 132, 60, 400, 1785),
-    "gh200-96g": ("NVIDIA GH200 480GB", 132, 60, 700, 1980),
-    "h20": ("NVIDIA H20", 78, 60, 400, 1980),
-    "h200": ("NVIDIA H200", 132, 50, 700, 1980),
-    "b200": ("NVIDIA B200", 148, 126, 1000, 1965),
+    "t4": ("Tesla T4", 4, 70, 1590),
+    "v100-16g": ("Tesla V100-SXM2-16GB", 6, 300, 1530),
+    "v100-32g": ("Tesla V100-SXM2-32GB", 6, 300, 1530),
+    "a10": ("NVIDIA A10", 6, 150, 1695),
+    "a10g": ("NVIDIA A10G", 6, 300, 1710),
+    "a40": ("NVIDIA A40", 6, 300, 1740),
+    "rtx-a6000": ("NVIDIA RTX A6000", 6, 300, 1800),
+    "rtx-3060": ("NVIDIA GeForce RTX 3060", 3, 170, 1777),
+    "rtx-3080": ("NVIDIA GeForce RTX 3080", 5, 320, 1710),
+    "rtx-3090": ("NVIDIA GeForce RTX 3090", 6, 350, 1695),
+    "rtx-4070-ti": ("NVIDIA GeForce RTX 4070 Ti", 48, 285, 2610),
+    "rtx-4080": ("NVIDIA GeForce RTX 4080", 64, 320, 2505),
+    "rtx-4090": ("NVIDIA GeForce RTX 4090", 72, 450, 2520),
+    "l40": ("NVIDIA L40", 96, 300, 2490),
+    "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation", 96, 300, 2505),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 128, 600, 2617),
+    "l4": ("NVIDIA L4", 48, 72, 2040),
+    "l40s": ("NVIDIA L40S", 96, 350, 2520),
+    "rtx-5090": ("NVIDIA GeForce RTX 5090", 96, 575, 2407),
+    "a100-40g": ("NVIDIA A100-SXM4-40GB", 40, 400, 1410),
+    "a100-80g": ("NVIDIA A100-SXM4-80GB", 40, 400, 1410),
+    "h100-80g": ("NVIDIA H100 80GB HBM3", 50, 700, 1980),
+    "h100-pcie-80g": ("NVIDIA H100 PCIe", 50, 350, 1755),
+    "h100-nvl-94g": ("NVIDIA H100 NVL", 60, 400, 1785),
+    "gh200-96g": ("NVIDIA GH200 480GB", 60, 700, 1980),
+    "h20": ("NVIDIA H20", 60, 400, 1980),
+    "h200": ("NVIDIA H200", 50, 700, 1980),
+    "b200": ("NVIDIA B200", 126, 1000, 1965),
 }
 SHARED: dict[int, tuple[int, int]] = {
     # by capability: KiB of shared memory that a block may opt in to, and that a multiprocessor has (CUDA programming
@@ -74,7 +74,7 @@ MIG_PROFILES: dict[str, dict[str, tuple[float, int]]] = {
 }
 NO_VIRTUAL_MEMORY = "no-vmm"
 """Of a card whose driver lacks the virtual memory functions, as under WSL2 and on a vGPU."""
-MOST_CARDS, MOST_PROCESSES, MAGIC = 8, 128, 0x4544434152443031
+MOST_CARDS, MOST_PROCESSES, MAGIC = 8, 128, 0x4544434152443032
 """As in card.h and machine.c."""
 
 
@@ -89,9 +89,9 @@ class Card(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("shared_per_multiprocessor", "bus_bits", "link_generation")),
         *((name, ctypes.c_uint64) for name in ("total_bytes", "marketed_bytes", "context_bytes")),
         *((name, ctypes.c_int) for name in ("power_limit_watts", "default_power_limit_watts", "clock_mhz")),
-        *((name, ctypes.c_int) for name in ("most_clock_mhz", "memory_clock_mhz", "temperature")),
+        *((name, ctypes.c_int) for name in ("most_clock_mhz", "memory_clock_mhz")),
         ("throttle_reasons", ctypes.c_uint64),
-        *((name, ctypes.c_double) for name in ("flops_wide", "flops_tensor_wide", "flops_bf16", "flops_fp16")),
+        *((name, ctypes.c_double) for name in ("flops_wide", "flops_bf16", "flops_fp16")),
         *((name, ctypes.c_double) for name in ("bytes_per_second", "link_bytes_per_second")),
         ("taken_bytes", ctypes.c_uint64),
         ("fail_allocation_at", ctypes.c_int64),
@@ -261,7 +261,7 @@ def instance(card: Card, profile: str, number: int, gib: float, multiprocessors:
     made.uuid = f"MIG-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{card.uuid.decode()} {number}')}".encode()
     made.multiprocessors = multiprocessors
     made.marketed_bytes = made.total_bytes = int(gib * 1024**3)
-    for field in ("flops_wide", "flops_tensor_wide", "flops_bf16", "flops_fp16"):
+    for field in ("flops_wide", "flops_bf16", "flops_fp16"):
         setattr(made, field, getattr(card, field) * multiprocessors / card.multiprocessors)
     made.bytes_per_second = card.bytes_per_second * made.total_bytes / card.total_bytes
     made.l2_bytes = card.l2_bytes * made.total_bytes // card.total_bytes
@@ -272,7 +272,7 @@ def instance(card: Card, profile: str, number: int, gib: float, multiprocessors:
 def whole(name: str, slot: int) -> Card:
     """A card of the catalog, in the slot of that number."""
     known = catalog_card(name)
-    driver_name, multiprocessors, l2_mib, watts, mhz = FACTS[name]
+    driver_name, l2_mib, watts, mhz = FACTS[name]
     major, minor = map(int, known.capability.split("."))
     per_block, per_multiprocessor = SHARED[10 * major + minor]
     flops, emulated = known.peak_flops, known.peak_flops["fp32"] / 2
@@ -282,7 +282,7 @@ def whole(name: str, slot: int) -> Card:
         pci=f"0000:{slot + 1:02X}:00.0".encode(),
         major=major,
         minor=minor,
-        multiprocessors=multiprocessors,
+        multiprocessors=known.multiprocessors,
         l2_bytes=l2_mib * 1024**2,
         shared_per_block=per_block * 1024,
         shared_per_multiprocessor=per_multiprocessor * 1024,
@@ -296,9 +296,7 @@ def whole(name: str, slot: int) -> Card:
         clock_mhz=mhz,
         most_clock_mhz=mhz,
         memory_clock_mhz=2619,
-        temperature=45,
         flops_wide=flops["fp32"],
-        flops_tensor_wide=flops.get("tf32", flops["fp32"]),
         flops_bf16=flops.get("bf16", emulated),
         flops_fp16=flops.get("fp16", emulated),
         bytes_per_second=known.bandwidth_bytes_per_second,

@@ -18,7 +18,8 @@ int attribute_of(const struct card *card, int attribute) {
         case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: return 65536;
         case cudaDevAttrMultiProcessorCount: return card->multiprocessors;
         case cudaDevAttrMaxThreadsPerMultiProcessor: /* CUDA programming guide, technical specifications */
-            return card->major == 7 && card->minor == 5 ? 1024 : card->major == 8 && card->minor ? 1536 : 2048;
+            if (card->major == 7 && card->minor == 5) return 1024;
+            return (card->major == 8 && card->minor) || card->major == 12 ? 1536 : 2048;
         case cudaDevAttrPciBusId: return (int)strtol(card->pci + sizeof "0000:" - 1, NULL, 16);
         case cudaDevAttrL2CacheSize: return card->l2_bytes;
         case cudaDevAttrGlobalMemoryBusWidth: return card->bus_bits;

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x4544434152443031ull /* changes with the layout, here and in cards.py */
+#define MAGIC 0x4544434152443032ull /* changes with the layout, here and in cards.py */
 
 static struct machine *mapped;
 static int file = -1;

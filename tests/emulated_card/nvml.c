@@ -76,8 +76,6 @@ NUMBER(nvmlDeviceGetUtilizationRates, nvmlUtilization_t, (nvmlUtilization_t){0})
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned int, of(device)->major < 8 ? 0 : 7)
 CLOCK(nvmlDeviceGetClockInfo, clock_mhz)
 CLOCK(nvmlDeviceGetMaxClockInfo, most_clock_mhz)
-OF_CARD(nvmlDeviceGetTemperature, (nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *shown),
-        *shown = of(device)->temperature)
 OF_CARD(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, int *minor),
         *major = of(device)->major, *minor = of(device)->minor)
 OF_CARD(nvmlDeviceGetTotalEccErrors, (nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,

@@ -306,6 +306,45 @@ def test_ranks_are_split_by_colour(home: Path, start: Start) -> None:
         assert sorted(lines) == ["0 2 1", "1 2 0", "2 0 None", "3 1 0"]
 
 
+TWO_RANKS = r"""
+    import ctypes
+    nccl = ctypes.CDLL("libnccl.so.2")
+    class Id(ctypes.Structure):
+        _fields_ = [("internal", ctypes.c_char * 128)]
+    one, world = Id(), ctypes.c_void_p()
+    nccl.ncclGetUniqueId(ctypes.byref(one))
+    rank = int(os.fork() == 0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    assert nccl.ncclCommInitRank(ctypes.byref(world), 2, one, rank) == 0
+    def reduce(count):
+        sent = ctypes.c_void_p(torch.zeros(count, device="cuda").data_ptr())
+        return nccl.ncclAllReduce(sent, sent, ctypes.c_size_t(count), 7, 0, world, None)
+"""
+
+
+def test_ranks_that_send_different_sizes_are_told(home: Path, start: Start) -> None:
+    program = f'{TWO_RANKS}    os.write(1, f"{{rank}}: {{reduce(8)}} {{reduce(8 + rank)}}\\n".encode()); os._exit(0)'
+    with Machine(home, "h100-80g", "h100-80g") as machine:
+        said = start(machine, program).stdout.read()
+    assert re.findall(r"^(\d: .*)$", said, re.MULTILINE) in (["0: 0 5", "1: 0 5"], ["1: 0 5", "0: 0 5"])
+    assert "differ in collective 1" in said
+
+
+def test_a_rank_that_does_not_come_is_waited_for(home: Path, start: Start) -> None:
+    program = f"""{TWO_RANKS}
+    os.write(1, f"{{rank}}\\n".encode())
+    if rank == 0:
+        reduce(8)
+        os.write(1, b"reduced")
+    else:
+        input()
+    """
+    with Machine(home, "h100-80g", "h100-80g") as machine:
+        waits = start(machine, program)
+        assert sorted([waits.line(), waits.line()]) == ["0", "1"]
+        assert not waits.ends_within(0.5)
+
+
 def test_unknown_cards() -> None:
     """One line says what is known."""
     with pytest.raises(UsageError, match="unknown emulated card 'h100': did you mean h200 or h100-80g"):
@@ -316,6 +355,12 @@ def test_unknown_cards() -> None:
         Machine(Path("/nowhere"), *["t4"] * 9)
     with pytest.raises(UsageError, match="no emulated card is built in /nowhere: make emulated-card"):
         Machine(Path("/nowhere"), "t4")
+
+
+def test_the_card_is_small() -> None:
+    """At most 1,500 lines of C, so that it can be read."""
+    sources = [*Path(build.__file__).parent.glob("*.[ch]")]
+    assert sum(len(source.read_text().splitlines()) for source in sources) <= 1500
 
 
 def test_a_torch_of_another_cuda(home: Path, tmp_path: Path) -> None:

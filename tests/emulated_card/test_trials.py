@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -84,6 +85,14 @@ def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["outcome"] == "fits", found
     assert found["measurement"]["expandable_segments"] is False
+
+
+def test_doctor_trains_on_a_card_without_bf16(home: Path, tmp_path: Path) -> None:
+    with Machine(home, "t4") as machine:
+        done = autofit("doctor", "--no-ray", store=tmp_path / "store.db", environment=machine.environment)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^device +ok +emulated-t4: Tesla T4", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^trial +ok +a small trial ran in", done.stdout, re.MULTILINE), done.stdout
 
 
 SEARCH = ("search", *JOB, "--method", "lora", "--space", "smoke", "--max-trials", "2")

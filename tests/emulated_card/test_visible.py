@@ -115,7 +115,7 @@ def test_nvml_shows_a_card_and_its_instances(home: Path, start: Start) -> None:
             said("nvmlDeviceGetMigDeviceHandleByIndex", card, 2),
             [said("nvmlDeviceGetMemoryInfo", one, pynvml.nvmlMemory_v2).used >> 20 for one in (card, first, second)],
             [len(said("nvmlDeviceGetComputeRunningProcesses", one)) for one in (card, first, second)],
-            [said("nvmlDeviceGetTemperature", one, 0) for one in (card, first)],
+            [said("nvmlDeviceGetPowerManagementLimit", one) for one in (card, first)],
             said("nvmlDeviceGetCudaComputeCapability", first),
             [pynvml.nvmlDeviceGetUUID(one) for one in (card, first, second)],
         ]))
@@ -128,7 +128,7 @@ def test_nvml_shows_a_card_and_its_instances(home: Path, start: Start) -> None:
             "Not Found",
             [1424, 1424, 0],
             [1, 1, 0],
-            [45, "Not Supported"],
+            [400_000, "Not Supported"],
             "Not Supported",
             [machine.uuid(place) for place in (0, 2, 3)],
         ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autofit.core.device.hardware import compute_capability
 from autofit.core.units import round_up
+from autofit.estimate.kernels.column_sums import BLOCK_COLUMNS
 from autofit.estimate.kernels.scratch import FP32_BYTES, Held, common_scratch
 from autofit.techniques import quantisation
 
@@ -173,19 +174,34 @@ def _safe_softmax(args: tuple[Any, ...]) -> Held:
     return Held(beside=(scores.numel(), scores.numel() // scores.shape[-1]))
 
 
+def _column_sums(args: tuple[Any, ...]) -> Held:
+    """Sums over the leading dimensions (`column_sums.taken`). Arguments: (operand, dimensions, ...)."""
+    operand: torch.Tensor = args[0]
+    summed = sorted(dimension % operand.ndim for dimension in args[1] or ())
+    columns = math.prod(operand.shape[len(summed) :])
+    is_of_columns = 0 < len(summed) < operand.ndim and summed == list(range(len(summed)))
+    if not is_of_columns or columns % 4 or columns < BLOCK_COLUMNS or not operand.is_contiguous():
+        return Held()
+    return Held(sums=(operand.numel(), columns))
+
+
 _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,
+    "aten.sum.dim_IntList": _column_sums,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }
 
-CUBLAS_WORKSPACE_BYTES = {9: 32 * 1024**2, 10: 32 * 1024**2}
-"""Per cuBLAS handle, inside the caching allocator, by major compute capability (getChosenWorkspaceSize in
-aten/src/ATen/cuda/CublasHandlePool.cpp): ":4096:2:16:8" is 8,519,680 bytes; Hopper and Blackwell take 32 MiB."""
+CUBLAS_WORKSPACE_BYTES = 8 * 1024**2 + 128 * 1024
+"""Per cuBLAS handle, inside the caching allocator: ":4096:2:16:8" (getChosenWorkspaceSize in aten/src/ATen/cuda/
+CublasHandlePool.cpp)."""
+CUBLAS_WORKSPACE_BYTES_FROM_HOPPER_ON = 32 * 1024**2
+"""The same from compute capability 9.0 on. torch 2.11 still takes the smaller one on Blackwell (10.0 and 12.0)."""
 
 
 def cublas_workspace_bytes(capability: str | None) -> int:
     """Workspace that one cuBLAS handle holds. The forward's thread and autograd's have a handle each."""
-    return CUBLAS_WORKSPACE_BYTES.get(int(compute_capability(capability) or 0), 8 * 1024**2 + 128 * 1024)
+    is_hopper = (compute_capability(capability) or 0.0) >= 9.0
+    return CUBLAS_WORKSPACE_BYTES_FROM_HOPPER_ON if is_hopper else CUBLAS_WORKSPACE_BYTES

@@ -18,13 +18,11 @@ import torch
 from torch import nn
 
 from autofit.core.lattice import Config
+from autofit.estimate.kernels.column_sums import MULTIPROCESSORS
 from autofit.techniques.adapters import unwrap
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.liger_layers import ROTARY
 
-MULTIPROCESSORS = 132
-"""Each sums its own gradient of a norm's weights, in fp32. An H100's number: on other cards of the catalog these sums
-are up to 3 MiB smaller, at a hidden size of 8,192, for as long as the norm's backward takes."""
 COPIES_GRADIENT = ("gemma2", "gemma3_text")
 """Architectures whose norms may not write the gradient of their input over that of their output: two follow one another
 in the residual stream (apply_liger_kernel_to_gemma2 of liger_kernel/transformers/monkey_patch.py, 0.8.5)."""
@@ -97,6 +95,8 @@ class _RmsNorm(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         sums = None
         if ctx.needs_input_grad[1]:
+            # Each multiprocessor sums its own; on other cards of the catalog they are up to 3 MiB smaller, for as long
+            # as this takes, at a hidden size of 8,192.
             sums = torch.empty(MULTIPROCESSORS, hidden.shape[-1], dtype=torch.float32)
         of_hidden = gradient if ctx.in_place else torch.zeros_like(gradient)
         of_hidden.add_(hidden)

@@ -22,6 +22,8 @@ class Held(NamedTuple):
     """Those that it takes before its result; they are freed in this order."""
     beside: tuple[int, ...] = ()
     """Those that it takes after that; they are freed first, the latest of them before the others."""
+    sums: tuple[int, int] | None = None
+    """The values that it adds up, and in how many columns: what that takes depends on the device."""
 
 
 Scratch = Callable[[str, tuple[Any, ...]], Held]

@@ -61,6 +61,8 @@ class MicroSteps:
     """Stream of the device on which each storage is allocated."""
     of_products: NDArray[np.bool_]
     """Whether each storage is the result of a matrix product."""
+    summed_columns: Integers
+    """How many columns a kernel adds up in each storage, in which case its size is how many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class DecoderEvents:
         self._categories = np.array([self._category(i, s) for i, s in enumerate(trace.storages)], dtype=np.int8)
         self._streams = np.array([s.stream for s in trace.storages], dtype=np.int8)
         self._of_products = np.array([s.of_product for s in trace.storages], dtype=np.bool_)
+        self._summed_columns = np.array([s.summed_columns for s in trace.storages], dtype=np.int64)
         self._residents = np.array([i for i, s in enumerate(trace.storages) if s.allocated is None], dtype=np.int64)
         self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
@@ -139,6 +142,7 @@ class DecoderEvents:
             second=Events.joined(stages["forward-2"] + stages["backward-2"]),
             streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
             of_products=of_products,
+            summed_columns=np.append(self._summed_columns, [s.summed_columns for s in loss.storages]).astype(np.int64),
         )
 
     def _category(self, index: int, storage: Storage) -> Category:

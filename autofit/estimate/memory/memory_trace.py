@@ -66,6 +66,8 @@ class Storage:
     """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
     of_product: bool = False
     """Whether it is the result of a matrix product."""
+    summed_columns: int = 0
+    """Where a kernel adds up so many columns in it, in which case `bytes` are how many values (`column_sums`)."""
 
 
 class Event(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
+from autofit.estimate.kernels import column_sums
 from autofit.estimate.memory.events import NO_EVALUATION, Evaluation, Events, Integers, MicroSteps, Updates
 from autofit.estimate.memory.memory_trace import Category
 
@@ -81,15 +82,20 @@ def timeline(
     rank: int,
     accumulates: bool,
     rounding: int,
+    blocks: int = 0,
 ) -> Timeline:
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
     After the second, the `evaluation`.
 
     The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
-    multiple of `rounding` bytes, as the device's allocator does.
+    multiple of `rounding` bytes, as the device's allocator does. `blocks`
+    are what a card runs at a time (`column_sums`).
     """
     evaluation = evaluation or NO_EVALUATION
-    of_each = (steps.sizes.at(micro_batch, rank), updates.sizes, evaluation.sizes.at(1, rank))
+    of_steps = steps.sizes.at(micro_batch, rank)
+    summed = np.flatnonzero(steps.summed_columns)
+    of_steps[summed] = column_sums.taken(of_steps[summed], steps.summed_columns[summed], blocks)
+    of_each = (of_steps, updates.sizes, evaluation.sizes.at(1, rank))
     sizes = np.concatenate([_rounded(each, rounding) for each in of_each])
     offset = len(steps.sizes.constants)
     others = len(sizes) - offset

@@ -139,6 +139,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, torch.Tensor):
                     self._seen(item)
         beside = [self._take(size) for size in scratch.beside]
+        if scratch.sums is not None:
+            values, columns = scratch.sums
+            beside.append(self._take(values))
+            self.trace.storages[beside[-1]].summed_columns = columns
         for index in (*reversed(beside), *held):
             self._free(index)
         return result

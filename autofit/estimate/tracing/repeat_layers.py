@@ -148,6 +148,7 @@ class _Repetition:
             storage.holds,
             storage.stream,
             storage.of_product,
+            storage.summed_columns,
         )
         self._full.storages.append(copy)
         return len(self._full.storages) - 1

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from tiny import CUDA_HARDWARE, GEMMA2, LLAMA, STACK, model, shallow
@@ -18,6 +19,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.kernels.column_sums import taken
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
 from autofit.estimate.kernels.scratch import Held
@@ -321,6 +323,30 @@ def test_the_backward_of_softmax_holds_a_product_beside_its_result() -> None:
     result = torch.empty(2, 8, 256, 256, device="meta")
     held = cuda_scratch("aten._softmax_backward_data.default", (result, result, -1, torch.float32))
     assert held == Held(beside=(result.nbytes,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks", "divided"),
+    [
+        (1020, 4096, 2112, 0),  # too few rows
+        (1021, 4096, 2112, 16),  # as few values to a thread as may be: 16
+        (8192, 4096, 2112, 66),  # as many blocks as run at a time
+        (8192, 128, 2112, 128),
+        (100_000, 16384, 320, 98),  # as many values to a thread as may be: 256
+    ],
+)
+def test_what_adding_columns_up_takes_is_512_bytes_for_each_part_of_a_column(
+    rows: int, columns: int, blocks: int, divided: int
+) -> None:
+    found = taken(np.array([float(rows * columns)]), np.array([columns]), blocks)
+    assert found.tolist() == [512 * columns * divided]
+
+
+def test_only_leading_dimensions_are_added_up_as_columns() -> None:
+    operand = torch.empty(2, 600, 128, device="meta")
+    sums = {dims: cuda_scratch("aten.sum.dim_IntList", (operand, list(dims))).sums for dims in ((0, 1), (0,), (-1,))}
+    assert sums == {(0, 1): (2 * 600 * 128, 128), (0,): (2 * 600 * 128, 600 * 128), (-1,): None}
+    assert cuda_scratch("aten.sum.dim_IntList", (operand[:, :, :100], [0, 1])).sums is None, "not one after the other"
 
 
 def test_chunks_of_the_fused_loss_are_ligers() -> None:
