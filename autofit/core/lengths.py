@@ -103,14 +103,16 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
     with the least room that takes it (best-fit decreasing, trl's `bfd`). None is cut, so that this is also
     the least that trainers fill which cut them.
     """
-    room: list[int] = []
+    rows: list[tuple[int, tuple[int, ...]]] = []  # the room that is left, and what is in the row
     every = sorted(tokens * -(-PACKED // len(tokens)), reverse=True)
     for length in every:
-        place = bisect_left(room, length)
-        left = (room.pop(place) if place < len(room) else row) - length
-        insort(room, left)
-    filled = len(room) - max(room) / row  # more data would fill the emptiest
-    return Batches(((row, 1.0),), rows=filled / len(every))
+        place = bisect_left(rows, (length,))
+        room, held = rows.pop(place) if place < len(rows) else (row, ())
+        insort(rows, (room - length, (*held, length)))
+    filled = len(rows) - rows[-1][0] / row  # more data would fill the emptiest
+    squares = mean(every, 2) * len(every) / len(rows)
+    room, held = min(rows, key=lambda each: abs(mean(each[1], 2) * len(each[1]) - squares))
+    return Batches(((row, 1.0),), rows=filled / len(every), row=(*held, room) if room else held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,14 @@ class Batches:
     """(tokens of each row, probability), shortest first."""
     rows: float = 1.0
     """Rows for each sequence: fewer than one where sequences share them."""
+    row: tuple[int, ...] = ()
+    """The tokens of each sequence in the row that stands for all where sequences share them, the rest as one more. Its
+    squared lengths, to which attention within each is proportional, sum to what those of all rows do in the mean."""
+
+    @property
+    def attended(self) -> float:
+        """What attention does within each sequence of a row, over what it does in the row as one sequence."""
+        return sum(length**2 for length in self.row) / sum(self.row) ** 2
 
     @property
     def tokens(self) -> float:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from autofit.core.device.work_kinds import FORMATS, PASSES, attention
 from autofit.core.lattice import Config
 from autofit.core.lengths import padded
 from autofit.core.outcome import StepWork
@@ -31,7 +32,7 @@ from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import micro_batches, packs
+from autofit.techniques.axes.batching import keeps_apart, micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
@@ -165,7 +166,12 @@ class Estimator:
         every = {self.job.workload.seq_len: traced, **shorter}
         works = {length: self._work(config, each, sheet, paged_out) for length, each in every.items()}
         weights = [mixed.rows * weight for weight in mixed.weights(list(works))]
-        return StepWork.mean(list(zip(weights, works.values(), strict=True)))
+        work = StepWork.mean(list(zip(weights, works.values(), strict=True)))
+        if config["attention"] != "flash" or not keeps_apart(config):  # beside a mask all is computed
+            return work
+        fused = {attention(number_format, direction) for number_format in FORMATS for direction in PASSES}
+        amounts = {kind: n * mixed.attended if kind in fused else n for kind, n in work.amounts.items()}
+        return replace(work, amounts=amounts)
 
     def _of_lengths(self) -> Mapping[int, Estimator]:
         """Estimators of the same job on sequences that are all of one length: those that stand for all of them, but the

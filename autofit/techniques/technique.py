@@ -65,6 +65,8 @@ class BuildPlan:
     optimizer: OptimizerFactory = field(init=False)
     masks_padding: bool = False
     """Whether the model is told which tokens of several sequences are padding (`habits.masks_padding`)."""
+    sequences: tuple[int, ...] = ()
+    """Tokens of each sequence in a row where several are kept apart; none where a row is one sequence."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own configuration, where DeepSpeed trains."""
     parts: tuple[BuildPart, ...] = ()

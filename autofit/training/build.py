@@ -10,6 +10,7 @@ import torch
 from autofit.catalog.models import architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.habits import habits, masks_padding
@@ -18,6 +19,7 @@ from autofit.training import engines
 from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule
 from autofit.training.prerequisites import native_ops, nvme
+from autofit.training.rows import Rows
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 
@@ -78,6 +80,7 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
         plan.loss,
         plan.evaluated_loss,
         masks_padding=plan.masks_padding,
+        rows=Rows(plan.sequences, device=device, joins=plan.attention == IMPLEMENTATIONS["flash"]),
         without_kernels=plan.without_kernels,
     )
     module.train()

@@ -13,6 +13,7 @@ from autofit.techniques.axes.checkpointing import within_budget
 from autofit.techniques.axes.compilation import VARIANTS
 from autofit.techniques.technique import Head
 from autofit.training.decoder import decoder_layers
+from autofit.training.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ class LossModule(nn.Module):
         evaluated: LossKernel | None = None,
         *,
         masks_padding: bool = False,
+        rows: Rows | None = None,
         without_kernels: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`evaluated` is the kernel of evaluation, where it is another; the rest as in `BuildPlan`."""
@@ -43,6 +45,7 @@ class LossModule(nn.Module):
         self._loss = loss
         self._evaluated = evaluated or loss
         self._masks_padding = masks_padding
+        self.rows = rows or Rows()
         self._without_kernels = without_kernels
         self._is_compiled = False
         causal_lm = unwrap(model)
@@ -63,7 +66,7 @@ class LossModule(nn.Module):
             nullcontext() if plain is None else self._without_kernels(),
         ):
             # Held until the loss is computed, as in transformers.
-            decoded = self.decoder(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False)
+            decoded = self.decoder(**self.rows.told(tokens), attention_mask=self._mask(tokens), use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
         kernel = plain or (self._loss if self.training else self._evaluated)
         return kernel(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))

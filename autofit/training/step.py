@@ -10,7 +10,7 @@ import torch
 from autofit.catalog.model_shape import drops_out
 from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entropy
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
-from autofit.techniques.technique import IGNORE_INDEX, BuildPlan
+from autofit.techniques.technique import BuildPlan
 from autofit.training.engine import Engine
 from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
@@ -59,7 +59,7 @@ class TrainingStep:
         it does in a user's training.
         """
         micro_batches = list(self.split(tokens))
-        targets = tokens.shape[0] * (tokens.shape[1] - 1) * self.engine.ranks
+        targets = self.module.rows.targets(tokens) * self.engine.ranks
         total = torch.zeros((), device=self.device)
         mark()
         for index, (inputs, labels) in enumerate(micro_batches):
@@ -97,7 +97,7 @@ class TrainingStep:
     def split(self, tokens: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The micro-batches of `tokens` [sequences, seq_len], each with its shifted labels."""
         for part in torch.split(tokens, self.micro_batch):
-            yield part, _shifted(part)
+            yield part, self.module.rows.labels(part)
 
     @torch.no_grad()
     def evaluate(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -110,10 +110,10 @@ class TrainingStep:
         self.module.eval()
         try:
             with self.precision():
-                loss: torch.Tensor = self.engine.root(tokens, _shifted(tokens))
+                loss: torch.Tensor = self.engine.root(tokens, self.module.rows.labels(tokens))
         finally:
             self.module.train(training)
-        return loss / (tokens.shape[0] * (tokens.shape[1] - 1))
+        return loss / self.module.rows.targets(tokens)
 
     @torch.no_grad()
     def reference_loss(self, tokens: torch.Tensor) -> float:
@@ -122,7 +122,7 @@ class TrainingStep:
         Logits are computed a few rows at a time, so that the reference never needs more memory than training does.
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """
-        total, targets = 0.0, tokens.shape[0] * (tokens.shape[1] - 1)
+        total = 0.0
         training = self.module.training
         self.module.eval()  # checkpointing and dropout act in training mode only
         try:
@@ -132,7 +132,7 @@ class TrainingStep:
                     total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
         finally:
             self.module.train(training)
-        return total / targets
+        return total / self.module.rows.targets(tokens)
 
     def plain_gradient_norm(self, row: torch.Tensor) -> float:
         """L2 norm of the gradient of the mean loss on `row` [1, seq_len], as plain training of the method and precision
@@ -147,7 +147,7 @@ class TrainingStep:
         try:
             ((inputs, labels),) = self.split(row)
             with self.precision():
-                loss = self.engine.root(inputs, labels, full_cross_entropy) / (row.shape[1] - 1)
+                loss = self.engine.root(inputs, labels, full_cross_entropy) / self.module.rows.targets(row)
             self.engine.backward(loss, last=True)
         finally:
             self.module.train(training)
@@ -160,10 +160,3 @@ class TrainingStep:
             return nullcontext()
         context: AbstractContextManager[None] = torch.autocast(self.device.type, self._autocast)
         return context
-
-
-def _shifted(tokens: torch.Tensor) -> torch.Tensor:
-    """The labels of `tokens`: at each position the next token, at the last none."""
-    labels = torch.full_like(tokens, IGNORE_INDEX)
-    labels[:, :-1] = tokens[:, 1:]
-    return labels

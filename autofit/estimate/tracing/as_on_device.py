@@ -13,23 +13,25 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.recorder import Recorder
 from autofit.techniques import Job
+from autofit.techniques.axes.batching import keeps_apart
 
 
 @contextmanager
-def as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
+def as_on_device(config: Config, job: Job, recorder: Recorder) -> Iterator[None]:
     """Have transformers build its masks as without a trace and, on CUDA, torch choose the device's kernels and formats,
     and offload activations to a separate host."""
     from transformers import masking_utils
 
-    # Told that it is being traced, transformers builds masks to be on the safe side.
+    # Told that it is being traced, transformers builds masks to be on the safe side; sequences are kept apart by one.
     # Of a mask that is given, it would ask whether every token is real.
     inspects = patch.multiple(
         masking_utils,
-        is_tracing=lambda tensor=None: False,
+        is_tracing=lambda tensor=None: keeps_apart(config),
         _ignore_causal_mask_sdpa=partial(_ignores_mask, masking_utils._ignore_causal_mask_sdpa),
     )
     if job.hardware.kind != "cuda":

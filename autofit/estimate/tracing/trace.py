@@ -24,6 +24,7 @@ from autofit.estimate.tracing.as_on_device import as_on_device, traceable_attent
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
 from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, without_data
 from autofit.techniques import Job
+from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
@@ -32,6 +33,7 @@ from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
 from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
+from autofit.training.rows import Rows
 from autofit.training.step import TrainingStep
 
 HOST = torch.device("cpu")
@@ -67,13 +69,13 @@ def keeps_scores(config: Config, job: Job) -> bool:
     model = shape(job.model)
     if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
         return config["attention"] == "eager"
-    width = model.attention_width // model.attention_heads
+    width, apart = model.attention_width // model.attention_heads, keeps_apart(config)
     kernel = attention_kernel(
         number_format=product_format(config),
         width=width,
         value_width=width,
-        grouped=model.key_heads != model.attention_heads,
-        masked=False,
+        grouped=model.key_heads != model.attention_heads and not apart,  # beside a mask, transformers repeats keys
+        masked=apart,
         capability=job.hardware.capability,
     )
     return kernel is Attention.MATH
@@ -124,7 +126,7 @@ def trace_decoder(
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
         layers_by = liger_layers(config, step.module.model)
         compiled = _compiled(asked, stack, recorder)
-        with compiled, as_on_device(job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
+        with compiled, as_on_device(config, job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -156,7 +158,7 @@ def trace_evaluation(
         stack = decoder_layers(step.module.model)
         layers_by = liger_layers(config, step.module.model)
         compiled = _compiled(config, stack, recorder)
-        with compiled, as_on_device(job, recorder), layers_by, recorder, _layer_marks(recorder, stack):
+        with compiled, as_on_device(config, job, recorder), layers_by, recorder, _layer_marks(recorder, stack):
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()
@@ -190,7 +192,8 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     fake_weights.materialise(model)
     for part in plan.parts:
         part.on_model(plan, model)
-    module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding)
+    rows = Rows(plan.sequences)
+    module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding, rows=rows)
     module.train()
     _register_residents(recorder, model, decoder_layers(model))
     return TrainingStep(module, LocalEngine(module, plan), plan)

@@ -27,6 +27,7 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
+from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
@@ -119,7 +120,7 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, spread), self._job(spread)
-        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets")
+        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets", *_of_rows(config))
         masked = masks_padding(config, self.job)
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
         traced = partial(self._trace_evaluation, job=job, sequences=sequences, masked=masked)
@@ -188,7 +189,7 @@ class Traces:
 
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
-        if config["attention"] == "flash" and shape(self.job.model).sdpa:
+        if config["attention"] == "flash" and shape(self.job.model).sdpa and not keeps_apart(config):
             as_sdpa, trainer = config.replace(attention="sdpa"), self._job(spread).workload.trainer
             if of_formats(as_sdpa, trainer) == of_formats(config, trainer):
                 with suppress(NotTraced):
@@ -218,7 +219,7 @@ class Traces:
         on the sizes by which torch keeps to a budget."""
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        traced = at_primes(config, self.job).without("optimizer", "loss", "batching")
+        traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_of_rows(config)))
         return traced, tied and config["loss"] == "full", sizes
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
@@ -279,6 +280,11 @@ def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
                 raise
             LOG.info("%s is predicted as without compilation: %s", config, error)
     return trace(config.replace(compile=False))
+
+
+def _of_rows(config: Config) -> tuple[str, ...]:
+    """The axis of how sequences share rows, where that changes what a decoder does."""
+    return ("batching",) if keeps_apart(config) else ()
 
 
 def alone(config: Config, spread: Library | None) -> Config:

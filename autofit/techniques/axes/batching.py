@@ -6,11 +6,17 @@ from autofit.core.lattice import Axis, Config
 from autofit.core.lengths import Batches, grouped, packed, padded
 from autofit.core.workload import Effect, Workload
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 MEGA_BATCHES = 50
 """Optimizer steps among whose sequences transformers' Trainer sorts by length, where a quarter of the data has as many
 (`get_length_grouped_indices` of trainer_pt_utils.py)."""
+KEPT_APART = frozenset(
+    {"gemma2", "gemma3_text", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"}
+)
+"""Architectures of which a test shows that a sequence is computed alike in a row of its own and after others, where
+positions restart (`find_packed_sequence_indices` of transformers' masking_utils.py). Others ignore that, such as those
+with a state that runs through the row."""
 
 
 def micro_batches(config: Config, workload: Workload) -> Batches | None:
@@ -37,24 +43,32 @@ def rows_per_sequence(config: Config, workload: Workload) -> float:
 
 def packs(config: Config) -> bool:
     """Whether sequences share rows, which are all of one length and have next to no padding."""
-    return config.get("batching") == "packed"
+    return config.get("batching") in ("packed", "padding-free")
+
+
+def keeps_apart(config: Config) -> bool:
+    """Whether sequences that share a row do not attend to each other."""
+    return config.get("batching") == "padding-free"
 
 
 class Batching(Technique):
     """`padded`: drawn at random and padded to the longest of the micro-batch. `grouped`: the same with those of about
     the same length. `packed`: whole sequences one after the other in rows of `seq_len` tokens, each of which the
-    model takes for one sequence."""
+    model takes for one sequence. `padding-free`: the same rows with the sequences kept apart, each computed as it is
+    when padded: positions restart, none attends to another, and what is first in one is no target of another's."""
 
     axis = Axis(
         name="batching",
-        values=("packed", "grouped", "padded"),
-        effects={"packed": Effect.TRAINING, "grouped": Effect.TRAINING},
+        # No claim between any: apart, sequences take a mask with sdpa and eager, and none with flash.
+        values=("packed", "grouped", "padding-free", "padded"),
+        effects={"packed": Effect.TRAINING, "grouped": Effect.TRAINING, "padding-free": Effect.TRAINING},
         recipe="padded",
         is_unsaid=True,
         does="How sequences of different lengths make a micro-batch.",
         meanings={
             "packed": "whole ones, one after the other, in rows as long as the longest; the batch counts rows",
             "grouped": "those of similar length together, padded to the longest",
+            "padding-free": "rows as of packed, in which no sequence attends to another; most architectures",
             "padded": "drawn at random, padded to the longest",
         },
         where="with --lengths",
@@ -63,4 +77,17 @@ class Batching(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         if "batching" in config and job.workload.lengths is None:
             return f"batching={config['batching']} needs --lengths: without them every sequence is full, as if packed"
+        if not keeps_apart(config):
+            return None
+        if job.model.config["model_type"] not in KEPT_APART:
+            return (
+                f"batching=padding-free is not known to keep sequences apart in {job.model.name}: use padded or packed"
+            )
+        if config["attention"] == "flash" and config["compile"] is True:
+            return "batching=padding-free with attention=flash was never tried compiled: use compile=false or sdpa"
         return None
+
+    def plan(self, plan: BuildPlan) -> None:
+        batches = micro_batches(plan.config, plan.job.workload)
+        if batches is not None and keeps_apart(plan.config):
+            plan.sequences = batches.row

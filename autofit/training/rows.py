@@ -1,0 +1,64 @@
+"""Rows of tokens: one sequence each, or several that are kept apart."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from autofit.techniques.technique import IGNORE_INDEX
+
+
+class Rows:
+    """Which labels rows of tokens have, and what the decoder is told of the sequences in them.
+
+    Told of positions that restart, transformers builds a mask that keeps sequences apart, but for flash attention,
+    whose kernels take one row with the bounds of its sequences. So do trl's collator and transformers' own
+    (`DataCollatorForLanguageModeling` of trl 1.16, `DataCollatorWithFlattening` of transformers 5.23).
+    """
+
+    def __init__(
+        self, sequences: Sequence[int] = (), *, device: torch.device | None = None, joins: bool = False
+    ) -> None:
+        """`sequences`: the tokens of each in a row, alike in all rows; none where a row is one sequence. `joins` says
+        whether the rows of a micro-batch become one."""
+        self._starts = list(accumulate(sequences, initial=0))[:-1] or [0]
+        self._joins = joins
+        self._positions: torch.Tensor | None = None
+        """[1, row], where sequences are kept apart."""
+        if sequences:
+            self._positions = torch.cat([torch.arange(length, device=device) for length in sequences])[None]
+
+    def targets(self, tokens: torch.Tensor) -> int:
+        """In `tokens` [rows, row], or the beginnings of rows: all but the first of each sequence."""
+        rows, row = tokens.shape
+        return rows * (row - bisect_left(self._starts, row))
+
+    def labels(self, tokens: torch.Tensor) -> torch.Tensor:
+        """At each position of `tokens` [rows, row] the next token of the same sequence, at a sequence's last none."""
+        labels = torch.full_like(tokens, IGNORE_INDEX)
+        labels[:, :-1] = tokens[:, 1:]
+        if self._positions is not None:
+            labels[:, :-1].masked_fill_(self._positions[:, 1 : tokens.shape[1]] == 0, IGNORE_INDEX)
+        return labels
+
+    def told(self, tokens: torch.Tensor) -> dict[str, Any]:
+        """The decoder's arguments for `tokens` [rows, row]; joined, hidden states are [1, rows * row, hidden_size]."""
+        if self._positions is None:
+            return {"input_ids": tokens}
+        rows, row = tokens.shape
+        positions = self._positions[:, :row].expand(rows, -1)
+        if not self._joins:
+            return {"input_ids": tokens, "position_ids": positions}
+        starts = [at * row + start for at in range(rows) for start in self._starts if start < row]
+        longest = max(b - a for a, b in pairwise([*starts, rows * row]))
+        bounds = torch.tensor([*starts, rows * row], dtype=torch.int32).to(tokens.device, non_blocking=True)
+        return {
+            "input_ids": tokens.reshape(1, -1),
+            "position_ids": positions.reshape(1, -1),
+            **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+            **dict.fromkeys(("max_length_q", "max_length_k"), longest),
+        }
