@@ -103,7 +103,8 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    return merge(ta.batching(value, task, ("group_by_length", True)), settings(*ta.keeps_apart(value, task, "axolotl")))
+    notes = [*ta.keeps_apart(value, task, "axolotl"), *ta.first_labels(value, "axolotl")]
+    return merge(ta.batching(value, task, ("group_by_length", True)), settings(*notes))
 
 
 def _optimizer(value: Value, task: Task) -> Settings:

@@ -26,6 +26,7 @@ from autofit.export.document import (
     yaml_file,
 )
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.habits.known_trainers import LLAMAFACTORY
 
@@ -78,6 +79,13 @@ def _checkpointing(value: Value, task: Task) -> Settings:
         model["use_unsloth_gc"] = True
         notes.append(Near("checkpointing=offload: LLaMA-Factory has code of its own for this, for CUDA devices"))
     return settings(*notes, model=model)
+
+
+def _batching(value: Value, task: Task) -> Settings:
+    notes = ta.first_labels(value, "LLaMA-Factory")
+    if value == "padding-free" and task.config["attention"] == "flash" and task.config["micro_batch"] != 1:
+        notes.append("batching=padding-free: with flash attention LLaMA-Factory may take one row at a time only")
+    return merge(ta.batching(value, task), settings(*notes))
 
 
 def _attention(value: Value, task: Task) -> Settings:
@@ -142,7 +150,7 @@ TABLE: Mapping[str, Emit] = {
     "targets": _targets,
     "precision": _precision,
     "micro_batch": ta.batch,
-    "batching": ta.batching,
+    "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
@@ -174,7 +182,11 @@ def export_llamafactory(task: Recommended) -> Export:
             model={"model_name_or_path": task.source},
             method={"stage": "sft", "do_train": True},
             # It fills packed sequences up to one token more than this.
-            data={"cutoff_len": task.workload.seq_len - task.packs, "packing": task.packs, "neat_packing": False},
+            data={
+                "cutoff_len": task.workload.seq_len - task.packs,
+                "packing": task.packs,
+                "neat_packing": keeps_apart(task.config),
+            },
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
         ta.evaluation(task, "llamafactory"),

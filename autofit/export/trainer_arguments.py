@@ -125,6 +125,12 @@ def keeps_apart(value: Value, task: Task, trainer: str) -> list[str]:
     return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
 
 
+def first_labels(value: Value, trainer: str) -> list[str]:
+    """A note of a trainer that leaves the label at the first token of a sequence to the data."""
+    said = f"{trainer} trains on a sequence's first token after another's last, if your data has a label there"
+    return [Near(f"batching=padding-free: {said}")] if value == "padding-free" else []
+
+
 def liger(task: Task, *, own_loss: bool = False) -> Settings:
     """The arguments that turn on those of Liger's kernels that were measured, and no others; with `own_loss`, without
     Liger's loss."""

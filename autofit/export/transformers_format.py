@@ -82,9 +82,8 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = (
-        ["batching=packed: the script takes rows; put whole sequences into them yourself"] if value == "packed" else []
-    )
+    takes_rows = value in ("packed", "padding-free")
+    notes = [f"batching={value}: the script takes rows; put whole sequences into them yourself"] if takes_rows else []
     return merge(ta.batching(value, task), settings(*notes))
 
 

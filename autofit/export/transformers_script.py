@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import Recommended, Settings
+from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.compilation import VARIANTS
 
 CHUNK_THE_LOSS = '''
@@ -71,8 +72,12 @@ def make_trainer(train_dataset):
 '''
 """LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
 
-_EACH = ("SEQ_LEN tokens each, none of them padding", "at most SEQ_LEN tokens each")
-"""What is said of full sequences, and of others."""
+_ITEMS = "items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding"
+"""What is said of full sequences; here are others and, by collator, what each needs."""
+_ITEMS_OF = {
+    "padded": "items of `input_ids` and `labels`: at most SEQ_LEN tokens each",
+    "apart": "rows, each a list of the token ids of sequences that have at most SEQ_LEN tokens together",
+}
 
 MAIN = """\
 if __name__ == "__main__":
@@ -94,6 +99,33 @@ if __name__ == "__main__":
     make_trainer([{"input_ids": row, "labels": row} for row in rows]).train()
 """
 """Both for data whose sequences have lengths."""
+APART = """\
+def apart(rows):
+    \"\"\"A micro-batch of rows, each of several sequences: positions that restart keep these apart.\"\"\"
+    joined = DataCollatorWithFlattening(return_flash_attn_kwargs=ONE_ROW)
+    if ONE_ROW:  # as flash attention takes it
+        return joined([{"input_ids": tokens} for row in rows for tokens in row])
+    made = [joined([{"input_ids": tokens} for tokens in row]) for row in rows]
+    fills = {"input_ids": 0, "labels": -100, "position_ids": 0}
+    return {
+        name: pad_sequence([row[name][0] for row in made], batch_first=True, padding_value=value)
+        for name, value in fills.items()
+    }
+"""
+MAIN_APART = """\
+if __name__ == "__main__":
+    make_trainer(torch.load(sys.argv[1])).train()  # your data: a list of rows, each a list of its sequences' token ids
+"""
+"""The same where sequences share rows and are kept apart; ONE_ROW says whether a micro-batch becomes one row."""
+COLLATORS = {"padded": (PADDING, MAIN_PADDED), "apart": (APART, MAIN_APART), "": ("", MAIN)}
+"""By what puts items together: its code, and what the script does when run."""
+
+
+def _collator(task: Recommended) -> str:
+    """What puts items together; none where every row is full."""
+    if keeps_apart(task.config):
+        return "apart"
+    return "" if task.packs else "padded"
 
 
 def script(made: Settings, task: Recommended) -> str:
@@ -103,21 +135,24 @@ def script(made: Settings, task: Recommended) -> str:
         "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
     ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
     code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
-    pads = not task.packs
-    parts = [_imports(made, task), constants, *code, _definitions(made), *([PADDING] if pads else [])]
-    return "\n\n".join([*parts, _functions(made, task), MAIN_PADDED if pads else MAIN])
+    collate, main = COLLATORS[_collator(task)]
+    collate = collate.replace("ONE_ROW", str(task.config.get("attention") == "flash"))
+    parts = [_imports(made, task), constants, *code, _definitions(made), *([collate] if collate else [])]
+    return "\n\n".join([*parts, _functions(made, task), main])
 
 
 def _imports(made: Settings, task: Recommended) -> str:
     expandable_segments = task.recommendation.point.measurement.expandable_segments
-    names = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"]
+    names, collator = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"], _collator(task)
+    if collator == "apart":
+        names.append("DataCollatorWithFlattening")
     if "quantization_config" in made.sections.get("model", {}):
         names.append("BitsAndBytesConfig")
     if ta.is_part(task):
         names.append("AutoConfig")
     needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
     needed.add(f"from transformers import {', '.join(sorted(names))}")
-    if not task.packs:
+    if collator:
         needed.add("from torch.nn.utils.rnn import pad_sequence")
     if expandable_segments:
         needed.add("import os")
@@ -190,20 +225,21 @@ def _functions(made: Settings, task: Recommended) -> str:
             "        layer.compile()  # each decoder layer and nothing else, as it was measured",
         ]
     load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
-    functions = FUNCTIONS if task.packs else FUNCTIONS.replace(*_EACH)
-    trainer = _trainer(made, pads=not task.packs)
+    collator = _collator(task)
+    functions = FUNCTIONS.replace(_ITEMS, _ITEMS_OF.get(collator, _ITEMS))
+    trainer = _trainer(made, collator)
     return functions.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(trainer))
 
 
-def _trainer(made: Settings, *, pads: bool) -> list[str]:
+def _trainer(made: Settings, collator: str) -> list[str]:
     lines = []
     if made.sections.get("constants"):
         lines += [
             "if NVME_FOLDER is None:",
             '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
         ]
-    collator = ", data_collator=padded" if pads else ""
-    call = f"Trainer(model=load_model(), args=training_args, train_dataset=train_dataset{collator})"
+    given = f", data_collator={collator}" if collator else ""
+    call = f"Trainer(model=load_model(), args=training_args, train_dataset=train_dataset{given})"
     if "trainer" not in made.sections:
         return [*lines, f"return {call}"]
     return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]

@@ -21,6 +21,7 @@ from autofit.export.document import (
     settings,
     yaml_file,
 )
+from autofit.techniques.axes.batching import keeps_apart
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -72,12 +73,19 @@ def _batching(value: Value, task: Task) -> Settings:
     notes = ta.keeps_apart(value, task, "trl")
     if value == "packed" and not notes:
         notes.append(Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted"))
+    if value == "padding-free" and task.config["attention"] != "flash":
+        joins = "trl makes one row of a micro-batch, whose mask is"
+        if task.config["micro_batch"] == 1:
+            notes.append(Near("batching=padding-free: trl warns that it is meant for flash attention"))
+        else:
+            notes.append(NeedsMore(f"batching=padding-free: {joins} as many times larger as that has rows"))
     return merge(ta.batching(value, task), settings(*notes))
 
 
 def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
-    packing = {"packing_strategy": "bfd" if value == "flash" else "wrapped"} if task.packs else {}
+    flattens = value == "flash" or keeps_apart(task.config)
+    packing = {"packing_strategy": "bfd" if flattens else "wrapped"} if task.packs else {}
     return merge(ta.attention(value, task), settings(data=packing))
 
 

@@ -94,6 +94,9 @@ TRAINER_NAMES = (
     ),
     TrainerName(keys=("group_by_length",), target="batching", values={"true": "grouped", "false": "padded"}),
     TrainerName(keys=("packing", "sample_packing"), target="batching", values={"true": "packed", "false": "padded"}),
+    TrainerName(
+        keys=("padding_free", "neat_packing"), target="batching", values={"true": "padding-free", "false": "padded"}
+    ),
     TrainerName(keys=("torch_compile",), target="compile", values={"true": "true", "false": "false"}),
     TrainerName(
         keys=("offload_optimizer", "offload_optimizer_device"),

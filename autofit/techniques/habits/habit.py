@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autofit.core.lattice import Config, Value
+from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.technique import BuildPart
 
@@ -38,6 +39,8 @@ class Trainer:
     cannot_in_full: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The same of full training alone, unless DeepSpeed or FSDP has the weights' formats in hand."""
 
+    packs_for_flash: bool = False
+    """Whether it keeps packed sequences apart as trials do with flash attention alone."""
     liger_is_one: bool = False
     """Whether one switch turns on Liger's loss and its kernels alike."""
 
@@ -55,4 +58,6 @@ class Trainer:
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"
+        if self.packs_for_flash and keeps_apart(config) and config["attention"] != "flash":
+            return f"batching=padding-free is not possible with {self.name}, which packs so for attention=flash only"
         return None

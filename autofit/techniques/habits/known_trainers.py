@@ -33,6 +33,7 @@ _NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
 
 TRL = Trainer(
     name="trl",
+    packs_for_flash=True,
     version="trl 1.16",
     habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
     usual={"loss": "chunked"},
@@ -45,6 +46,7 @@ TRL = Trainer(
 
 AXOLOTL = Trainer(
     name="axolotl",
+    packs_for_flash=True,
     version="axolotl 0.19",
     # `load_adapter` of src/axolotl/loaders/adapter.py wants gradients of the inputs whether or not it checkpoints.
     # Adapters have the format that the exported `peft_autocast_adapter_dtype` says, and nothing else of a model with

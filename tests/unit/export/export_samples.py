@@ -35,7 +35,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "targets": ("attention", "all-linear"),
     "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
     "micro_batch": (1, 2, 8),
-    "batching": ("packed", "grouped", "padded"),
+    "batching": ("packed", "grouped", "padding-free", "padded"),
     "checkpointing": (
         *("offload", "full", "every-2", "every-4", "selective"),
         *("budget-25", "budget-50", "budget-75", "none"),

@@ -120,6 +120,27 @@ def test_exact_techniques_leave_the_loss_alone(
     assert losses(trainer) == pytest.approx(plain, rel=1e-5)
 
 
+def test_sequences_that_share_rows_are_trained_on_as_if_padded(tiny: str, tmp_path: Path) -> None:
+    def loss(items: list[Any], global_batch: int, **values: Value) -> float:
+        """Of one step on all items."""
+        config = make_config(micro_batch=2, precision="fp32", **values)
+        found = make_recommendation(config, seq_len=SEQ_LEN, global_batch=global_batch, lengths=(4, 12))
+        found = replace(found, hardware=replace(found.hardware, kind="cpu"))
+        names = imported(export(found, format="transformers", source=tiny).text)
+        args = names["training_args"]
+        args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), 1, "no", True
+        args.logging_steps, args.learning_rate = 1, 1e-4
+        trainer = names["make_trainer"](items)
+        trainer.train()
+        return losses(trainer)[0]
+
+    rows = [[tokens[:12], tokens[12:]] for tokens in torch.arange(4 * SEQ_LEN).reshape(4, SEQ_LEN)]
+    each = [{"input_ids": s, "labels": s.clone().index_fill(0, torch.tensor(0), -100)} for row in rows for s in row]
+    padded = loss(each, len(each))
+    assert loss(rows, len(rows), batching="padding-free") == pytest.approx(padded, rel=1e-5)
+    assert loss(rows, len(rows), batching="padding-free", loss="chunked") == pytest.approx(padded, rel=1e-5)
+
+
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_chunked_loss_under_adapters_and_autocast(tiny: str, tmp_path: Path, method: str) -> None:
     whole, _ = train(tiny, tmp_path, method=method, loss="full", seq_len=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,46 @@ def test_a_row_that_is_not_full_yet_is_no_padding() -> None:
     assert ours is not None and ours.tokens == pytest.approx(mean(TOKENS), rel=1e-3)
 
 
+def test_the_row_that_stands_for_all_is_full_and_as_much_work_for_attention_as_the_mean() -> None:
+    ours = micro_batches(config("padding-free"), workload())
+    assert ours is not None and sum(ours.row) == 2000
+    squares = sum(length**2 for length in TOKENS) / len(TOKENS) / ours.rows
+    assert ours.attended == pytest.approx(squares / 2000**2, rel=0.05)
+    assert ours.nodes == micro_batches(config("packed"), workload()).nodes  # type: ignore[union-attr]
+
+
+def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_with_flash() -> None:
+    model = tiny.model("llama", vocab_size=512, num_hidden_layers=2, num_key_value_heads=4)
+    job = tiny.job(model, seq_len=2048, global_batch=8, lengths=(512, 1536))  # each row has both
+    stack = replace(job.stack, flash_attn="2.8.0")
+    estimator = Estimator(replace(job, hardware=tiny.CUDA_HARDWARE, stack=stack), None)
+
+    def predicted(batching: str, attention: str) -> Any:
+        found = tiny.config(micro_batch=4, precision="bf16", batching=batching, attention=attention)
+        return estimator.estimate(found, memory_limit_bytes=tiny.CUDA_HARDWARE.memory_bytes)
+
+    masked, unmasked = (predicted(batching, "sdpa").peak_allocated_bytes for batching in ("padding-free", "packed"))
+    # The mask, once, and in each layer in bf16 what is added to the scores instead, but for what is gone at the peak.
+    assert 1 + 2 <= (masked - unmasked) / (4 * 2048**2) <= 1 + 2 * 2
+    apart, together = (predicted(batching, "flash") for batching in ("padding-free", "packed"))
+    assert apart.peak_allocated_bytes == pytest.approx(together.peak_allocated_bytes, rel=0.005)
+    fused = [kind for kind in together.work.amounts if kind.startswith("attention/")]
+    assert len(fused) == 2
+    for kind in fused:
+        assert apart.work.amounts[kind] == pytest.approx(
+            (512**2 + 1536**2) / 2048**2 * together.work.amounts[kind], rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("trainer", ["trl", "axolotl"])
+def test_trainers_that_pack_so_with_flash_attention_alone(trainer: str) -> None:
+    job = tiny.job(lengths=(2, 16), trainer=trainer)
+    found = complete(
+        {"batching": "padding-free", "loss": "chunked" if trainer == "trl" else "full", "precision": "fp32"}
+    )
+    assert "packs so for attention=flash only" in str(unsupported(found, job))
+
+
 def test_packing_trains_as_fast_on_a_token_as_full_sequences_and_takes_the_same_memory() -> None:
     model = tiny.model("llama", vocab_size=512, num_hidden_layers=2)
     lengths = tuple(range(8, 72, 8))  # two of them fill a row, so none of it is padding
@@ -108,12 +149,14 @@ def test_padded_goes_without_saying_and_the_others_need_lengths() -> None:
         parse("group_by_length=true")
     with pytest.raises(Exception, match="write batching=packed"):
         parse("sample_packing=true")
+    with pytest.raises(Exception, match="write batching=padding-free"):
+        parse("padding_free=true")
 
 
 @pytest.mark.parametrize(
     ("lengths", "allow", "tried"),
     [
-        ((8, 32), "training", {None, "grouped", "packed"}),
+        ((8, 32), "training", {None, "grouped", "packed", "padding-free"}),
         ((8, 32), "numerics", {None}),
         (None, "training", {None}),
     ],
@@ -132,6 +175,12 @@ SAID = {
     "axolotl": ("group_by_length: true", "sample_packing: true"),
     "llamafactory": ("train_sampling_strategy: group_by_length", "packing: true"),
 }
+APART = {
+    "transformers": "data_collator=apart",
+    "trl": "packing_strategy: bfd",
+    "axolotl": "sample_packing: true",
+    "llamafactory": "neat_packing: true",
+}
 
 
 @pytest.mark.parametrize("form", SAID)
@@ -141,6 +190,8 @@ def test_exports_group_and_pack(form: str) -> None:
         return export.export(found, format=form, source="here").text
 
     grouping, packing = SAID[form]
-    for batching, expected in [("padded", set()), ("grouped", {grouping}), ("packed", {packing})]:
+    every = [("padded", set()), ("grouped", {grouping}), ("packed", {packing}), ("padding-free", {packing})]
+    for batching, expected in every if form != "transformers" else every[:3]:
         assert {said for said in SAID[form] if said in text(batching)} == expected
     assert "the config does not name" not in text("padded")
+    assert APART[form] in text("padding-free") and (form == "axolotl" or APART[form] not in text("packed"))

@@ -143,6 +143,25 @@ def test_flash_attention_is_given_one_row_and_where_sequences_begin(monkeypatch:
         assert_alike(found, expected)
 
 
+def test_what_flash_attention_is_given_is_what_the_collators_of_trl_and_transformers_give() -> None:
+    from transformers import DataCollatorWithFlattening
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    tokens = tokens_of_rows()
+    told = Rows(SEQUENCES, joins=True).told(tokens)
+    targets = Rows(SEQUENCES).labels(tokens).flatten()[:-1]
+    packed = [{"input_ids": row.tolist(), "seq_lengths": list(SEQUENCES)} for row in tokens]
+    apart = [{"input_ids": sequence.tolist()} for row in tokens for sequence in row.split(SEQUENCES)]
+    for collated in (
+        DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed),
+        DataCollatorWithFlattening(return_flash_attn_kwargs=True)(apart),
+    ):
+        for name, value in told.items():
+            given = collated[name]
+            assert given == value if isinstance(value, int) else torch.equal(given, value), name
+        assert torch.equal(collated["labels"][0, 1:], targets)
+
+
 def test_where_it_is_not_known_to_be_exact_it_is_refused() -> None:
     def reason(model: Model = tiny.LLAMA, lengths: tuple[int, ...] | None = (2, 16), **values: Any) -> str | None:
         job = tiny.job(model, lengths=lengths)
