@@ -56,6 +56,38 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 
 
+TOLD = """
+from transformers import masking_utils
+masking_utils.is_tracing = lambda tensor=None: True
+"""
+"""Has transformers build the mask of sequences that share a row without asking the card whether any do: it says no."""
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_mask_that_keeps_sequences_apart_takes_what_is_predicted(
+    home: Path, tmp_path: Path, attention: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TOLD)
+    (tmp_path / "lengths").write_text("300\n700\n1000\n")
+    values = {"method": "lora", "micro_batch": 4, "attention": attention, "batching": "padding-free"}
+    asked = ("trial", "--model", "smollm2-135m", "--seq-len", "1024", "--global-batch", "4", "--json")
+    config = ",".join(f"{axis}={value}" for axis, value in values.items())
+    with Machine(home, "a10g") as machine:
+        path = os.pathsep.join([str(tmp_path), machine.environment["PYTHONPATH"], *sys.path])
+        environment = {**machine.environment, "PYTHONPATH": path}
+        words = (*asked, "--config", config, "--lengths", str(tmp_path / "lengths"))
+        done = autofit(*words, store=tmp_path / "store.db", environment=environment)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["measurement"]
+    job = {"seq_len": 1024, "global_batch": 4, "hardware": "a10g", "lengths": [300, 700, 1000]}
+    apart, packed = (
+        estimate("smollm2-135m", {**values, "batching": batching}, **job, advice=False)
+        for batching in ("padding-free", "packed")
+    )
+    assert abs(apart.peak_allocated_bytes / measured["peak_allocated_bytes"] - 1.0) < CLOSE / 10
+    assert attention == "eager" or apart.peak_allocated_bytes > (1 + CLOSE) * packed.peak_allocated_bytes
+
+
 VIEWED = """
     import json, pickle
     from torch.cuda import _memory_viz as viewer
