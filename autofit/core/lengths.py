@@ -111,7 +111,8 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
         insort(rows, (room - length, (*held, length)))
     filled = len(rows) - rows[-1][0] / row  # more data would fill the emptiest
     squares = mean(every, 2) * len(every) / len(rows)
-    room, held = min(rows, key=lambda each: abs(mean(each[1], 2) * len(each[1]) - squares))
+    shared = [each for each in rows if each[0] or len(each[1]) > 1] or rows  # a mask is built for these alone
+    room, held = min(shared, key=lambda each: abs(mean(each[1], 2) * len(each[1]) - squares))
     return Batches(((row, 1.0),), rows=filled / len(every), row=(*held, room) if room else held)
 
 

@@ -79,6 +79,8 @@ def test_the_row_that_stands_for_all_is_full_and_as_much_work_for_attention_as_t
     squares = sum(length**2 for length in TOKENS) / len(TOKENS) / ours.rows
     assert ours.attended == pytest.approx(squares / 2000**2, rel=0.05)
     assert ours.nodes == micro_batches(config("packed"), workload()).nodes  # type: ignore[union-attr]
+    mostly_alone = micro_batches(config("padding-free"), workload(seq_len=64, lengths=(30, 34, *[64] * 8)))
+    assert mostly_alone is not None and mostly_alone.row == (34, 30)
 
 
 def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_with_flash() -> None:
