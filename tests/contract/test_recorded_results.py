@@ -58,6 +58,13 @@ def test_the_many_workers_in_the_docs_are_their_record(monkeypatch: pytest.Monke
     assert script.table_of(figures("many-workers.json")) in page.read_text()
 
 
+@pytest.mark.parametrize("file", sorted(RECORDED.glob("*/figures.json")), ids=lambda file: file.parent.name)
+def test_the_emulated_cards_in_the_readme_are_their_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("estimate_emulated")
+    assert script.table_of(json.loads(file.read_text())) in (BENCHMARKS / "README.md").read_text()
+
+
 def test_the_killed_searches_in_the_docs_are_their_record() -> None:
     lines = (RECORDED / "killed-searches.jsonl").read_text().splitlines()
     killed = [said for said in map(json.loads, lines) if said["killed_after"] is not None]
