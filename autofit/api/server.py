@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -84,39 +83,19 @@ def _has_token(store: str | None) -> bool:
         return False
 
 
-class _Runner:
-    """A runner in a thread, which drives in processes of their own."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._thread = threading.Thread(target=runner.run, name="autofit-runner")
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Whether it still looks for searches."""
-        return self._thread.is_alive() and self._runner.looked_lately()
-
-    def end(self) -> None:
-        """Have the search under way go back to the queue, and wait for that."""
-        self._runner.stop()
-        self._thread.join()
-
-
 @contextmanager
-def _runner(store: str | None) -> Iterator[_Runner | None]:
+def _runner(store: str | None) -> Iterator[Runner | None]:
     """The server's own runner; None on a machine without a device that trials can use."""
-    from autofit.operations.service.runner import Runner
+    from autofit.operations.service.runner import Runner, running
 
     try:
-        runner = _Runner(Runner(store))
+        runner = Runner(store)
     except EnvironmentLacks as error:
         print(f"autofit: searches wait for another runner: {error}", file=sys.stderr, flush=True)
         yield None
         return
-    try:
+    with running([runner]):
         yield runner
-    finally:
-        runner.end()
 
 
 def _log_to_standard_error() -> None:

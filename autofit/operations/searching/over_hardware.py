@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -15,7 +13,7 @@ from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, Usa
 from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations.hardware_compared import OnHardware, compare_hardware
 from autofit.operations.service.asked import submit
-from autofit.operations.service.runner import Runner
+from autofit.operations.service.runner import Runner, running
 from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Event, Search, Store
 from autofit.trial.machine.detection import detect
@@ -131,7 +129,11 @@ def search_over_hardware(
         asked = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
         ids = {name: submit(one, store, campaign_id=campaign_id) for name, one in asked.items()}
         each = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
-        with _driven(request, list(ids.values())):
+        runners = [
+            Runner(request.store, ray_address=request.ray_address, in_place=request.in_place, search_id=search_id)
+            for search_id in ids.values()
+        ]
+        with running(runners):
             while True:
                 for standing in each:
                     standing.look(store)
@@ -154,25 +156,6 @@ def search_over_hardware(
     if all(row.recommendation is None for row in told):
         raise _nothing_found(told, standings)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=told)
-
-
-@contextmanager
-def _driven(request: SearchRequest, search_ids: Sequence[str]) -> Iterator[None]:
-    """Runners of this process, one for each search; they end with it, and searches under way wait for the next."""
-    runners = [
-        Runner(request.store, ray_address=request.ray_address, in_place=request.in_place, search_id=search_id)
-        for search_id in search_ids
-    ]
-    threads = [threading.Thread(target=runner.run, name=f"autofit-runner-{n}") for n, runner in enumerate(runners)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for runner in runners:
-            runner.stop()
-        for thread in threads:
-            thread.join()
 
 
 def _nothing_found(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:

@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 from autofit.core.errors import StoreError, lines_of
@@ -61,14 +62,16 @@ class Runner:
         """Have `run` return; a search under way goes back to the queue."""
         self._over.set()
 
-    def looked_lately(self) -> bool:
-        """Whether it has looked into the store, or after its driver, as often as it should."""
-        return time.monotonic() - self._looked_at < LATE_SECONDS
+    def is_alive(self) -> bool:
+        """Whether it still looks into the store, or after its driver, as often as it should."""
+        return not self._over.is_set() and time.monotonic() - self._looked_at < LATE_SECONDS
 
     def run(self) -> None:
         """Claim and drive searches until `stop` is called. A store that fails is tried again."""
         announced, said = False, ""
-        with Store.open(self._store) as store:
+        with ExitStack() as stack:
+            stack.callback(self.stop)  # whatever ends it
+            store = stack.enter_context(Store.open(self._store))
             while not self._over.is_set():
                 self._looked_at = time.monotonic()
                 try:
@@ -134,6 +137,21 @@ class Runner:
             else:
                 store.queue.end(lease, "failed", {"reason": reason})
             _log.warning("autofit: search %s: %s", lease.search_id, reason)
+
+
+@contextmanager
+def running(runners: Sequence[Runner]) -> Iterator[None]:
+    """Have each run in a thread of this process. They end with it, and searches under way go back to the queue."""
+    threads = [threading.Thread(target=runner.run, name=f"autofit-runner-{n}") for n, runner in enumerate(runners)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for runner in runners:
+            runner.stop()
+        for thread in threads:
+            thread.join()
 
 
 def _pass_on(errors: IO[str], told: int) -> int:
