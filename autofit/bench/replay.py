@@ -23,14 +23,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from platformdirs import user_cache_path
-
 import autofit
 from autofit.bench.methods import METHODS, OURS, chosen
 from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read, silent
+from autofit.catalog.kept import cache_folder, keep_file
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
@@ -101,7 +100,7 @@ class Wanted(NamedTuple):
 
 def searches_kept() -> Path:
     """The folder in which `autofit bench replay` keeps searches by default."""
-    return user_cache_path("autofit") / "searches"
+    return cache_folder() / "searches"
 
 
 def replay(
@@ -179,7 +178,7 @@ def _run_lacking(
                 report(f"{one.problem}: {one.method} not run: {ended}")
             cannot[one.problem, one.method] = ended
             continue
-        _keep(files[one], ended)
+        keep_file(files[one], pickle.dumps(ended))
         run += 1
         which = f"{one.problem}: {one.method}, seed {one.seed + 1}"
         report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks")
@@ -229,13 +228,6 @@ def _searched(wanted: Wanted) -> tuple[Wanted, Trace | str]:
         return wanted, searched(_problems[wanted.problem], METHODS[wanted.method], wanted.seed)
     except CannotRun as missing:
         return wanted, str(missing)
-
-
-def _keep(file: Path, trace: Trace) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_bytes(pickle.dumps(trace))
-    unfinished.replace(file)
 
 
 def _file_name(recorded: Recorded, wanted: Wanted) -> str:

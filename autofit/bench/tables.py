@@ -12,8 +12,8 @@ from autofit.bench.problem import ANY, Problem
 from autofit.bench.recorded import Recorded
 from autofit.catalog.models import load
 from autofit.core.errors import NothingFits, UsageError, unknown
+from autofit.core.frontier import by_method
 from autofit.core.units import format_bytes
-from autofit.core.workload import METHODS
 from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.prediction.allocator_shown import shown
@@ -85,8 +85,7 @@ def problems_of(tables: Iterable[RecordedTable], limit_of: LimitOf | None = None
 
 
 def _split(table: RecordedTable) -> list[Recorded]:
-    by_method = {method: [t for t in table.trials if t.config["method"] == method] for method in METHODS}
-    parts = {method: trials for method, trials in by_method.items() if trials}
+    parts = by_method(table.trials)
     if len(parts) > 1:
         parts[ANY] = list(table.trials)
     digest = sha256(table.file.read_bytes()).hexdigest()

@@ -24,6 +24,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("AUTOFIT_CACHE") or user_cache_path("autofit"))
 
 
+def keep_file(file: Path, content: bytes) -> None:
+    """Write a file of the cache, in place of any there: others find it whole or not at all. Raises `OSError`."""
+    whole = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        whole.write_bytes(content)
+        whole.replace(file)
+    finally:
+        with suppress(OSError):
+            whole.unlink(missing_ok=True)
+
+
 def kept(what: str, given: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `find` returns, a JSON object; called once for this text `given` and the installed transformers. `what`
     names the question. A cache that fails costs the call, never an answer."""
@@ -34,14 +46,8 @@ def kept(what: str, given: str, find: Callable[[], dict[str, Any]]) -> dict[str,
         if isinstance(found, dict):
             return found
     found = find()
-    whole = file.with_name(f".{key}.{os.getpid()}")
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole.write_text(json.dumps(found), encoding="utf-8")
-        whole.replace(file)
-    except (OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
-        with suppress(OSError):
-            whole.unlink(missing_ok=True)
+    with suppress(OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
+        keep_file(file, json.dumps(found).encode())
     return found
 
 

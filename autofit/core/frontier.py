@@ -19,11 +19,15 @@ MAX_TIE = 0.05
 make the choice."""
 
 
-class Candidate(Protocol):
-    """A config with its memory and speed, measured or predicted."""
+class OfConfig(Protocol):
+    """What is known of a config."""
 
     @property
     def config(self) -> Config: ...
+
+
+class Candidate(OfConfig, Protocol):
+    """A config with its memory and speed, measured or predicted."""
 
     @property
     def device_bytes(self) -> int: ...
@@ -32,6 +36,7 @@ class Candidate(Protocol):
     def tokens_per_second(self) -> float | None: ...
 
 
+H = TypeVar("H", bound=OfConfig)
 C = TypeVar("C", bound=Candidate)
 
 
@@ -103,8 +108,14 @@ def speed(candidate: Candidate) -> float:
     return candidate.tokens_per_second or 0.0
 
 
-def of_method(method: str, candidates: Iterable[C]) -> list[C]:
+def of_method(method: str, candidates: Iterable[H]) -> list[H]:
     return [c for c in candidates if c.config["method"] == method]
+
+
+def by_method(candidates: Iterable[H]) -> dict[str, list[H]]:
+    """Those of each method that has any."""
+    every = list(candidates)
+    return {method: own for method in METHODS if (own := of_method(method, every))}
 
 
 def dominates(a: Candidate, b: Candidate) -> bool:
@@ -137,8 +148,7 @@ def pareto(candidates: Iterable[C]) -> tuple[C, ...]:
 
 def frontiers(candidates: Iterable[C]) -> tuple[C, ...]:
     """The frontiers of all methods together, sorted by memory."""
-    every = list(candidates)
-    kept = [c for method in METHODS for c in pareto(of_method(method, every))]
+    kept = [c for own in by_method(candidates).values() for c in pareto(own)]
     return tuple(sorted(kept, key=lambda c: c.device_bytes))
 
 

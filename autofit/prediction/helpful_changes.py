@@ -165,14 +165,14 @@ class _Neighbourhood:
         config = self._found.config
         for axis in AXES:
             if (present := axis.of(config)) is not None:
-                lighter = [_with(config, {axis.name: value}) for value in self._values(axis, below=present)]
+                lighter = [changed(config, {axis.name: value}) for value in self._values(axis, below=present)]
                 said = (self._said(wanted) for wanted in lighter if self._possible(wanted))
                 config = next((lighter for lighter in said if lighter is not None), config)
         estimate = self._estimate(config)
         for name in ("method", "rank", "targets", "optimizer"):
             kept = self._found.config.get(name)
             if estimate.likely_fits and kept is not None and estimate.config.get(name) not in (None, kept):
-                wanted = _with(estimate.config, {name: kept})
+                wanted = changed(estimate.config, {name: kept})
                 nearer = self._said(wanted) if self._possible(wanted) else None
                 if nearer is not None and (other := self._estimate(nearer)).likely_fits:
                     estimate = other
@@ -211,7 +211,7 @@ class _Neighbourhood:
 
     def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
         here = self._found.config
-        wanted = dict.fromkeys(_with(here, values) for values in changes)
+        wanted = dict.fromkeys(changed(here, values) for values in changes)
         near = dict.fromkeys(said for config in wanted if (said := self._said(config)) is not None)
         return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
 
@@ -274,7 +274,7 @@ class _Neighbourhood:
         return next((c.name for c in enough if replace(estimate, memory_limit_bytes=c.memory_bytes).likely_fits), None)
 
 
-def _with(config: Config, values: dict[str, Value]) -> Config:
+def changed(config: Config, values: Mapping[str, Value]) -> Config:
     """`config` with other values. Axes that do not apply to the new method are dropped; those that now apply take the
     recipe's values."""
     together = {**config.to_json(), **values}

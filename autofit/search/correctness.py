@@ -10,7 +10,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Diverged, Fits, Measurement, Trial
 from autofit.techniques import AXES, family
 from autofit.techniques.axes.sharding import rounds_master_weights
-from autofit.trial.measure.divergence import GRADIENT_TOLERANCE
+from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, allowed
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
 """Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps follow the sign
@@ -88,11 +88,10 @@ def against(trial: Trial, baseline: Trial) -> Trial:
     """
     own, expected = trial.measurement, baseline.measurement
     assert own is not None and expected is not None
-    precision = trial.config.text("precision")
-    reason = _other_gradient(own, expected, GRADIENT_TOLERANCE.get(precision, GRADIENT_TOLERANCE["default"]))
+    reason = _other_gradient(own, expected, allowed(GRADIENT_TOLERANCE, trial.config))
     rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
     steps = len(own.losses) if rounded_alike else 1
-    reason = reason or _other_loss(own, expected, LOSS_TOLERANCE.get(precision, LOSS_TOLERANCE["default"]), steps)
+    reason = reason or _other_loss(own, expected, allowed(LOSS_TOLERANCE, trial.config), steps)
     if reason is None:
         return trial
     outcome = Diverged(

@@ -13,9 +13,9 @@ from autofit.api.models import Models
 from autofit.api.page.rendering import HEADERS, PageRoute
 from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.query import Question
+from autofit.core.frontier import by_method
 from autofit.core.outcome import Fits, OutOfMemory, Trial, context_keys
 from autofit.core.units import GIB
-from autofit.core.workload import METHODS
 from autofit.export.charts.frontier_chart import axis_titles, title
 from autofit.planning.lattices import within
 from autofit.techniques.short_text import short
@@ -35,8 +35,7 @@ def points(query: Annotated[Question, Query()], store: OpenedStore, models: Mode
             "frontier": _columns(t for t in of if t.trial_id in on_frontier),
             "others": _columns(t for t in of if t.trial_id not in on_frontier),
         }
-        for method in METHODS
-        if (of := [t for t in trials if t.config["method"] == method and allowed(t.config)])
+        for method, of in by_method(t for t in trials if allowed(t.config)).items()
     }
     memory, speed = axis_titles(found)
     told = {"title": title(found), "memory": memory, "speed": speed, "methods": drawn}

@@ -14,9 +14,9 @@ from autofit.api.routes.common import OpenedStore
 from autofit.api.routes.query import Question
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import AutofitError, NothingFits
-from autofit.core.frontier import of_method
+from autofit.core.frontier import by_method
 from autofit.core.units import GIB
-from autofit.core.workload import METHODS, Workload
+from autofit.core.workload import Workload
 from autofit.operations.recommendation import frontier_and_recommendation
 from autofit.planning.requests import memory_limit
 from autofit.store import Store
@@ -69,7 +69,7 @@ def _answer(asked: dict[str, Any], store: Store) -> dict[str, Any]:
     limit = memory_limit(asked["memory_limit_bytes"], found.hardware, found.workload.devices)
     return {
         "frontier": found,
-        "tables": [(method, points) for method in METHODS if (points := of_method(method, found.points))],
+        "tables": by_method(found.points),
         "recommendation": recommended,
         "said": said,
         "limit": limit,

@@ -14,7 +14,7 @@ from pydantic import Field
 from autofit import export, operations
 from autofit.api.routes.common import Strict
 from autofit.api.routes.query import Question, TrialsQuery
-from autofit.api.routes.remembered import Content, Tagged, look, of_question, of_trials
+from autofit.api.routes.remembered import Content, Tagged, look, of_question
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import called
 from autofit.core.errors import NotMeasured, UsageError
@@ -108,7 +108,7 @@ async def frontier(query: Annotated[Question, Query()], request: Request) -> Res
 @ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))
 async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Response:
     store, limit = request.app.state.store, query.limit
-    conditions, tagged = await look(store, lambda: (query.conditions(store), of_trials(request, store)))
+    conditions, tagged = await look(store, lambda: (query.conditions(store), Tagged(request, store.version())))
 
     def found() -> Content:
         rows = store.trials(**conditions, limit=limit, before=query.before, newest_first=True)

@@ -91,8 +91,3 @@ def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> 
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
     key = find_hardware(hardware, store).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))
-
-
-def of_trials(request: Request, store: Store) -> Tagged:
-    """The tag of a page of trials: any new trial may change it."""
-    return Tagged(request, store.version())

@@ -16,10 +16,9 @@ from autofit.cli.text.phrases import (
     step_text,
     total_text,
 )
-from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
+from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, by_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
-from autofit.core.workload import METHODS
 from autofit.techniques.short_text import short
 
 
@@ -38,8 +37,7 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
     limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
     tables = [
         _measured_table(method, points, workload.devices, memory_limit_bytes)
-        for method in METHODS
-        if (points := of_method(method, frontier.points))
+        for method, points in by_method(frontier.points).items()
     ]
     heading = (
         f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "

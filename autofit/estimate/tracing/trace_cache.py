@@ -6,12 +6,11 @@ import logging
 import os
 import pickle
 from collections.abc import Hashable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.kept import cache_folder
+from autofit.catalog.kept import cache_folder, keep_file
 from autofit.estimate.kernels.cuda_kernels import generation
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
@@ -49,16 +48,11 @@ class TraceCache:
 
     def put(self, key: str, trace: object) -> None:
         """Keep a trace, in place of any under this key."""
-        whole = self._folder / f".{key}.{os.getpid()}"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            whole.write_bytes(pickle.dumps(trace, protocol=pickle.HIGHEST_PROTOCOL))
-            whole.replace(self._folder / key)
+            keep_file(self._folder / key, pickle.dumps(trace, protocol=pickle.HIGHEST_PROTOCOL))
             self._drop_oldest()
         except Exception as error:  # a full disk, a folder of another user, or what cannot be pickled
             _log.debug("the trace %s cannot be kept: %s", key, error)
-            with suppress(OSError):
-                whole.unlink(missing_ok=True)
 
     def _drop_oldest(self) -> None:
         files = [(entry.stat(), entry) for entry in self._folder.iterdir()]

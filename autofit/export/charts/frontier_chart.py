@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.frontier import Frontier, Point
+from autofit.core.frontier import Frontier, by_method
 from autofit.core.units import GIB, format_bytes
-from autofit.core.workload import METHODS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -30,17 +29,6 @@ def axis_titles(frontier: Frontier) -> tuple[str, str]:
     return "peak memory of each device, GiB", f"tokens per second of all {devices} devices"
 
 
-def by_method(frontier: Frontier) -> dict[str, list[Point]]:
-    """The points of each method that has any, lightest first within a method."""
-    found = {method: [p for p in frontier.points if p.method == method] for method in METHODS}
-    return {method: points for method, points in found.items() if points}
-
-
-def half_spread(point: Point) -> float:
-    """Half the spread of a point's throughput, in tokens per second; 0 if it is unknown."""
-    return point.measurement.tokens_per_second * (point.relative_spread or 0.0) / 2
-
-
 def figure(frontier: Frontier) -> Figure:
     """Throughput against memory, a line for each method."""
     from plotly.graph_objects import Figure
@@ -48,7 +36,7 @@ def figure(frontier: Frontier) -> Figure:
     figure, devices = Figure(), frontier.workload.devices
     memory_title, speed_title = axis_titles(frontier)
     each = "" if devices == 1 else " (%{customdata:,.0f} of each device)"
-    for method, points in by_method(frontier).items():
+    for method, points in by_method(frontier.points).items():
         figure.add_scatter(
             name=method,
             x=[p.measurement.device_bytes / GIB for p in points],
@@ -58,7 +46,7 @@ def figure(frontier: Frontier) -> Figure:
             marker={"size": 9},
             error_y={
                 "type": "data",
-                "array": [half_spread(p) for p in points],
+                "array": [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in points],
                 "thickness": 1,
             },
             text=[str(p.config).replace(",", "<br>") for p in points],
@@ -85,7 +73,7 @@ def png(frontier: Frontier) -> bytes:
     figure = Figure(figsize=(8, 5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for method, points in by_method(frontier).items():
+    for method, points in by_method(frontier.points).items():
         memory = [p.measurement.device_bytes / GIB for p in points]
         speed = [p.measurement.tokens_per_second for p in points]
         axes.step(memory, speed, where="post", color=COLOURS[method], linewidth=1, alpha=0.6)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from autofit.catalog.models import Model, load, shape
-from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
@@ -18,6 +17,7 @@ from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
+from autofit.prediction.helpful_changes import changed
 from autofit.techniques import complete
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
@@ -180,14 +180,11 @@ class Case:
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, said))
         if not self._user.also:
             return run
-        together = {**run.config.to_json(), **self._user.also}
         if run.narrower is not None and self._user.also.get("precision") == "bf16":
             # Said of frozen weights that the file alone would load in fp32.
             narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
             run = replace(run, beyond=narrow, narrower=None)
-        if together["method"] == "full":
-            together = {axis: value for axis, value in together.items() if axis not in ADAPTER_AXES}
-        return replace(run, config=complete(together))
+        return replace(run, config=changed(run.config, self._user.also))
 
     def _source(self, run: Run) -> str | None:
         """What names the model; None where neither the file nor the user does."""

@@ -9,7 +9,7 @@ from autofit.core.outcome import Crashed, Diverged, Fits, Measurement, Outcome, 
 from autofit.core.units import format_bytes, format_duration
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.search.correctness import against, first_known
-from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE
+from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE, allowed
 
 EVIDENCE_LINES = 3
 """Of a crashed trial's standard error, in the reason; the JSON has all that was kept."""
@@ -43,18 +43,13 @@ def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
     if updates_alike:
         judged = against(trial, plain).outcome
         return judged.reason if isinstance(judged, Diverged) else None
-    precision = trial.config.text("precision")
-    gap, tolerance = loss_gap(own, expected), _of(REFERENCE_TOLERANCE, precision)
+    gap, tolerance = loss_gap(own, expected), allowed(REFERENCE_TOLERANCE, trial.config)
     if abs(gap) > tolerance:
         return f"the first loss is {gap:+.2%} off plain training's: rounding explains {tolerance:.1%}"
-    turn, tolerance = gradient_gap(own, expected), _of(GRADIENT_TOLERANCE, precision)
+    turn, tolerance = gradient_gap(own, expected), allowed(GRADIENT_TOLERANCE, trial.config)
     if turn is not None and abs(turn) > tolerance:
         return f"the first gradient's norm is {turn:+.2%} off plain training's: rounding explains {tolerance:.1%}"
     return None
-
-
-def _of(tolerances: Mapping[str, float], precision: str) -> float:
-    return tolerances.get(precision, tolerances["default"])
 
 
 def loss_gap(own: Measurement, expected: Measurement) -> float:

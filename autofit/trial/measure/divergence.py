@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import Diverged
@@ -53,9 +53,14 @@ def divergence(
     return None
 
 
+def allowed(tolerances: Mapping[str, float], config: Config) -> float:
+    """The tolerance in the config's precision."""
+    return tolerances.get(config.text("precision"), tolerances["default"])
+
+
 def other_gradient(config: Config, losses: Sequence[float], norm: float, plain: float) -> Diverged | None:
     """The outcome if the gradient's `norm` differs from that of plain training by more than rounding."""
-    tolerance = GRADIENT_TOLERANCE.get(config.text("precision"), GRADIENT_TOLERANCE["default"])
+    tolerance = allowed(GRADIENT_TOLERANCE, config)
     if abs(norm - plain) <= tolerance * plain:
         return None
     return Diverged(
@@ -83,7 +88,7 @@ def not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence
 def _not_the_plain_loss(config: Config, loss: float, reference: float | None) -> str | None:
     if reference is None:
         return None
-    tolerance = REFERENCE_TOLERANCE.get(config.text("precision"), REFERENCE_TOLERANCE["default"])
+    tolerance = allowed(REFERENCE_TOLERANCE, config)
     if math.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference):
         return None
     return (
@@ -94,7 +99,7 @@ def _not_the_plain_loss(config: Config, loss: float, reference: float | None) ->
 
 def _not_synchronised(config: Config, norm_spreads: Sequence[float]) -> str | None:
     """Each rank trains on a sequence of its own: norms that differ are those of gradients that were not exchanged."""
-    tolerance = RANKS_TOLERANCE.get(config.text("precision"), RANKS_TOLERANCE["default"])
+    tolerance = allowed(RANKS_TOLERANCE, config)
     for step, spread in enumerate(norm_spreads, start=1):
         if not spread <= tolerance:
             return (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import secrets
 import selectors
 import signal
@@ -22,6 +21,7 @@ from autofit.core.outcome import Crashed, Outcome, Unsupported, outcome_from_jso
 from autofit.core.units import GIB
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import nvml
+from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans
 from autofit.trial.program.command import Command, source_of
@@ -99,9 +99,7 @@ def _in_program(most_bytes: int | None) -> None:
     """In the new process, before the program replaces it."""
     die_with_parent()
     if most_bytes is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        process_memory.limit_to(most_bytes)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from unit.search.made_truth import Truth
 from autofit.bench import replay as module
 from autofit.bench.methods import METHODS
 from autofit.bench.recorded import Recorded
-from autofit.bench.replay import Wanted, _file_name, _keep
+from autofit.bench.replay import Wanted, _file_name
+from autofit.catalog.kept import keep_file
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def table(truth: Truth) -> Recorded:
 def test_a_kept_search_is_the_search(name: str, table: Recorded, tmp_path: Path) -> None:
     trace = run(table, METHODS[name], 3)
     file = tmp_path / "folder" / "search.pickle"
-    _keep(file, trace)
+    keep_file(file, pickle.dumps(trace))
     assert pickle.loads(file.read_bytes()) == trace and [found.name for found in file.parent.iterdir()] == [file.name]
 
 

@@ -55,7 +55,7 @@ def test_a_figure_shows_every_point_of_every_method(name: str) -> None:
         assert list(trace["x"]) == [p.measurement.device_bytes / 2**30 for p in own]
         assert list(trace["y"]) == [p.measurement.tokens_per_second for p in own]
         assert all(str(p.config["checkpointing"]) in text for p, text in zip(own, trace["text"], strict=True))
-        assert list(trace["error_y"]["array"]) == [frontier_chart.half_spread(p) for p in own]
+        assert list(trace["error_y"]["array"]) == [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in own]
 
 
 def test_of_several_devices_a_figure_shows_the_speed_of_all_and_of_each() -> None:
