@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
 from fastapi_swagger import patch_fastapi
@@ -22,11 +22,8 @@ from autofit.api.schema import examples
 from autofit.operations.service.estimating_process import EstimatingProcess
 from autofit.store import Store
 
-
-class Lives(Protocol):
-    """Something that runs beside the application."""
-
-    def is_alive(self) -> bool: ...
+if TYPE_CHECKING:
+    from autofit.operations.service.runner import Runner
 
 
 def create_app(
@@ -35,7 +32,7 @@ def create_app(
     token: str | None = None,
     loopback: bool = False,
     closed: bool | None = None,
-    runner: Lives | None = None,
+    runner: Runner | None = None,
     models: Path | None = None,
 ) -> FastAPI:
     """The application over an open store.

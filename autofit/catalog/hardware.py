@@ -162,12 +162,12 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
 
 def alike(total_bytes: int) -> tuple[Card, ...]:
     """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
-    near = [known for known in cards() if known.vendor == "nvidia" and _is_near(known, total_bytes)]
-    return tuple(sorted(near, key=lambda known: abs(known.memory_bytes - total_bytes)))
 
+    def off(known: Card) -> int:
+        return abs(known.memory_bytes - total_bytes)
 
-def _is_near(known: Card, total_bytes: int) -> bool:
-    return abs(known.memory_bytes - total_bytes) <= 0.015 * known.memory_bytes
+    near = [known for known in cards() if known.vendor == "nvidia" and off(known) <= 0.015 * known.memory_bytes]
+    return tuple(sorted(near, key=off))
 
 
 def _is_called(known: Card, device_name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard, get_args
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
@@ -207,9 +207,8 @@ class Unsupported(Ending):
 
 
 Outcome = Fits | OutOfMemory | TimedOut | Crashed | Diverged | Unsupported
-_KINDS: dict[str, type[Any]] = {c.kind: c for c in (Fits, OutOfMemory, TimedOut, Crashed, Diverged, Unsupported)}
-OUTCOME_KINDS = tuple(_KINDS)
-"""The names of the outcomes in JSON."""
+OUTCOMES: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
+"""By their names in JSON."""
 
 
 def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
@@ -227,9 +226,9 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     kind = data.get("outcome")
     if kind == Fits.kind:
         return Fits(measurement=Measurement.from_json(data["measurement"]))
-    if kind not in _KINDS:
+    if kind not in OUTCOMES:
         raise ValueError(f"no such outcome: {kind!r}")
-    outcome: Outcome = _KINDS[kind].from_json({name: value for name, value in data.items() if name != "outcome"})
+    outcome: Outcome = OUTCOMES[kind].from_json({name: value for name, value in data.items() if name != "outcome"})
     return outcome
 
 

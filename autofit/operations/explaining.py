@@ -130,10 +130,6 @@ class Comparison:
         return replace(self._job, workload=alone)
 
 
-def _less(size: int) -> str:
-    return f"{format_bytes(abs(size))} {'less' if size >= 0 else 'more'}"
-
-
 def _groups() -> list[tuple[str, ...]]:
     """Every axis, grouped with those that change together with it."""
     together = {name: group for group in MOVES for name in group}
@@ -146,14 +142,10 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
     return Config.of({**values, **{name: other[name] for name in axes if name in other}})
 
 
-def _worth_naming(before: Estimate, after: Estimate) -> float:
-    """Bytes below which a difference is not mentioned: 0.5 % of the larger config's memory."""
-    return 0.005 * max(before.device_bytes, after.device_bytes)
-
-
 def _differences(before: Estimate, after: Estimate) -> list[str]:
-    """The parts of the breakdown that differ, largest difference first, in one sentence."""
-    least = _worth_naming(before, after)
+    """The parts of the breakdown that differ by 0.5 % of the larger config's memory or more, largest difference first,
+    in one sentence."""
+    least = 0.005 * max(before.device_bytes, after.device_bytes)
     found = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
     named = sorted((f for f in found if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
     if not named:
@@ -170,4 +162,5 @@ def _phase(before: Estimate, after: Estimate) -> list[str]:
         return []
     there = before.peak_phase
     saved = before.phase_peaks[there] - after.phase_peaks[there]
-    return [f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {_less(saved)}"]
+    needs = f"{format_bytes(abs(saved))} {'less' if saved >= 0 else 'more'}"
+    return [f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {needs}"]

@@ -223,7 +223,7 @@ def compare_hardware(
             if name in measured:
                 found, reason = _asked(asked, name, goal, memory_limit_bytes, store)
         rows.append(OnHardware(name=name, memory_bytes=measured.get(name), recommendation=found, reason=reason))
-    return sorted(rows, key=_slowness)
+    return sorted(rows, key=lambda r: -r.recommendation.point.tokens_per_second if r.recommendation else 1.0)
 
 
 def _asked(
@@ -245,7 +245,3 @@ def price_of_an_hour(text: str) -> float:
     if not 0 < price < 1e6:
         raise UsageError(f"price {text!r} is not understood: write a number such as 2.50, the price of one hour")
     return price
-
-
-def _slowness(row: OnHardware) -> float:
-    return 1.0 if row.recommendation is None else -row.recommendation.point.tokens_per_second

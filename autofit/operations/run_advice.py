@@ -84,12 +84,9 @@ def known_of(args: TrainingArguments, model: Any, script: str, store: str | None
             fitted = opened.trials(hardware_key=here, workload_key=workload.key, outcome=Fits.kind, newest_first=True)
     except (NothingFits, NotMeasured, NoStore):
         return None
-    alike = (t for t in fitted if t.config.get("method") in method and _is_alike(t, run))
+    said = [run.config.get(axis) for axis in SAID]
+    alike = (t for t in fitted if t.config.get("method") in method and [t.config.get(a) for a in SAID] == said)
     return Known(workload=workload, best=best, own=next(alike, None))
-
-
-def _is_alike(trial: Trial, run: Run) -> bool:
-    return all(trial.config.get(axis) == run.config.get(axis) for axis in SAID)
 
 
 def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | None) -> Workload | None:

@@ -71,7 +71,8 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
     attempts, seen = _present(connection, rows)
     new: list[Values] = []
     for row in rows:
-        identity, mark = _identity(row), _mark(row["recorded_at"], row["evidence"])
+        identity = cast(Identity, tuple(row[name] for name in OF_IDENTITY))
+        mark = _mark(row["recorded_at"], row["evidence"])
         if mark in seen[identity]:
             continue
         seen[identity].add(mark)
@@ -89,10 +90,6 @@ def _row(connection: Connection, trial: Trial, kept: dict[tuple[object, ...], di
     if context not in kept:
         kept[context] = keep(connection, *context)
     return values | kept[context]
-
-
-def _identity(row: Values) -> Identity:
-    return cast(Identity, tuple(row[name] for name in OF_IDENTITY))
 
 
 def _context(row: Values) -> Context:

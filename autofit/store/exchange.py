@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from autofit import __version__
 from autofit.core.document import reader
 from autofit.core.errors import AutofitError, UsageError, unknown
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, Trial
+from autofit.core.outcome import OUTCOMES, Fits, Outcome, Trial
 from autofit.store.database.engine import to_text
 from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
@@ -147,11 +147,10 @@ def config_of(body: dict[str, Any]) -> Config:
 
 def outcome_of(body: dict[str, Any]) -> Outcome:
     """The outcome whose fields `body` has, and no others. Raises `ValueError` or `UsageError`."""
-    kinds: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
     outcome = body.get("outcome")
-    if not isinstance(outcome, str) or outcome not in kinds:
-        raise unknown("outcome", outcome, kinds)
-    kind = kinds[outcome]
+    if not isinstance(outcome, str) or outcome not in OUTCOMES:
+        raise unknown("outcome", outcome, OUTCOMES)
+    kind = OUTCOMES[outcome]
     evidence = {name: value for name, value in body.items() if name != "outcome"}
     for name in evidence.keys() - {field.name for field in fields(kind)}:
         raise ValueError(f"{name!r} is not a field of a trial that ends with {outcome}")

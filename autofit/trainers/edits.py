@@ -16,14 +16,7 @@ Edits = Mapping[KeyPath, Any]
 """What each key becomes; `REMOVED` for one that goes."""
 
 
-class _Removed:
-    """The type of `REMOVED`."""
-
-    def __repr__(self) -> str:
-        return "REMOVED"
-
-
-REMOVED = _Removed()
+REMOVED = object()
 _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
 """Axes that are said in DeepSpeed's own settings. Of the batch it takes Trainer's word (`auto`)."""
 

@@ -106,17 +106,11 @@ def _entry(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] 
 def _end(node: yaml.Node) -> int:
     """Where a node's text ends; a block's own mark is where the next token begins, after comments."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        return _end(last[1] if isinstance(last, tuple) else last) if not _is_empty(last) else _key_end(last)
+        key, last = node.value[-1] if isinstance(node, yaml.MappingNode) else (None, node.value[-1])
+        if key is not None and isinstance(last, yaml.ScalarNode) and last.value == "":
+            return int(key.end_mark.index) + 1
+        return _end(last)
     return int(node.end_mark.index)
-
-
-def _is_empty(last: Any) -> bool:
-    return isinstance(last, tuple) and isinstance(last[1], yaml.ScalarNode) and last[1].value == ""
-
-
-def _key_end(last: tuple[yaml.Node, yaml.Node]) -> int:
-    return int(last[0].end_mark.index) + 1
 
 
 def _flow(value: Any) -> str:

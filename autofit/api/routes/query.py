@@ -11,7 +11,7 @@ from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.lengths import GROUPS, MOST_TOKENS, Lengths
-from autofit.core.outcome import OUTCOME_KINDS
+from autofit.core.outcome import OUTCOMES
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
@@ -142,8 +142,8 @@ class TrialsQuery(BaseModel):
 
     def conditions(self, store: Store) -> dict[str, Any]:
         """As the store's queries take them."""
-        if self.outcome is not None and self.outcome not in OUTCOME_KINDS:
-            raise unknown("outcome", self.outcome, OUTCOME_KINDS)
+        if self.outcome is not None and self.outcome not in OUTCOMES:
+            raise unknown("outcome", self.outcome, OUTCOMES)
         name = only_hardware(store) if self.hardware == "auto" else self.hardware
         of_workload = {"seq_len", "global_batch", "lora_dropout", "devices", "seed"}
         return {

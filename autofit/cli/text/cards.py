@@ -62,16 +62,12 @@ def _verdict_of(row: OnCard, estimate: Estimate, devices: int) -> str:
     return f"has trained{shared}" if row.fits else "took too much"
 
 
-def _is_sure(row: OnCard) -> bool:
-    return row.estimate is not None and row.estimate.certainty in ("sure", None)
-
-
 def _verdict(found: list[OnCard], costs: Mapping[str, float], devices: int) -> list[str]:
     fit = [row for row in found if row.fits]
     if not fit:
         return ["No card is sure to hold it."]
     first = fit[0]
-    sure = next((row for row in fit if row.trial is not None or _is_sure(row)), None)
+    sure = next((r for r in fit if r.trial or (r.estimate and r.estimate.certainty in ("sure", None))), None)
     said = [f"{first.name} is the smallest that it {'fits' if first is sure else 'likely fits'}."]
     if first is not sure and sure is not None and sure.devices == devices:
         said = [f"{said[0][:-1]}, {sure.name} the smallest that it fits for sure."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import median
 
 from autofit.cli.output import columns
@@ -112,7 +112,7 @@ def trial_text(trial: Trial) -> str:
         ("reserved", format_bytes(m.peak_reserved_bytes)),
         ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
         ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
-        ("loss", _loss_text(m.losses)),
+        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps" if m.losses else "not reported"),
         ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
         ("set-up", format_duration(m.setup_seconds)),
     ]
@@ -126,10 +126,6 @@ def trial_text(trial: Trial) -> str:
     if trial.doubts:
         rows.append(("in doubt", "; ".join(trial.doubts)))
     return head + columns([("outcome", "fits"), *rows])
-
-
-def _loss_text(losses: Sequence[float]) -> str:
-    return f"{losses[0]:.4f} -> {losses[-1]:.4f} over {len(losses)} steps" if losses else "not reported"
 
 
 def _so_far(outcome: Outcome) -> list[str]:

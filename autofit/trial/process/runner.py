@@ -61,13 +61,12 @@ class TrialRunner:
         kind: str = "cpu",
         device: int = 0,
         entry: str = DEFAULT_ENTRY,
-        spawn: bool | None = None,
+        spawn: bool = False,
     ) -> None:
         """For the `device`th visible device of `kind` on this machine."""
         self._environment = trial_environment(kind, device)
-        start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
         self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry]
-        if start_anew:
+        if spawn:
             self._command.append("--spawn")
         self._process: subprocess.Popen[str] | None = None
         self._complaints: IO[bytes] | None = None
