@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -70,30 +70,11 @@ Device = Annotated[
         autocompletion=completing("devices"),
     ),
 ]
-Hardware = Annotated[
-    str,
-    typer.Option(
-        "--hardware",
-        help="auto, or a name that `autofit hardware` lists.",
-        autocompletion=completing("hardware"),
-    ),
-]
-SeveralHardware = Annotated[
-    str,
-    typer.Option(
-        "--hardware",
-        help="auto, a name that `autofit hardware` lists, or several with commas, or all: a search on each.",
-        autocompletion=completing("hardware"),
-    ),
-]
-SeveralEstimated = Annotated[
-    str,
-    typer.Option(
-        "--hardware",
-        help="auto, a name that `autofit hardware` lists, or several with commas, or all: a table of cards.",
-        autocompletion=completing("hardware"),
-    ),
-]
+_hardware = partial(typer.Option, "--hardware", autocompletion=completing("hardware"))
+_SEVERAL = "auto, a name that `autofit hardware` lists, or several with commas, or all:"
+Hardware = Annotated[str, _hardware(help="auto, or a name that `autofit hardware` lists.")]
+SeveralHardware = Annotated[str, _hardware(help=f"{_SEVERAL} a search on each.")]
+SeveralEstimated = Annotated[str, _hardware(help=f"{_SEVERAL} a table of cards.")]
 Price = Annotated[
     list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
 ]

@@ -100,6 +100,11 @@ class TrialRequest(Document):
             node=attempt.node,
         )
 
+    def is_beaten(self, device_bytes: int, step_seconds: float) -> bool:
+        """Whether a rival surely beats a step that takes so much."""
+        speed = self.job.workload.tokens_per_step / step_seconds
+        return any(rival.surely_beats(device_bytes, speed) for rival in self.rivals)
+
     def after_waiting(self, seconds: float) -> TrialRequest:
         """The same request, as if it had been made so much later: what it waited for is not part of its trial, but of
         the time that there is for it."""

@@ -240,23 +240,13 @@ def _mig_instances(card: Any) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
+def _memory(device: Any) -> tuple[int, int, int]:
     """Bytes: all of it, what programs can use, what they hold now."""
-
-    marketed: int
-    reachable: int
-    held: int
-
-
-def _memory(device: Any) -> _Memory:
     import pynvml
 
     with suppress(pynvml.NVMLError):  # of drivers before 510, which count what they reserve as used
         found = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
-        return _Memory(
-            marketed=int(found.total), reachable=int(found.total) - int(found.reserved), held=int(found.used)
-        )
+        return int(found.total), int(found.total) - int(found.reserved), int(found.used)
     try:
         found = pynvml.nvmlDeviceGetMemoryInfo(device)
     except pynvml.NVMLError_NotSupported:
@@ -264,23 +254,23 @@ def _memory(device: Any) -> _Memory:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
         held = sum(one.usedGpuMemory or 0 for one in holders)
-        return _Memory(marketed=whole, reachable=int(UNIFIED_SHARE * whole), held=held)
-    return _Memory(marketed=int(found.total), reachable=int(found.total), held=int(found.used))
+        return whole, int(UNIFIED_SHARE * whole), held
+    return int(found.total), int(found.total), int(found.used)
 
 
 def _describe(device: Any, card: Any) -> NvidiaDevice:
     import pynvml
 
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
-    memory = _memory(device)
+    marketed, reachable, held = _memory(device)
     name = _text(pynvml.nvmlDeviceGetName(device))
     profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
         uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
         name=name,
-        marketed_bytes=memory.marketed,
-        memory_bytes=memory.reachable,
-        held_bytes=memory.held,
+        marketed_bytes=marketed,
+        memory_bytes=reachable,
+        held_bytes=held,
         capability=f"{major}.{minor}",
         power_limit_watts=_unusual_power_limit(card),
         mig_profile=profile[1] if profile else None,

@@ -81,8 +81,7 @@ def run_trial(request: TrialRequest, events: Events, *, asked_at: float, listene
     by_itself = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
     brief = by_itself and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
-    # A gradient that still overflows after 20 steps is no longer the loss scale's fault.
-    step_seconds = steps.warm_up(warm_ups, 20, watch, brief=brief, evaluated=job.workload.eval_batch)
+    step_seconds = steps.warm_up(warm_ups, watch, brief=brief, evaluated=job.workload.eval_batch)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
@@ -111,7 +110,7 @@ def _set_up(request: TrialRequest, progress: Progress, listener: int | None) -> 
     """The meter, which enforces the memory limit from now on, and the group."""
     progress("setup")
     use_threads(threads_per_rank(request.job.hardware, request.rendezvous, sharing=request.sharing))
-    meter = meter_for(request.job.hardware)
+    meter = meter_for(request.job.hardware.kind)
     ranks = _joined(request, progress, listener)
     meter.enforce(request.memory_limit_bytes)
     torch.manual_seed(request.job.workload.seed)
@@ -265,12 +264,8 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, tell: Tell, aske
         if compiled and number <= micro_steps:
             return
         left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
-        earned = pace.earned
-        pace.judge(number, seconds, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
-        if pace.earned and not earned:
-            tell({"earned": True})
-        if number > 1:
-            tell({"least": pace.least_step_seconds(number, seconds)})
+        elapsed = time.monotonic() - asked_at
+        tell(pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left))
 
     return watch
 
@@ -335,10 +330,9 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
 
 
 def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
-    """Whether a measured rival is both no heavier and faster than this repeat by a quarter."""
-    speed = request.job.workload.tokens_per_step / step_seconds
+    """Whether a rival surely beats this repeat."""
     (memory,) = ranks.largest([meter.reading().device])
-    return any(rival.surely_beats(int(memory), speed) for rival in request.rivals)
+    return request.is_beaten(int(memory), step_seconds)
 
 
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:

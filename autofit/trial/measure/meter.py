@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import PHASES
 from autofit.core.units import MIB, format_bytes
 from autofit.trial.limits.segments import first_allocation
@@ -193,7 +192,7 @@ class CudaMeter(Meter):
     # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
     leak_noise_bytes = 64 * 1024
 
-    def __init__(self, hardware: Hardware, held_by_others: int | None = None) -> None:
+    def __init__(self, held_by_others: int | None = None) -> None:
         """`held_by_others`: what others hold of the device; None for all that is held now."""
         super().__init__(torch.device("cuda", 0))
         before = nvml.visible(0)
@@ -312,21 +311,14 @@ class CudaMeter(Meter):
         )
 
 
-def meter_within(hardware: Hardware, held_by_others: int | None) -> Meter:
-    """The meter for a process that may have used the device before: it counts that, too, as far as it is still held.
+def meter_for(kind: str, held_by_others: int | None = None, *, whole: bool = False) -> Meter:
+    """The meter for a kind of device; raises `ValueError` for a kind without peak counters.
 
-    `held_by_others`: what the device showed before that process began, in bytes; None where it does not say. Raises as
-    `meter_for` does.
+    `whole`: for a process that may have used the device before, which counts, too, as far as it is still held. What
+    the device showed before that process began is then `held_by_others`, in bytes; None where it does not say.
     """
-    if hardware.kind == "cpu":
-        return CpuMeter(whole=True)
-    return CudaMeter(hardware, held_by_others) if hardware.kind == "cuda" else meter_for(hardware)
-
-
-def meter_for(hardware: Hardware) -> Meter:
-    """The meter for a kind of device; raises `ValueError` for a kind without peak counters."""
-    if hardware.kind == "cpu":
-        return CpuMeter()
-    if hardware.kind == "cuda":
-        return CudaMeter(hardware)
-    raise ValueError(f"no memory meter for device kind {hardware.kind!r}")
+    if kind == "cpu":
+        return CpuMeter(whole=whole)
+    if kind == "cuda":
+        return CudaMeter(held_by_others)
+    raise ValueError(f"no memory meter for device kind {kind!r}")

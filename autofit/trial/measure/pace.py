@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
@@ -17,6 +17,8 @@ from autofit.trial.request import Rival, TrialRequest
 WARM_UPS = 2
 """Updates before timing. The first creates states and caches; in the second the host's allocator grows its heap, so it
 took a sixth longer."""
+OVERFLOWS = 20
+"""Steps after which a gradient that still overflows is no longer the loss scale's fault."""
 LONG_SECONDS = 10.0
 """What the timed steps may take together before fewer are timed: a long step scatters less, relative to its length."""
 ONCE_SECONDS = 5.0
@@ -172,19 +174,10 @@ class Pace:
             allowance_seconds=request.allowance_seconds,
         )
 
-    def least_step_seconds(self, number: int, micro_seconds: float) -> float:
-        """What a step takes at least, if the micro-step of that `number` took so long; it may be negative."""
-        return self.accumulation * self.least_share * least_seconds(number, micro_seconds)
-
     def judge(
-        self,
-        number: int,
-        micro_seconds: float,
-        *,
-        elapsed_seconds: float,
-        micro_steps_left: float,
-    ) -> None:
-        """Raise `TooSlow` where the trial is not worth its remaining seconds.
+        self, number: int, micro_seconds: float, *, elapsed_seconds: float, micro_steps_left: float
+    ) -> dict[str, Any]:
+        """The event to tell the trial's parent. Raises `TooSlow` where the trial is not worth its remaining seconds.
 
         `micro_seconds`: what the micro-step of that `number` took, the first being 1; `micro_steps_left`: as many are
         still to be run.
@@ -192,14 +185,18 @@ class Pace:
         least_micro_seconds = least_seconds(number, micro_seconds)
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
         likely = self.accumulation * micro_seconds * self.mean_share
-        self.earned = self.earned or 0.0 < fastest * likely < self.tokens_per_step
-        step_seconds = self.least_step_seconds(number, micro_seconds)
+        told: dict[str, Any] = {}
+        if not self.earned and 0.0 < fastest * likely < self.tokens_per_step:
+            self.earned = told["earned"] = True
+        step_seconds = self.accumulation * self.least_share * least_micro_seconds
+        if number > 1:
+            told["least"] = step_seconds
         if step_seconds <= 0.0:
-            return
+            return told
         speed = self.tokens_per_step / step_seconds
         left_seconds = micro_steps_left * least_micro_seconds
         if left_seconds < 3.0:
-            return  # worth finishing: one slow moment must not end it
+            return told  # worth finishing: one slow moment must not end it
         takes = f"a step takes at least {format_duration(step_seconds)}"
         projected = elapsed_seconds + left_seconds
         why = None
@@ -212,3 +209,4 @@ class Pace:
             why = f"so that the trial would take {format_duration(projected)} and not the {worth} that it is worth"
         if why is not None:
             raise TooSlow(f"{takes}, {why}", step_seconds, is_proven=number > 1)
+        return told

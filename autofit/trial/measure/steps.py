@@ -16,6 +16,7 @@ from autofit.core.outcome import EVALUATION
 from autofit.training.distributed.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.measure.meter import Meter
+from autofit.trial.measure.pace import OVERFLOWS
 
 
 class Progress(Protocol):
@@ -112,14 +113,13 @@ class Steps:
     def warm_up(
         self,
         enough: Callable[[float], int],
-        most: int,
         watch: Watch | None = None,
         *,
         brief: bool = False,
         evaluated: int | None = None,
     ) -> float:
         """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
-        steps that take so long; at most `most`.
+        steps that take so long; at most `OVERFLOWS`.
 
         Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
         one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
@@ -128,7 +128,7 @@ class Steps:
         train in what that leaves of the allocator's memory. Returns the seconds of the last step, as it ran.
         """
         updates, slowest = 0, 0.0
-        for number in range(most):
+        for number in range(OVERFLOWS):
             self._issue(self._booked, watch, self._tokens[: self._step.micro_batch] if brief and not number else None)
             first, *_, last = self._queue[-1].marks
             (slowest,) = self._ranks.largest([self._meter.seconds(first, last)])
@@ -143,7 +143,7 @@ class Steps:
                 self._step.evaluate(self._tokens[:1].expand(evaluated, -1).contiguous())
         for length, _ in self._lengths if self._mixes else ():
             # What is done once for a length is not timed: compiling, and finding a loss scale.
-            for _ in range(most):
+            for _ in range(OVERFLOWS):
                 if math.isfinite(self.once(self._tokens[:, :length])):
                     break
         for _ in range(self._lag):

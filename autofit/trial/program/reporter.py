@@ -16,7 +16,7 @@ from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemo
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
-from autofit.trial.measure.pace import Pace, TooSlow, least_repeats, warm_ups
+from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
 from autofit.trial.process.child import Events
 from autofit.trial.process.classify import memory_failure
@@ -25,9 +25,6 @@ from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
     from autofit.trial.measure.meter import MemoryReading, Meter
-
-OVERFLOWS = 20
-"""Steps after which a gradient that still overflows is no longer the loss scale's fault, as in `trial.measure`."""
 
 
 def step(loss: Any = None) -> None:
@@ -141,9 +138,9 @@ class Session:
             self._succeed(stopped_early=False)
 
     def _enforced(self, held_bytes: int | None) -> Meter:
-        from autofit.trial.measure.meter import meter_within  # torch with it, which the program has by now
+        from autofit.trial.measure.meter import meter_for  # torch with it, which the program has by now
 
-        meter = meter_within(self.request.job.hardware, held_bytes)
+        meter = meter_for(self.request.job.hardware.kind, held_bytes, whole=True)
         self._check(meter.reading())
         self._refused = meter.refusals()
         meter.enforce(self.request.memory_limit_bytes)
@@ -160,7 +157,9 @@ class Session:
         elapsed = time.monotonic() - self._timing_since
         enough = len(self._seconds) >= least_repeats(seconds)
         settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
-        hopeless = len(self._seconds) == 2 and self._is_hopeless()
+        hopeless = len(self._seconds) == 2 and self.request.is_beaten(
+            self._guarded(self._reading).device, min(self._seconds)
+        )
         if hopeless or (enough and settled) or len(self._seconds) == MOST_REPEATS:
             self._succeed(stopped_early=hopeless)
 
@@ -174,27 +173,16 @@ class Session:
         if self._read_steps == 1:
             return
         number, elapsed = self._read_steps, time.monotonic() - self._asked_at
-        earned = self._pace.earned
         left = max(0, warm_ups(seconds) - number) + least_repeats(seconds)
         try:
-            self._pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+            told = self._pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left)
         except TooSlow as error:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
-        if self._pace.earned and not earned:
-            self._events.send({"earned": True})
-        self._events.send({"least": self._pace.least_step_seconds(number, seconds)})
+        self._events.send(told)
         if number >= warm_ups(seconds):
             self._events.send({"peak": self._guarded(self._reading).peak_allocated})
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
             self._events.send({"timing": True})
-
-    def _is_hopeless(self) -> bool:
-        """Whether a measured rival is both no heavier and faster than both repeats by a quarter."""
-        speed, memory = self._speed(min(self._seconds)), self._guarded(self._reading).device
-        return any(rival.surely_beats(memory, speed) for rival in self.request.rivals)
-
-    def _speed(self, step_seconds: float) -> float:
-        return self.request.job.workload.tokens_per_step / step_seconds
 
     def _reading(self) -> MemoryReading:
         found = self._meter.reading()
@@ -216,10 +204,11 @@ class Session:
 
         memory = self._reading()
         seconds = step_seconds(self._seconds)
+        speed = self.request.job.workload.tokens_per_step / seconds.median
         return Measurement(
-            tokens_per_second=self._speed(seconds.median),
+            tokens_per_second=speed,
             step_seconds=seconds,
-            mfu=mfu(self.request.job, self.request.config, self._speed(seconds.median)),
+            mfu=mfu(self.request.job, self.request.config, speed),
             peak_allocated_bytes=memory.peak_allocated,
             peak_reserved_bytes=memory.peak_reserved,
             device_bytes=memory.device,

@@ -37,7 +37,7 @@ def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed
 
 def test_the_allocators_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD).enforce(8 * GIB)
+    CudaMeter().enforce(8 * GIB)
     fake.use(allocated=7 * GIB)
     outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
     assert isinstance(outcome, OutOfMemory)
@@ -47,7 +47,7 @@ def test_the_allocators_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_allocators_refusal_inside_the_compilers_error(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD).enforce(8 * GIB)
+    CudaMeter().enforce(8 * GIB)
     fake.use(allocated=7 * GIB)
     outcome = on_gpu(RuntimeError(f"backend='inductor' raised:\nOutOfMemoryError: {CUDA_TEXT}"))
     assert isinstance(outcome, OutOfMemory)
@@ -62,7 +62,7 @@ def test_torch_tells_what_share_of_the_card_is_allowed() -> None:
 
 def test_the_allocators_refusal_because_others_took_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD).enforce(20 * GIB)
+    CudaMeter().enforce(20 * GIB)
     fake.use(allocated=7 * GIB)
     fake.others_take(10 * GIB)
     outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
@@ -73,7 +73,7 @@ def test_the_allocators_refusal_because_others_took_the_device(monkeypatch: pyte
 @pytest.mark.parametrize(("used", "host"), [(1 * GIB, True), (TOTAL - 1000 * MIB, False)])
 def test_cuda_out_of_memory_beside_the_allocator(monkeypatch: pytest.MonkeyPatch, used: int, host: bool) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD)
+    CudaMeter()
     fake.use(allocated=used)
     fake.load_kernels(200 * MIB)
     outcome = on_gpu(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ..."))
@@ -83,7 +83,7 @@ def test_cuda_out_of_memory_beside_the_allocator(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("sign", ["CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED"])
 def test_no_handle_on_a_full_device_is_want_of_memory(monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD)
+    CudaMeter()
     error = RuntimeError(f"CUDA error: {sign} when calling `cublasCreate(handle)`")
     assert on_gpu(error) is None
     fake.use(allocated=TOTAL - 600 * MIB)
@@ -104,7 +104,7 @@ OF_THE_DEVICE = [
 @pytest.mark.parametrize("status", [1, -6])
 def test_words_that_mean_the_devices_memory_alone(monkeypatch: pytest.MonkeyPatch, said: str, status: int) -> None:
     install_cuda(monkeypatch)  # a card with room: its state decides nothing here
-    CudaMeter(CARD)
+    CudaMeter()
     raised = on_gpu(RuntimeError(f"while it trained\n{said}\nmore"))
     left = ended_without_result(
         status=status,

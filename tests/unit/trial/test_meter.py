@@ -12,7 +12,7 @@ from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard
 
 from autofit.core.device.hardware import Hardware
-from autofit.trial.measure.meter import CpuMeter, CudaMeter, meter_within
+from autofit.trial.measure.meter import CpuMeter, CudaMeter, meter_for
 from autofit.trial.process.classify import DeviceBusy, OverLimit
 
 CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
@@ -21,7 +21,7 @@ GIB = 1024**3
 
 def test_context_is_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
     install_cuda(monkeypatch, others=5000 * MIB)
-    assert CudaMeter(CARD).context == CONTEXT
+    assert CudaMeter().context == CONTEXT
 
 
 def test_context_is_read_from_the_visible_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,14 +29,14 @@ def test_context_is_read_from_the_visible_card(monkeypatch: pytest.MonkeyPatch) 
     busy = FakeCard("GPU-busy", used=70000 * MIB)
     sys.modules["pynvml"].cards = (busy, fake.card)  # type: ignore[attr-defined]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(TOTAL)
     assert meter.context == CONTEXT
 
 
 def test_limit_leaves_room_for_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD).enforce(8 * GIB)
+    CudaMeter().enforce(8 * GIB)
     assert fake.allowed() == pytest.approx(8 * GIB - CONTEXT, abs=1)
 
 
@@ -46,8 +46,8 @@ def test_what_a_program_has_used_before_its_meter_is_its_own(monkeypatch: pytest
     fake.use(allocated=16 * GIB)
     monkeypatch.setattr(fake, "start", lambda: None)  # it has started
     with pytest.raises(DeviceBusy):
-        CudaMeter(CARD).enforce(TOTAL - 1000 * MIB)
-    meter = meter_within(CARD, 1000 * MIB)
+        CudaMeter().enforce(TOTAL - 1000 * MIB)
+    meter = meter_for("cuda", 1000 * MIB, whole=True)
     meter.enforce(TOTAL - 1000 * MIB)
     assert meter.reading().device == 16 * GIB + CONTEXT
     meter.enforce(8 * GIB)
@@ -65,13 +65,13 @@ assert whole > 50 * 2**20 > beyond, (whole, beyond)
 
 def test_a_limit_below_the_context_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    CudaMeter(CARD).enforce(MIB)
+    CudaMeter().enforce(MIB)
     assert fake.allowed() == 0
 
 
 def test_kernels_loaded_late_count(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(8 * GIB)
     fake.use(allocated=3 * GIB, reserved=4 * GIB)
     fake.load_kernels(300 * MIB)
@@ -82,7 +82,7 @@ def test_kernels_loaded_late_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_over_the_limit_by_late_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(8 * GIB)
     fake.use(allocated=fake.allowed())
     meter.reading()
@@ -93,7 +93,7 @@ def test_over_the_limit_by_late_kernels_alone(monkeypatch: pytest.MonkeyPatch) -
 
 def test_reset_forgets_the_set_up_and_binds_the_grown_context(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(8 * GIB)
     fake.use(allocated=6 * GIB)
     fake.use(allocated=1 * GIB)
@@ -110,7 +110,7 @@ def test_reset_forgets_the_set_up_and_binds_the_grown_context(monkeypatch: pytes
 
 def test_a_number_is_read_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     read_in: list[object] = []
 
     class Loss:
@@ -125,7 +125,7 @@ def test_a_number_is_read_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("resident", [0, 1 * GIB, 3 * GIB])
 def test_paged_states_count_wherever_they_are(monkeypatch: pytest.MonkeyPatch, resident: int) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(8 * GIB)
     fake.use(allocated=4 * GIB)
     fake.page(monkeypatch, 3 * GIB, resident=resident)
@@ -137,7 +137,7 @@ def test_paged_states_count_wherever_they_are(monkeypatch: pytest.MonkeyPatch, r
 
 def test_a_full_card_pages_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(TOTAL)
     fake.use(allocated=20 * GIB)
     fake.page(monkeypatch, 16 * GIB, resident=2 * GIB)
@@ -146,7 +146,7 @@ def test_a_full_card_pages_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_of_others_is_not_the_configs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     install_cuda(monkeypatch, others=5000 * MIB)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(18 * GIB)
     with pytest.raises(DeviceBusy, match=r"hold 4\.88 GiB.*--memory-limit 19000MiB"):
         meter.enforce(TOTAL)
@@ -154,7 +154,7 @@ def test_memory_of_others_is_not_the_configs_fault(monkeypatch: pytest.MonkeyPat
 
 def test_a_display_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch, others=100 * MIB)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(TOTAL)
     assert fake.fraction == 1.0, "the driver itself refuses more than the device has"
 
@@ -163,12 +163,12 @@ def test_a_display_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_expandable_segments_are_those_that_the_allocator_has(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     fake = install_cuda(monkeypatch)
     fake.expandable = there  # not on every platform that torch calls cuda, though every trial asks for them
-    assert CudaMeter(CARD).expandable_segments() is there
+    assert CudaMeter().expandable_segments() is there
 
 
 def test_others_that_come_meanwhile_spoil_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(8 * GIB)
     fake.others_take(10 * GIB)
     with pytest.raises(DeviceBusy, match=r"took 10\.00 GiB"):
@@ -177,7 +177,7 @@ def test_others_that_come_meanwhile_spoil_the_figure(monkeypatch: pytest.MonkeyP
 
 def test_without_nvml_the_device_is_taken_for_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch, nvml=False)
-    meter = CudaMeter(CARD)
+    meter = CudaMeter()
     meter.enforce(TOTAL)
     assert meter.context == CONTEXT
     fake.load_kernels(100 * MIB)

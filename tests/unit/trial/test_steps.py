@@ -77,7 +77,7 @@ class Counted:
 def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
     meter = Queued(kind)
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), *QUIET)
-    steps.warm_up(lambda seconds: 2, 20)
+    steps.warm_up(lambda seconds: 2)
     assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
     assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
@@ -90,7 +90,7 @@ def test_a_brief_warm_up_begins_with_one_micro_step(updates: int, rows: list[int
     meter = Queued("cpu")
     counted = Counted(meter)
     steps = Steps(cast(Any, counted), torch.zeros(6, 1), 4, cast(Any, meter), *QUIET)
-    steps.warm_up(lambda seconds: updates, 20, brief=True)
+    steps.warm_up(lambda seconds: updates, brief=True)
     attributed = len(meter.phases)
     steps.timed()
     steps.timed()
@@ -104,7 +104,7 @@ def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None
     """Which the first update makes."""
     meter = Queued("cpu")
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(6, 1), 4, cast(Any, meter), *QUIET)
-    steps.warm_up(lambda seconds: updates, 20)
+    steps.warm_up(lambda seconds: updates)
     attributed = len(meter.phases)
     steps.timed()
     assert attributed == updates and len(meter.phases) == 2
@@ -113,7 +113,7 @@ def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), *QUIET)
-    steps.warm_up(lambda seconds: 2, 20)
+    steps.warm_up(lambda seconds: 2)
     meter.read.clear()
     for _ in range(3):
         steps.timed()
@@ -127,7 +127,7 @@ def test_a_timed_step_is_the_mean_of_those_on_each_length(kind: str) -> None:
     counted = Counted(meter)
     lengths = ((3, 0.75), (7, 0.25))
     steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), *QUIET, lengths=lengths)
-    steps.warm_up(lambda seconds: 2, 20)
+    steps.warm_up(lambda seconds: 2)
     assert counted.lengths[:4] == [8, 8, 3, 7], "compiled for every length before it is timed"
     first = len(counted.lengths) + 1
     assert steps.timed() == 5.0 * (0.75 * first + 0.25 * (first + 1))
@@ -147,7 +147,7 @@ def test_a_step_on_packed_rows_counts_as_much_as_they_take_the_place_of() -> Non
     meter = Queued("cpu")
     counted = Counted(meter)
     steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), *QUIET, lengths=((8, 0.2),))
-    steps.warm_up(lambda seconds: 2, 20)
+    steps.warm_up(lambda seconds: 2)
     assert steps.timed() == 5.0 * 0.2 * 3
     assert counted.lengths == [8, 8, 8] and steps.losses == [1.0, 2.0, 3.0] and not steps.later_losses
 
