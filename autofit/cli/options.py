@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -27,6 +27,11 @@ def whole_tokens(text: str | int) -> int:
 
 def completing(kind: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
+
+
+def completed(flag: str, kind: str, told: str) -> Any:
+    """An option whose values the shell completes."""
+    return typer.Option(flag, help=told, autocompletion=completing(kind))
 
 
 def _names(kind: str) -> Iterable[str]:
@@ -63,18 +68,12 @@ MemoryLimit = Annotated[
     str | None, typer.Option("--memory-limit", help="Device memory that may be used, such as 24GiB.")
 ]
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda, mps or xpu (mps and xpu are not supported yet).",
-        autocompletion=completing("devices"),
-    ),
+    str, completed("--device", "devices", "auto, cpu, cuda, mps or xpu (mps and xpu are not supported yet).")
 ]
-_hardware = partial(typer.Option, "--hardware", autocompletion=completing("hardware"))
 _SEVERAL = "auto, a name that `autofit hardware` lists, or several with commas, or all:"
-Hardware = Annotated[str, _hardware(help="auto, or a name that `autofit hardware` lists.")]
-SeveralHardware = Annotated[str, _hardware(help=f"{_SEVERAL} a search on each.")]
-SeveralEstimated = Annotated[str, _hardware(help=f"{_SEVERAL} a table of cards.")]
+Hardware = Annotated[str, completed("--hardware", "hardware", "auto, or a name that `autofit hardware` lists.")]
+SeveralHardware = Annotated[str, completed("--hardware", "hardware", f"{_SEVERAL} a search on each.")]
+SeveralEstimated = Annotated[str, completed("--hardware", "hardware", f"{_SEVERAL} a table of cards.")]
 Price = Annotated[
     list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
 ]
@@ -88,15 +87,8 @@ Store = Annotated[
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
 InPlace = Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-
-
 Space = Annotated[
-    str | None,
-    typer.Option(
-        "--space",
-        help="Search space: a name that `autofit spaces` lists, or a YAML file.",
-        autocompletion=completing("spaces"),
-    ),
+    str | None, completed("--space", "spaces", "Search space: a name that `autofit spaces` lists, or a YAML file.")
 ]
 
 
@@ -106,10 +98,8 @@ class Estimated:
 
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
-            autocompletion=completing("models"),
+        completed(
+            "--model", "models", "Catalog name (see `autofit models`), folder with a config.json, that file, or hub id."
         ),
     ]
     seq_len: Annotated[
@@ -132,10 +122,8 @@ class Estimated:
     ] = None
     trainer: Annotated[
         str | None,
-        typer.Option(
-            "--for",
-            help="Your trainer: transformers, trl, axolotl or llamafactory. Trials train as it does.",
-            autocompletion=completing("trainers"),
+        completed(
+            "--for", "trainers", "Your trainer: transformers, trl, axolotl or llamafactory. Trials train as it does."
         ),
     ] = None
     eval_batch: Annotated[
@@ -175,22 +163,10 @@ class Trained(Estimated):
 class Wanted:
     """What a config may change: the options of `Goal`."""
 
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            help="any, full, lora or qlora.",
-            autocompletion=completing("methods"),
-        ),
-    ] = "any"
+    method: Annotated[str, completed("--method", "methods", "any, full, lora or qlora.")] = "any"
     min_rank: Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")] = 8
     allow: Annotated[
-        str,
-        typer.Option(
-            "--allow",
-            help="How far the result may change: exact, numerics or training.",
-            autocompletion=completing("effects"),
-        ),
+        str, completed("--allow", "effects", "How far the result may change: exact, numerics or training.")
     ] = "numerics"
 
     def goal(self) -> Goal:

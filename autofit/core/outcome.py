@@ -396,6 +396,11 @@ class Trial:
             isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early and self.why_set_aside is None
         )
 
+    @property
+    def ran_out_on_device(self) -> bool:
+        """Whether it was the device's memory that ran out, and not the host's."""
+        return isinstance(self.outcome, OutOfMemory) and not self.outcome.host
+
     def fits_within(self, memory_limit_bytes: int) -> bool:
         return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
 

@@ -93,8 +93,7 @@ def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Tri
     return tuple(
         trial
         for number, trial in enumerate(attempts)
-        if isinstance(trial.outcome, OutOfMemory)
-        and not trial.outcome.host
+        if trial.ran_out_on_device
         and trial.memory_limit_bytes >= memory_limit_bytes
         and sum(
             later.timed_in_full and later.memory_limit_bytes <= trial.memory_limit_bytes
@@ -165,7 +164,7 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
     if isinstance(outcome, Fits):
         return trial.fits_within(memory_limit_bytes) or outcome.measurement.peak_allocated_bytes > memory_limit_bytes
     if isinstance(outcome, OutOfMemory):
-        return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
+        return trial.memory_limit_bytes >= memory_limit_bytes and trial.ran_out_on_device
     if isinstance(outcome, Unsupported) or machinery_failed(outcome):
         return False  # what the machine lacked may be there next time
     if isinstance(outcome, Crashed) and trial.workload.program is not None:

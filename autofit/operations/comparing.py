@@ -13,7 +13,7 @@ from typing import Any
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
+from autofit.core.outcome import Fits, Measurement, Prediction, Trial
 from autofit.estimate.version import is_current
 from autofit.store import Store, read_lines
 from autofit.techniques import AXES
@@ -142,8 +142,10 @@ def judged(trials: Iterable[Trial]) -> Residuals:
     groups: dict[tuple[str, str, Value], list[tuple[Prediction, Trial]]] = defaultdict(list)
     count = 0
     for trial in trials:
-        if trial.prediction is None or not is_current(trial.prediction) or not _tells(trial):
+        if trial.prediction is None or not is_current(trial.prediction):
             continue
+        if trial.measurement is None and not trial.ran_out_on_device:
+            continue  # the outcome does not show whether the config fits the device
         count += 1
         for axis, value in ((EVERYTHING, EVERYTHING), *trial.config.items):
             groups[trial.hardware.name, axis, value].append((trial.prediction, trial))
@@ -165,12 +167,6 @@ def _errors(name: str, pairs: Iterable[tuple[Prediction, Trial]]) -> Iterator[fl
             predicted, measured = QUANTITIES[name](said, trial.measurement)
             if predicted is not None and measured > 0:
                 yield predicted / measured - 1.0
-
-
-def _tells(trial: Trial) -> bool:
-    """Whether the outcome shows if the config fits the device; running out of host memory does not."""
-    outcome = trial.outcome
-    return isinstance(outcome, Fits) or (isinstance(outcome, OutOfMemory) and not outcome.host)
 
 
 _AXES = {axis.name: (place, axis) for place, axis in enumerate(AXES)}

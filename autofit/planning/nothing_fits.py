@@ -99,7 +99,7 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
 def _predicted(trial: Trial) -> int | None:
     """The device memory that a trial which ran out of it was predicted to need, in bytes; None without a prediction, or
     if it is no more than the trial has proved too little."""
-    if trial.prediction is None or not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
+    if trial.prediction is None or not trial.ran_out_on_device:
         return None
     predicted = trial.prediction.device_bytes
     return predicted if predicted > trial.memory_limit_bytes else None

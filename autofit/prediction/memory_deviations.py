@@ -11,7 +11,7 @@ from statistics import fmean, pvariance
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
 from autofit.core.normal import mean_above
-from autofit.core.outcome import OutOfMemory, Trial
+from autofit.core.outcome import Trial
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
@@ -61,7 +61,7 @@ def memory_errors(trials: Iterable[Trial], unseen: float) -> list[float]:
         if measured := trial.measurement:
             if measured.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
                 errors.append(math.log(measured.device_bytes) - predicted)
-        elif ran_out_on_device(trial):
+        elif trial.ran_out_on_device:
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
     mean, deviation = normal_of(errors, unseen)
     return errors + [mean_above(least, mean, deviation) for least in ran_out if least > mean]
@@ -76,11 +76,6 @@ def normal_of(errors: list[float], unseen: float) -> tuple[float, float]:
     seen = fmean(errors)
     squares = WORTH * unseen**2 + count * pvariance(errors, seen) + WORTH * count / (WORTH + count) * seen**2
     return count * seen / (WORTH + count), math.sqrt(squares / (WORTH + count))
-
-
-def ran_out_on_device(trial: Trial) -> bool:
-    """Whether it was the device's memory that ran out: that is the one which predictions are about."""
-    return isinstance(trial.outcome, OutOfMemory) and not trial.outcome.host
 
 
 def _predicted(hardware: Hardware, store: Store | None) -> list[Trial]:

@@ -71,10 +71,10 @@ def recommend(
     memory_limit: options.MemoryLimit = None,
     form: Annotated[
         str | None,
-        typer.Option(
+        options.completed(
             "--format",
-            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
-            autocompletion=options.completing("formats"),
+            "formats",
+            "json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
         ),
     ] = None,
     anyway: Annotated[

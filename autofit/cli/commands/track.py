@@ -15,20 +15,10 @@ def track(
         str, typer.Argument(help="mlflow, wandb or optuna.", autocompletion=options.completing("trackers"))
     ],
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Only trials of this model. Default: of all models.",
-            autocompletion=options.completing("models"),
-        ),
+        str | None, options.completed("--model", "models", "Only trials of this model. Default: of all models.")
     ] = None,
     hardware: Annotated[
-        str | None,
-        typer.Option(
-            "--hardware",
-            help="Only trials on this hardware. Default: on any.",
-            autocompletion=options.completing("hardware"),
-        ),
+        str | None, options.completed("--hardware", "hardware", "Only trials on this hardware. Default: on any.")
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="The journal of optuna, for optuna-dashboard; it may exist.")

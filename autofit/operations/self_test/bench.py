@@ -197,16 +197,12 @@ class Bench:
             return trial, None
         return trial, self.predicted(job, config, seconds=until - time.monotonic())
 
-    def restart(self) -> None:
-        """End every process, so that whatever hangs in one ends, too; the next check starts them anew."""
+    def close(self) -> None:
+        """End every process, so that whatever hangs in one ends, too; a further check starts them anew."""
         runners, self._runners = self._runners, {}
         for runner in runners.values():
             runner.close()
         self._estimating.close()
-
-    def close(self) -> None:
-        """End every process."""
-        self.restart()
 
 
 _ESTIMATORS: dict[str, Any] = {}

@@ -164,7 +164,7 @@ def _alone(check: Check, bench: Bench, may_take: float) -> Finding:
     try:
         return answers.get(timeout=may_take + GRACE_SECONDS)
     except queue.Empty:
-        bench.restart()
+        bench.close()
         if may_take < check.most_seconds:
             return cut(may_take)  # which says nothing of the check
         return Finding(verdict=Verdict.FAILED, reason=f"hangs: no answer after {format_duration(may_take)}")

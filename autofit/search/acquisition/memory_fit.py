@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction
 from autofit.estimate.memory.deviation import MemoryDeviation
-from autofit.prediction.memory_deviations import LEAST, WORTH, ran_out_on_device
+from autofit.prediction.memory_deviations import LEAST, WORTH
 from autofit.search.acquisition.regret import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 from autofit.search.lattice_state import LatticeState
@@ -80,7 +80,7 @@ class MemoryFit:
         ran_out = [
             (config, self._above_floor(config, trial.memory_limit_bytes))
             for config, trial in self._state.trials.items()
-            if config in self._state and ran_out_on_device(trial)
+            if config in self._state and trial.ran_out_on_device
         ]
         return self._above_floors.predict_rows(known, rows, ran_out)
 
