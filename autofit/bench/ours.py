@@ -24,7 +24,7 @@ from autofit.search.loop import Search
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
 from autofit.trial.attempt import Attempt
-from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, least_seconds, micro_steps_run, warm_ups
+from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, micro_steps_run, warm_ups
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
 
@@ -162,9 +162,8 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     ran = watched + micro_steps * timed
     micro_seconds = min(median / accumulation, trial.seconds / ran)
     elapsed, shown = max(0.0, trial.seconds - ran * micro_seconds), 0.0
-    pace = replace(
-        Pace.of(request, accumulation), least_share=1.0, mean_share=1.0
-    )  # what was recorded is a mean micro-step
+    # What was recorded is a mean micro-step.
+    pace = replace(Pace.of(request, accumulation), least_share=1.0, mean_share=1.0)
     for number in range(1, watched + 1):
         ends = _ends(pace, request)
         if elapsed + micro_seconds > ends:
@@ -173,11 +172,10 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
         elapsed += micro_seconds
         left = max(0, micro_steps - number) + micro_steps
         try:
-            pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+            told = pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
         except TooSlow as slow:
             return replace(trial, outcome=slow.outcome(after_seconds=elapsed), seconds=elapsed)
-        if number > 1:
-            shown = accumulation * least_seconds(number, micro_seconds)
+        shown = told.get("least", shown)
     return _killed(trial, _ends(pace, request), shown or None, is_proven=shown > 0.0)
 
 

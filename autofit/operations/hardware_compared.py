@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -217,23 +216,17 @@ def compare_hardware(
     measured = {hardware.name: hardware.memory_bytes for hardware in reversed(store.hardware())}
     rows = []
     for name in measured if names is None else names:
-        found: Recommendation | None = None
-        reason: str | None = "this workload has not been measured here"
-        with suppress(NotMeasured):
+        found, reason = None, "this workload has not been measured here"
+        try:
             if name in measured:
-                found, reason = _asked(asked, name, goal, memory_limit_bytes, store)
-        rows.append(OnHardware(name=name, memory_bytes=measured.get(name), recommendation=found, reason=reason))
+                found = recommend(asked, hardware=name, goal=goal, memory_limit_bytes=memory_limit_bytes, store=store)
+        except NothingFits as error:
+            reason = str(error)
+        except NotMeasured:
+            pass
+        why = None if found else reason
+        rows.append(OnHardware(name=name, memory_bytes=measured.get(name), recommendation=found, reason=why))
     return sorted(rows, key=lambda r: -r.recommendation.point.tokens_per_second if r.recommendation else 1.0)
-
-
-def _asked(
-    asked: Asked, name: str, goal: Goal | None, limit: int | None, store: Store
-) -> tuple[Recommendation | None, str | None]:
-    """The recommendation, or why nothing fits."""
-    try:
-        return recommend(asked, hardware=name, goal=goal, memory_limit_bytes=limit, store=store), None
-    except NothingFits as error:
-        return None, str(error)
 
 
 def price_of_an_hour(text: str) -> float:

@@ -66,7 +66,7 @@ def _edits(
 ) -> dict[KeyPath, Any]:
     """What the export writes differently, and of the axes that have `changed` whatever the user has otherwise."""
     edits: dict[KeyPath, Any] = {}
-    irrelevant = known_keys(trainer.keys).irrelevant
+    irrelevant = known_keys(trainer.name).irrelevant
     older = {axis: [key for key in trainer.other_spellings.get(axis, ()) if key in values] for axis in changed}
     added = {axis for axis, _ in now.values()} - {axis for axis, _ in then.values()}
     for path, (axis, value) in now.items():

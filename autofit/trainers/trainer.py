@@ -19,8 +19,7 @@ class Trainer:
     """One trainer: how its file is read, and how it says a config."""
 
     name: str
-    keys: str
-    """Its keys in `known_keys.yaml`."""
+    """Under which `known_keys.yaml` has its keys, too."""
     model_key: str | None
     """The key that every file of it has, and that names the model."""
     reader: Callable[[Keys, Where], Run]
@@ -33,7 +32,7 @@ class Trainer:
 
     def read(self, values: Mapping[str, Any], where: Where) -> Run:
         """The run that a file's keys ask for. Raises `UsageError` for a value that the trainer would refuse."""
-        keys = Keys(values, self.keys)
+        keys = Keys(values, self.name)
         run = self.reader(keys, where)
         return replace(
             run,
@@ -48,7 +47,6 @@ READERS: Mapping[str, Trainer] = {
     for trainer in (
         Trainer(
             name="axolotl",
-            keys="axolotl",
             model_key="base_model",
             reader=axolotl.read,
             table=axolotl_format.TABLE,
@@ -61,7 +59,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="llamafactory",
-            keys="llamafactory",
             model_key="model_name_or_path",
             reader=llamafactory.read,
             table=llamafactory_format.TABLE,
@@ -69,7 +66,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="trl",
-            keys="trl",
             model_key="model_name_or_path",
             reader=trl.read,
             table=trl_format.TABLE,
@@ -78,7 +74,6 @@ READERS: Mapping[str, Trainer] = {
         ),
         Trainer(
             name="transformers",
-            keys="training_arguments",
             model_key=None,
             reader=training_arguments.read,
             table=training_arguments.TABLE,
@@ -121,7 +116,7 @@ def recognised(values: Mapping[str, Any]) -> Trainer:
             raise UsageError(f"this is {what}")
     with_model = [t for t in READERS.values() if t.model_key is not None and t.model_key in values]
     if not with_model:
-        arguments = known_keys("training_arguments")
+        arguments = known_keys("transformers")
         ours = values.keys() & arguments.all
         if "per_device_train_batch_size" in ours or ("output_dir" in ours and len(ours) > 2):
             return READERS["transformers"]
@@ -136,8 +131,8 @@ def recognised(values: Mapping[str, Any]) -> Trainer:
 
 def _own_keys(trainer: Trainer) -> frozenset[str]:
     """The keys that no other trainer has."""
-    others = [known_keys(other.keys).all for other in READERS.values() if other is not trainer]
-    return known_keys(trainer.keys).all - frozenset[str]().union(*others) | {trainer.model_key or ""}
+    others = [known_keys(other).all for other in READERS if other != trainer.name]
+    return known_keys(trainer.name).all - frozenset[str]().union(*others) | {trainer.model_key or ""}
 
 
 _LOOKED_FOR = (

@@ -204,17 +204,13 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     return settings(training={"gradient_checkpointing": kwargs is not None, **on})
 
 
-def _loss(value: Value, task: Task) -> Settings:
-    return ta.liger(task)
-
-
 TABLE: Mapping[str, Emit] = {
     "precision": _precision,
     "micro_batch": ta.batch,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "kernels": ta.kernels,
-    "loss": _loss,
+    "loss": ta.kernels,
     "compile": ta.compilation,
     "offload": ta.offload,
     "sharding": ta.sharding,

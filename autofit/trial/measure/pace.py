@@ -108,11 +108,6 @@ def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> flo
     return max([least_tokens_per_second, *(speed / BEATEN_FACTOR for speed in rivals)])
 
 
-def least_seconds(number: int, micro_seconds: float) -> float:
-    """What any micro-step takes at least, if the one of that `number` took so long; it may be negative."""
-    return micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
-
-
 class TooSlow(Exception):
     """The trial need not go on: what it would still show is not worth its seconds."""
 
@@ -182,7 +177,8 @@ class Pace:
         `micro_seconds`: what the micro-step of that `number` took, the first being 1; `micro_steps_left`: as many are
         still to be run.
         """
-        least_micro_seconds = least_seconds(number, micro_seconds)
+        # What any micro-step takes at least: less than nothing, if the first has shown nothing.
+        least_micro_seconds = micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
         likely = self.accumulation * micro_seconds * self.mean_share
         told: dict[str, Any] = {}
