@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class ProgressDisplay(Display):
-    """Shows the progress of a search."""
-
     def __init__(self) -> None:
         super().__init__()
         self._last = (-1, -1)
@@ -100,7 +98,6 @@ class StandingsDisplay(Display):
 
 
 def standing_line(standing: Standing) -> str:
-    """Where one search stands."""
     parts = [f"{standing.state.replace('_', ' ')}, {standing.trials} trials done"]
     if standing.out_of_memory:
         parts.append(f"{standing.out_of_memory} out of memory")

@@ -178,7 +178,6 @@ def not_estimated(device: Hardware) -> str | None:
 
 
 def _device(found: Card) -> Hardware:
-    """A catalog card as the device of a job."""
     return Hardware(
         name=found.name,
         kind=found.kind,

@@ -75,7 +75,6 @@ class PredictedFrontier:
     """How long the prediction took."""
 
     def of(self, method: str) -> tuple[Estimate, ...]:
-        """The frontier of one method."""
         return tuple(of_method(method, self.points))
 
     def to_json(self) -> dict[str, Any]:

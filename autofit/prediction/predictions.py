@@ -53,5 +53,4 @@ class ReadyMade:
     predictions: Predictions = field(default_factory=Predictions)
 
     def predict(self, report: Report) -> Predictions:
-        """Those."""
         return self.predictions

@@ -114,7 +114,6 @@ class Access:
         return None if row is None else Token(**row._asdict())
 
     def any_valid(self) -> bool:
-        """Whether any token is valid."""
         valid = select(TokenRow.name).where(TokenRow.revoked_at.is_(None)).limit(1)
         return self._database.fetch(lambda c: c.scalar(valid)) is not None
 

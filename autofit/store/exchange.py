@@ -47,7 +47,6 @@ def export_lines(store: Store) -> Iterator[str]:
 
 
 def opening_line() -> str:
-    """The first line of an export."""
     return to_text({"schema": SCHEMA, "autofit": __version__}) + "\n"
 
 

@@ -11,8 +11,6 @@ from autofit.store.tables import ProbeRow
 
 
 class Probes:
-    """The probes in a store."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -141,7 +141,6 @@ class Store:
         return added, repeated
 
     def trial(self, trial_id: int) -> Trial | None:
-        """The trial with this number, or None."""
         found = self._all_trials(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id))
         return found[0] if found else None
 
@@ -270,7 +269,6 @@ class Store:
         return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
 
     def search(self, search_id: str) -> Search | None:
-        """The search with this id, or None."""
         found = self._read_searches(SearchRow.search_id == search_id)
         return found[0] if found else None
 

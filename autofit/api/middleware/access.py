@@ -114,7 +114,6 @@ def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loop
 
 
 def _secret(request: Request) -> str | None:
-    """The secret that the request gives, if any."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     # The scheme's name is case-insensitive (RFC 9110, section 11.1).
     if scheme.lower() == "bearer":

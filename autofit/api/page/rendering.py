@@ -67,7 +67,6 @@ def is_partial(request: Request) -> bool:
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page, or a part of one."""
     token = request.state.token
     text = _templates.get_template(template).render(
         **values, path=request.url.path, asker=None if token is None else token.name

@@ -60,7 +60,6 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
 
 
 def report_rows(report: StoreReport) -> list[tuple[str, str]]:
-    """The report as rows of (name, finding)."""
     return [
         ("store", report.store),
         ("kind", report.kind),

@@ -40,7 +40,6 @@ class FusedGraph:
         }
 
     def __call__(self, operands: list[Any]) -> Any:
-        """The graph's results."""
         values: dict[Node, Any] = dict(zip(self._plan.operands, operands, strict=True))
         operands.clear()
         for unit in self._plan.units:

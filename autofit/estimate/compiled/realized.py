@@ -101,7 +101,6 @@ class Realized:
         return found
 
     def views(self, node: Node) -> Iterable[Node]:
-        """A node and its views."""
         yield node
         for user in node.users:
             if user.op != "output" and self.kinds[user] == "view":

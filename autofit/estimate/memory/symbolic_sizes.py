@@ -59,7 +59,6 @@ class SymbolicSizes:
         return SymbolicSizes(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
 
     def at(self, micro_batch: int, rank: int) -> NDArray[np.float64]:
-        """The sizes at this micro-batch and rank."""
         return np.asarray(
             self.constants * np.where(self.of_micro_batch, micro_batch, 1) * np.where(self.of_rank, rank, 1)
         )

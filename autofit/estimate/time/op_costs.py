@@ -65,7 +65,6 @@ def _fused_attention(number_format: str, direction: str) -> Family:
 
 
 def _families() -> tuple[Family, ...]:
-    """Every family there is."""
     products = [_linear(f, layout, wide=wide) for f in FORMATS for layout in LAYOUTS for wide in (False, True)]
     products += [_of_four_bit_product(f) for f in FORMATS]
     products += [Family(batched(f), _moves("elementwise", f)) for f in FORMATS]
@@ -133,7 +132,6 @@ class Works:
         )
 
     def at(self, micro_batch: int, rank: int) -> Costs:
-        """The costs at this micro-batch and rank."""
         moved = np.zeros(len(self.families))
         np.add.at(moved, self.owners, self.moved.at(micro_batch, rank))
         flops, made = self.flops.at(micro_batch, rank), self.made.at(micro_batch, rank)

@@ -158,7 +158,6 @@ def _view(of: FakeTensor, dtype: torch.dtype, offset: int, shape: Shape, stride:
 
 
 def _mode() -> FakeTensorMode:
-    """The fake mode in force."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert isinstance(mode, FakeTensorMode)
     return mode

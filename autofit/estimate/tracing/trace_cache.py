@@ -34,7 +34,6 @@ class TraceCache:
         return cls(cache_folder() / "traces")
 
     def get(self, key: str) -> Any | None:
-        """The trace under this key, or None."""
         file = self._folder / key
         try:
             found = pickle.loads(file.read_bytes())

@@ -54,7 +54,6 @@ class Course:
 
     @property
     def peak_phase(self) -> str:
-        """The phase that the peak is in."""
         return next(phase for phase, first, end in self.phases if first <= self.peak < end)
 
 

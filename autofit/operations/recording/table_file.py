@@ -74,7 +74,6 @@ class RecordedTable:
 
     @cached_property
     def passes(self) -> dict[Config, list[Trial]]:
-        """The trials of each config."""
         found: dict[Config, list[Trial]] = defaultdict(list)
         for trial in self.of_all_passes():
             found[trial.config].append(trial)

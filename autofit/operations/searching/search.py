@@ -101,7 +101,6 @@ def search(
 
 
 def open_pool(request: SearchRequest) -> Pool:
-    """The workers that the request asks for."""
     if request.in_place:
         from autofit.workers.in_place import InPlacePool
 

@@ -25,7 +25,6 @@ _told_to_end = threading.Event()
 
 
 def drive(told: dict[str, Any]) -> None:
-    """Drive the search to its end."""
     lease = Lease.from_json(told["lease"])
     with Store.open(told["store"], create=False) as store, Driving(store, lease) as held, _interrupted_as_told():
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now

@@ -63,7 +63,6 @@ class Belief:
             self._costs.use(known)
 
     def rows(self, configs: Iterable[Config]) -> Rows:
-        """The positions of configs of the lattice."""
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
     def expected_seconds(self, config: Config) -> float:
@@ -155,5 +154,4 @@ class Belief:
 
 
 def likeliest(claims: Sequence[tuple[float, Array]]) -> Array:
-    """The claim with the highest chance."""
     return max(claims, key=lambda claim: claim[0])[1]

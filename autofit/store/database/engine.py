@@ -110,7 +110,6 @@ class Database:
             )
 
     def close(self) -> None:
-        """Closes all connections."""
         self.engine.dispose()
 
 

@@ -248,8 +248,6 @@ class SearchQueue:
         return [Event(seq=row.seq, kind=row.kind, at=row.at, body=row.body) for row in rows]
 
     def status(self) -> QueueStatus:
-        """How the searches are doing."""
-
         def work(connection: Connection) -> QueueStatus:
             counted = select(SearchRow.state, func.count()).group_by(SearchRow.state)
             first = select(func.min(SearchRow.started_at)).where(SearchRow.state == "queued")
