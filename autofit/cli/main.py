@@ -13,7 +13,7 @@ import typer
 
 from autofit import __version__
 from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer, bench, db, diagnose, estimate, probe, run, runner, serve, token, track
+from autofit.cli.commands import answer, bench, db, diagnose, estimate, probe, run, serve, token, track
 from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -31,7 +31,7 @@ app = typer.Typer(
 for command in (
     *(run.search, run.trial, estimate.estimate, diagnose.diagnose, answer.frontier, answer.recommend),
     *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe),
-    *(serve.serve, runner.runner, track.track),
+    *(serve.serve, serve.runner, track.track),
 ):
     app.command()(command)
 groups = {"spaces": spaces_commands.group, "token": token.group, "db": db.group, "bench": bench.group}

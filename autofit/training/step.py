@@ -11,14 +11,12 @@ from autofit.catalog.model_shape import drops_out
 from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entropy
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import BuildPlan
-from autofit.training.engine import Engine
+from autofit.training.engines import Engine
 from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
 
 PhaseObserver = Callable[[str], AbstractContextManager[None]]
 """Called with the name of a phase (`forward`, `backward`, `optimizer`), which runs inside the context it returns."""
-
-
 Mark = Callable[[], None]
 """Called at the boundaries of what can be timed: at the start, after each micro-batch, and after the update."""
 

@@ -26,8 +26,6 @@ TITLES = {
 """Title of each predicted quantity's table, in printing order."""
 
 group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
-
-
 Out = Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")]
 MaxTrials = Annotated[int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")]
 Cover = Annotated[

@@ -22,8 +22,6 @@ THROTTLE_WORDS = {
     0x80: "power brake",
 }
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
-
-
 _UNREAD = frozenset(
     ("held_periods", "frequency_mhz", "memory_clock_mhz", "memory_clock_max_mhz", "power_watts", "temperature_celsius")
 )
@@ -145,8 +143,8 @@ class DeviceState(Document):
     cards: tuple[CardState, ...] = ()
     """The cards of the trial's ranks, in their order; empty on the CPU, and where NVML does not say."""
     set_aside: str | None = None
-    """Why the device is not what it is called: it is clearly slower than others of its type (`core.device.peers`); None
-    for one that is as fast, or was not compared."""
+    """Why the device is not what it is called: it is clearly slower than others of its type
+    (`workers.slots.comparing`); None for one that is as fast, or was not compared."""
 
     def to_json(self) -> dict[str, Any]:
         """`set_aside` is said only where it is so: earlier versions do not read it."""

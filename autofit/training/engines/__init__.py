@@ -1,16 +1,44 @@
-"""One file per library that can own the gradients and the update; this one chooses among them."""
+"""What owns the gradients and the update: torch itself on one device, a sharding library on several, one file for each.
+This one says what they do, and chooses among them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from autofit.training.engine import Engine
 from autofit.training.weights import Sharder
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from autofit.techniques.technique import BuildPlan
+
+
+class Engine(Protocol):
+    """The part of a training step that a sharding library replaces.
+
+    Gradients are summed over ranks, not averaged: the loss is already divided by the number of targets on all ranks. A
+    DeepSpeed engine wraps `root` itself, synchronises gradients in `backward` and partitions states in `update`. Each
+    rank's engine is used from a single thread.
+    """
+
+    root: nn.Module
+    """The module whose forward is called."""
+    ranks: int
+    """Number of data-parallel ranks that share a global batch."""
+
+    def prepare(self, *, last: bool) -> None:
+        """Called before the forward pass of every micro-batch. `last` says that the update follows this micro-batch's
+        backward pass, so that ranks synchronise only then; some libraries decide this in the forward pass."""
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate the gradients of `loss`; `last` is the value that was passed to `prepare`."""
+
+    def update(self) -> torch.Tensor:
+        """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar.
+
+        The norm is not finite if loss scaling overflowed, in which case nothing was updated.
+        """
 
 
 def sharder(plan: BuildPlan) -> Sharder | None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
-from autofit.core.device.peers import shortfall
 from autofit.core.device.probe import Probe
 from autofit.workers.slots.slot import Slot
+
+SLOW = 0.75
+"""Share of its type's speed below which a device is not what it is called. Sound ones are above: probes of one H100 on
+different days differ by up to 2 %, of an H200 by 5 % (benchmarks/recorded), of two cores of a shared processor by a
+sixth (benchmarks/README.md); and GPUs of one model in a cluster by 8 % on average, by 22 % at most (Sinha et al. 2022,
+"Not All GPUs Are Created Equal", SC22)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,3 +41,29 @@ class Comparing:
             if own is not None and (what := shortfall(own, node, peers)) is not None:
                 return node, what
         return None
+
+
+def shortfall(own: Probe, node: str, peers: Iterable[tuple[str, Probe]]) -> str | None:
+    """What a device of `node` is clearly slower at than its type, in a few words; None if at nothing. `peers` are other
+    devices of its type, each with its node.
+
+    Each part of the probe is judged alone: a card at a low clock reads its memory as fast as others. The type's speed
+    is that of the middle node, or the faster of two in the middle. So one that is fast by mistake condemns nobody, and
+    of two nodes the slower is the slow one. A node has one vote, its fastest device.
+    """
+    known, worst, what = list(peers), SLOW, None
+    for part in own.parts:
+        votes: defaultdict[str, float] = defaultdict(lambda: 0.0, {node: 1.0})
+        for other_node, other in known:
+            rates = next((there.seconds_per for there in other.parts if there.name == part.name), {})
+            votes[other_node] = max(votes[other_node], _times_as_fast(rates, part.seconds_per))
+        compared = sorted(vote for vote in votes.values() if vote)
+        share = 1.0 / compared[len(compared) // 2]
+        if share < worst:
+            worst, what = share, f"{part.name} run there at {share:.0%} of the speed usual for {own.hardware.name} here"
+    return what if what is None or not own.doubts else f"{what} ({'; '.join(own.doubts)})"
+
+
+def _times_as_fast(rates: Mapping[str, float], own: Mapping[str, float]) -> float:
+    """How many times as fast `rates` are, in the median of the kinds of work; 0 where none is in both."""
+    return median([own[kind] / rates[kind] for kind in own if rates.get(kind)] or [0.0])
