@@ -21,8 +21,6 @@ EVERY_DIVISOR: tuple[Value, ...] = ()
 
 ADAPTER_AXES = frozenset({"rank", "targets"})
 """Axes that configs of method `full` do not have."""
-
-
 _SECTIONS = ("purpose", "axes", "defaults", "rules")
 _RULE_KEYS = ("when", "only", "never", "because")
 _Valued = dict[str, tuple[Value, ...]]

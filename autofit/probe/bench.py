@@ -74,25 +74,22 @@ class Bench:
     def seconds(self, call: Callable[[], Any], *, most: float) -> float:
         """Seconds of one call: the least of a few, which take about `most` seconds after a first one that does not
         count. Only where that takes `SLOW_SECONDS` does it count itself."""
-        first = self._timed(call, 1)
+        first = self.timed(call)
         if first >= max(SLOW_SECONDS, most) and not self.accelerator:
             return first
-        again = self._timed(call, 1)
+        again = self.timed(call)
         if again >= max(SLOW_SECONDS, most):
             return again
         if self.accelerator:
             count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
-            return min(self._timed(call, count, busy=count * again) / count for _ in range(3))
+            return min(self.timed(call, count, busy=count * again) / count for _ in range(3))
         repeats = int(min(most / max(again, 1e-6), 12)) - 1
-        return min([again, *(self._timed(call, 1) for _ in range(repeats))])
+        return min([again, *(self.timed(call) for _ in range(repeats))])
 
-    def once(self, call: Callable[[], Any]) -> float:
-        """Seconds of this very call, with the host's part where that is the slower one."""
-        return self._timed(call, 1)
-
-    def _timed(self, call: Callable[[], Any], count: int, *, busy: float = 0.0) -> float:
-        """Seconds of some calls. A CUDA device is first kept `busy` for the seconds that the host takes to launch them,
-        so that they follow each other without a gap and only the device's own time counts."""
+    def timed(self, call: Callable[[], Any], count: int = 1, *, busy: float = 0.0) -> float:
+        """Seconds of these very calls, with the host's part where that is the slower one. A CUDA device is first kept
+        `busy` for the seconds that the host takes to launch them, so that they follow each other without a gap and only
+        the device's own time counts."""
         self.wait()
         if busy and self.device.type == "cuda" and torch.version.hip is None:  # whose clock is another
             cycles = int(min(busy, MOST_BUSY_SECONDS) * CYCLES_PER_SECOND)

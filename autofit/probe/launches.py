@@ -51,7 +51,7 @@ def measure(bench: Bench, job: Job) -> Iterator[dict[str, float]]:
     workload = Workload(model=TINY.name, model_digest=TINY.digest, seq_len=8, global_batch=1)
     tiny = Job(model=TINY, workload=workload, hardware=job.hardware, stack=job.stack)
     config = complete({"method": "lora", "precision": "fp32", "micro_batch": 1, "checkpointing": "none"})
-    yield {LAUNCH: per_operation(tiny, config, bench.device, bench.once)}
+    yield {LAUNCH: per_operation(tiny, config, bench.device, bench.timed)}
 
 
 def per_operation(

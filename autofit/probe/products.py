@@ -84,30 +84,18 @@ def _sample(
     most: float,
     result: torch.Tensor | None = None,
 ) -> Sample:
-    call = _call(bench, dtype, layout, rows, width_in, width_out, result)
-    taken = bench.seconds(call, most=most)
-    moved = dtype.itemsize * (rows * width_in + rows * width_out + width_in * width_out)
-    return 2.0 * rows * width_in * width_out, moved, taken
-
-
-def _call(
-    bench: Bench,
-    dtype: torch.dtype,
-    layout: str,
-    rows: int,
-    width_in: int,
-    width_out: int,
-    result: torch.Tensor | None,
-) -> Callable[[], torch.Tensor]:
-    """A product of a linear layer; its weight is another one in each call, as that of the next layer is."""
+    """Of a product of a linear layer; its weight is another one in each call, as that of the next layer is."""
     inputs, gradients = bench.take(dtype, rows, width_in), bench.take(dtype, rows, width_out)
     weight = _another(bench, bench.take(dtype, width_out, width_in))
     another_gradient = _another(bench, gradients)
-    return {
+    call = {
         "nt": lambda: torch.mm(inputs, weight().t(), out=result),
         "nn": lambda: torch.mm(gradients, weight(), out=result),
         "tn": lambda: torch.mm(another_gradient().t(), inputs, out=result),
     }[layout]
+    taken = bench.seconds(call, most=most)
+    moved = dtype.itemsize * (rows * width_in + rows * width_out + width_in * width_out)
+    return 2.0 * rows * width_in * width_out, moved, taken
 
 
 def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:

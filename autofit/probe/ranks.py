@@ -77,7 +77,7 @@ def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
     }
     bench = Bench(device)
     # The ranks connect in the first call of each.
-    return {n: sent / min([bench.once(call) for _ in range(6)][1:]) for n, (call, sent) in calls.items()}
+    return {n: sent / min([bench.timed(call) for _ in range(6)][1:]) for n, (call, sent) in calls.items()}
 
 
 def main(folder: str, rank: int, ranks: int, kind: str) -> None:

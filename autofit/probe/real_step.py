@@ -31,8 +31,6 @@ MOST_SECONDS, LEAST_ROUNDS = 2.0, 2
 """Of the repeats, all depths together; a round is one of each."""
 MOST_ROUNDS = 8, math.inf
 """On a processor and on an accelerator, whose power limit shows only after a while."""
-
-
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16-mixed", "fp32": "fp32"}
 """The config's precision for products in each format."""
 
@@ -81,7 +79,7 @@ def _measure(bench: Bench, job: Job, config: Config, depths: list[int]) -> Itera
     def at(depth: int) -> float:
         replace_layers(model, every[:depth])
         unwrap(model).config.get_text_config().num_hidden_layers = depth
-        return bench.once(lambda: step.micro_step(inputs, labels, targets, last=True))
+        return bench.timed(lambda: step.micro_step(inputs, labels, targets, last=True))
 
     rounds: list[list[float]] = []
     while not _enough(rounds, MOST_ROUNDS[bench.accelerator]):

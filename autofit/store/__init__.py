@@ -12,8 +12,6 @@ from autofit.store.database.schema import upgrade as upgrade
 from autofit.store.exchange import ImportReport as ImportReport
 from autofit.store.exchange import export_lines as export_lines
 from autofit.store.exchange import import_lines as import_lines
-from autofit.store.exchange import line_of as line_of
-from autofit.store.exchange import opening_line as opening_line
 from autofit.store.exchange import read_lines as read_lines
 from autofit.store.searches.heartbeat import Heartbeat as Heartbeat
 from autofit.store.searches.lease import Lease as Lease

@@ -20,8 +20,6 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
-
-
 _ACTIVE = text("state IN ('queued', 'running')")
 
 

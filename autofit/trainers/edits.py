@@ -14,8 +14,6 @@ KeyPath = tuple[str, ...]
 """A key, and the keys within it."""
 Edits = Mapping[KeyPath, Any]
 """What each key becomes; `REMOVED` for one that goes."""
-
-
 REMOVED = object()
 _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
 """Axes that are said in DeepSpeed's own settings. Of the batch it takes Trainer's word (`auto`)."""

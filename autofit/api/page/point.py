@@ -11,7 +11,7 @@ from autofit.api.models import Models
 from autofit.api.page.forms import workload_query
 from autofit.api.page.rendering import PageRoute, render
 from autofit.api.routes.common import OpenedStore
-from autofit.core.outcome import Fits, Trial
+from autofit.core.outcome import Trial
 from autofit.core.units import LARGEST_INTEGER
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import of_trial
@@ -40,7 +40,7 @@ def point(request: Request, trial: StoredTrial) -> Response:
         request,
         "point.html",
         trial=trial,
-        measurement=trial.outcome.measurement if isinstance(trial.outcome, Fits) else None,
+        measurement=trial.measurement,
         outcome=trial.outcome.to_json(),
         departs=[(name, value) for name, value, usual in rows if not usual],
         usual=[(name, value) for name, value, usual in rows if usual],

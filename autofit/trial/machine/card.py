@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -63,14 +65,10 @@ class CardWatch:
         """What was seen; None where NVML did not answer."""
         if self._limits is None or not self._looks:
             return self._limits
-        mask = None
-        for look in self._looks:
-            if look.throttle_mask is not None:
-                mask = (mask or 0) | look.throttle_mask
         return replace(
             self._limits,
             sm_clock_mhz=self._of("sm_clock_mhz", min, [look for look in self._looks if _is_limited(look)] or None),
-            throttle_mask=mask,
+            throttle_mask=self._of("throttle_mask", lambda masks: reduce(or_, masks)),
             others_share=self._of("others_share", fmean),
             memory_errors=self._of("memory_errors", max),
         )

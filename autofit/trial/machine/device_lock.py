@@ -28,11 +28,7 @@ POLL_SECONDS = 0.2
 
 Waiting = Callable[[int | None], object]
 """Called once when a lock is held by another process, with that process's number if it is known."""
-
-
 _log = logging.getLogger(__name__)
-
-
 NOT_BEGUN = "not begun"
 """How the reason begins why somebody has waited in vain."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,7 @@ _MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 def gpus() -> dict[str, int]:
     """How many GPUs of AMD and Intel there are, without those inside of Intel's processors, which are on the first
     bus; empty where the kernel lists none."""
-    found: dict[str, int] = {}
-    for maker in _makers():
-        found[maker] = found.get(maker, 0) + 1
-    return found
+    return dict(Counter(_makers()))
 
 
 def _makers() -> Iterator[str]:

@@ -14,8 +14,6 @@ NORMAL_95 = statistics.NormalDist().inv_cdf(0.95)
 """The same for more degrees of freedom: the normal distribution's."""
 MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
-
-
 MOST_REPEATS = 30
 """Timed steps, however much they scatter."""
 SMALL_SPREAD = 0.02

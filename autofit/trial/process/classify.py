@@ -64,8 +64,6 @@ NO_KERNELS = "has no kernels for"
 """Part of the reason where the installed torch was not built for the device."""
 LATE_LOADED_BYTES = 2 * 1024**3
 """Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
-
-
 LAUNCH = "launch"
 """The phase of a user's program that has not yet reported to its trial."""
 HOW_TO_REPORT = (
