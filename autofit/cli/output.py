@@ -53,6 +53,17 @@ def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def resumable(said: str) -> Iterator[None]:
+    """Say of what is interrupted what becomes of it."""
+    from autofit.core.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {said}") from None
+
+
 def write(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file atomically: whatever was there before stays until all of the new content is on disk.
 

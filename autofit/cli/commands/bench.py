@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, print_json
+from autofit.cli.output import columns, print_json, resumable
 
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
@@ -77,7 +77,7 @@ def record(
     """
     from autofit import operations
     from autofit.cli.arguments import size
-    from autofit.core.errors import Interrupted, UsageError
+    from autofit.core.errors import UsageError
 
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
@@ -90,7 +90,7 @@ def record(
         ray_address=ray_address,
         in_place=in_place,
     )
-    try:
+    with resumable(f"{out} has what was measured, the same command resumes from there"):
         found = operations.record(
             request,
             out,
@@ -100,8 +100,6 @@ def record(
             trial_seconds=_seconds(trial_budget),
             covering=cover,
         )
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     print_json(found.to_json()) if as_json else print(_how_far(found))
 
 
@@ -180,12 +178,11 @@ def replay(
     from autofit.bench.replay import replay as replayed
     from autofit.cli.arguments import size
     from autofit.cli.text.replay import replay_text
-    from autofit.core.errors import Interrupted
     from autofit.trial.machine.detection import cores
 
     folder = searches_kept() if keep is None else keep
     limit = size(memory_limit)
-    try:
+    with resumable(f"finished searches are kept in {folder}: the same command continues from there"):
         found = replayed(
             table or (),
             methods=() if methods is None else [name.strip() for name in methods.split(",")],
@@ -196,10 +193,6 @@ def replay(
             jobs=cores() if jobs is None else jobs,
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; finished searches are kept in {folder}: the same command continues from there"
-        ) from None
     print_json(found.to_json()) if as_json else print(replay_text(found))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, print_json, warn
+from autofit.cli.output import columns, print_json, resumable, warn
 
 SUPPORT = {
     ("estimate", "search"): "estimate, search",
@@ -142,7 +142,6 @@ def doctor(
 def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bool) -> None:
     """Try everything on the device; exit code 4 if anything fails or computes something else."""
     from autofit.cli.text.self_test import defects, keeper, line, report_text
-    from autofit.core.errors import Interrupted
     from autofit.core.units import parse_duration
     from autofit.operations.self_test.finding import Shown
     from autofit.operations.self_test.running import self_test
@@ -150,12 +149,10 @@ def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bo
     def tell(shown: Shown) -> None:
         print(line(shown), file=sys.stderr, flush=True)
 
-    try:
+    with resumable(f"what the self-test has shown so far is in {out}"):
         report = self_test(
             device=device, ranks=devices, time_limit_seconds=parse_duration(time_limit), keep=keeper(out), tell=tell
         )
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; what the self-test has shown so far is in {out}") from None
     print_json(report.to_json()) if as_json else print(f"\n{report_text(report)}\n\nReport: {out}")
     for remedy in defects(report):
         warn(remedy)

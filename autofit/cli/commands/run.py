@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,10 +18,13 @@ from autofit.cli.arguments import (
     size,
     warn_of_emulated_bf16,
 )
-from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
+from autofit.cli.output import columns, nothing_fits_as_json, print_json, resumable, warn, warn_of_contradictions
 
 if TYPE_CHECKING:
     from autofit.operations import SearchRequest
+
+RESUMES = "what was measured is stored, the same command resumes from there"
+"""What becomes of a search that is interrupted."""
 
 
 @options.spread
@@ -118,7 +119,7 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     from autofit.cli.text.search import over_devices_text, result_text
 
     run = operations.search_over_devices if fewer_devices else operations.search
-    with _resumable(), nothing_fits_as_json(as_json), ProgressDisplay() as display:
+    with resumable(RESUMES), nothing_fits_as_json(as_json), ProgressDisplay() as display:
         result = run(request, display)
     every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
     warn_of_emulated_bf16(every[0].frontier.hardware)
@@ -135,21 +136,9 @@ def _search_each(request: SearchRequest, names: list[str], prices: dict[str, flo
     from autofit.cli.live import StandingsDisplay
     from autofit.cli.text.search import over_hardware_text
 
-    with _resumable(), StandingsDisplay() as display:
+    with resumable(RESUMES), StandingsDisplay() as display:
         found = operations.search_over_hardware(request, names, display)
     print_json(found.to_json(prices)) if as_json else print(over_hardware_text(found, prices))
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Say of an interrupted search what becomes of it."""
-    from autofit.core.errors import Interrupted
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        said = "interrupted; what was measured is stored, the same command resumes from there"
-        raise Interrupted(said) from None
 
 
 def _predict(request: SearchRequest, *, as_json: bool) -> None:
