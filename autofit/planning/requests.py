@@ -11,7 +11,7 @@ from autofit.catalog.models import Model, in_catalog, load, names, positions, sh
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
 from autofit.core.lengths import Lengths
-from autofit.core.units import LARGEST_INTEGER, MIB
+from autofit.core.units import LARGEST_INTEGER, MIB, format_bytes
 from autofit.core.workload import Goal, Workload, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
@@ -205,8 +205,6 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
     if asked is None:
         return int(hardware.memory_bytes * 0.8) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
     if asked * shared_by > hardware.memory_bytes:
-        from autofit.core.units import format_bytes
-
         said = f"memory-limit {format_bytes(asked)}"
         if shared_by > 1:
             said += f" for each of {devices} ranks"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import STDOUT, columns, warn, write
 from autofit.cli.text.phrases import EMULATED
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, UsageError
 from autofit.core.units import format_duration
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ def keeper(file: str) -> Callable[[Report], None]:
     run, a disk that fills up is only a warning."""
     path, warned = Path(file), False
     if file == STDOUT:
-        from autofit.core.errors import UsageError
-
         raise UsageError("--out needs a file, which is written anew after every check: use --json for standard output")
 
     def keep(report: Report) -> None:
