@@ -110,10 +110,22 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
         room, held = rows.pop(place) if place < len(rows) else (row, ())
         insort(rows, (room - length, (*held, length)))
     filled = len(rows) - rows[-1][0] / row  # more data would fill the emptiest
-    squares = mean(every, 2) * len(every) / len(rows)
-    shared = [each for each in rows if each[0] or len(each[1]) > 1] or rows  # a mask is built for these alone
-    room, held = min(shared, key=lambda each: abs(mean(each[1], 2) * len(each[1]) - squares))
-    return Batches(((row, 1.0),), rows=filled / len(every), row=(*held, room) if room else held)
+    # The shortest first, so that a beginning of the row has several.
+    whole = [tuple(sorted((*held, room) if room else held)) for room, held in rows]
+    squares = {each: sum(length**2 for length in each) for each in whole}
+    attended = math.fsum(squares[each] for each in whole) / len(whole)
+
+    def typical(some: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        return min(some, key=lambda each: abs(squares[each] - attended))
+
+    return Batches(
+        ((row, 1.0),),
+        rows=filled / len(every),
+        row=typical(whole),
+        shared_row=typical([each for each in whole if len(each) > 1] or whole),
+        attended=attended / row**2,
+        most_in_row=max(map(len, whole)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +138,14 @@ class Batches:
     """Rows for each sequence: fewer than one where sequences share them."""
     row: tuple[int, ...] = ()
     """The tokens of each sequence in the row that stands for all where sequences share them, the rest as one more. Its
-    squared lengths, to which attention within each is proportional, sum to what those of all rows do in the mean."""
-
-    @property
-    def attended(self) -> float:
-        """What attention does within each sequence of a row, over what it does in the row as one sequence."""
-        return sum(length**2 for length in self.row) / sum(self.row) ** 2
+    squared lengths, to which attention within each is proportional, sum to about what those of all rows do in the mean.
+    """
+    shared_row: tuple[int, ...] = ()
+    """The same of the rows that several sequences share, as far as there are such: a mask is built for these alone."""
+    attended: float = 1.0
+    """What attention does within each sequence of all rows, over what it does in rows of one sequence."""
+    most_in_row: int = 1
+    """The most sequences that share a row."""
 
     @property
     def tokens(self) -> float:

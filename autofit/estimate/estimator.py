@@ -16,6 +16,7 @@ from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.garbage import without_collections
 from autofit.estimate.kernels.column_sums import blocks_at_a_time
+from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits
@@ -216,7 +217,7 @@ class Estimator:
         )
         found = cuda_memory(
             traced.timeline,
-            self.job.hardware.capability,
+            cublas_workspace_bytes(self.job.hardware.capability, self.job.stack.torch_release),
             limit=limit,
             capped=capped,
             replays=self._replays,

@@ -103,7 +103,10 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = [*ta.keeps_apart(value, task, "axolotl"), *ta.first_labels(value, "axolotl")]
+    notes: list[str] = [*ta.keeps_apart(value, task, "axolotl", every=True), *ta.first_labels(value, "axolotl")]
+    if value == "padding-free" and task.config["attention"] == "sdpa":
+        said = "axolotl has sdpa keep sequences apart without a mask where torch can: less memory than was measured"
+        notes.append(Near(f"batching=padding-free: {said}"))
     return merge(ta.batching(value, task, ("group_by_length", True)), settings(*notes))
 
 
@@ -116,10 +119,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    notes = []
-    if task.packs and value != "flash":
-        notes.append(f"attention={value}: axolotl keeps the sequences that it packs apart with flash attention only")
-    return merge(settings(*notes), ta.attention(value, task))
+    return ta.attention(value, task)
 
 
 def _loss(value: Value, task: Task) -> Settings:

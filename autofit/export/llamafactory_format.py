@@ -84,7 +84,9 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 def _batching(value: Value, task: Task) -> Settings:
     notes = ta.first_labels(value, "LLaMA-Factory")
     if value == "padding-free" and task.config["attention"] == "flash" and task.config["micro_batch"] != 1:
-        notes.append("batching=padding-free: with flash attention LLaMA-Factory may take one row at a time only")
+        notes.append(
+            "batching=padding-free: LLaMA-Factory takes one row at a time with flash attention, or ends at once"
+        )
     return merge(ta.batching(value, task), settings(*notes))
 
 

@@ -118,9 +118,9 @@ def batching(value: Value, task: Task, grouping: tuple[str, object] = GROUPING) 
     return settings(training=dict([grouping]) if value == "grouped" else {})
 
 
-def keeps_apart(value: Value, task: Task, trainer: str) -> list[str]:
-    """A note where the trainer's flash attention does not look beyond a packed sequence, as trials do."""
-    if value != "packed" or task.config["attention"] != "flash":
+def keeps_apart(value: Value, task: Task, trainer: str, *, every: bool = False) -> list[str]:
+    """A note where the trainer's flash attention, or `every`, does not look beyond a packed sequence, as trials do."""
+    if value != "packed" or not (every or task.config["attention"] == "flash"):
         return []
     return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
 

@@ -21,7 +21,7 @@ def chunk_the_loss(model):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         if labels is None:
             return whole(**inputs, **kwargs)
-        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        hidden = model.base_model(**inputs, use_cache=False, **kwargs).last_hidden_state
         config, output = model.config.get_text_config(), model.get_output_embeddings()
         head = Head(
             weight=output.weight,

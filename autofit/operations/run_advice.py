@@ -71,7 +71,7 @@ def known_of(args: TrainingArguments, model: Any, script: str, store: str | None
     """What the store at `store` knows of a run of `model` with these arguments by the program `script`; None if nothing
     fits or none was measured. Looks nothing up but the store, and starts nothing. Raises `StoreError`, and `UsageError`
     for arguments that are not understood."""
-    run = training_arguments.read(Keys(args.to_dict(), "training_arguments"), Where(devices=args.world_size))
+    run = training_arguments.read(Keys(args.to_dict(), "transformers"), Where(devices=args.world_size))
     method = ("lora", "qlora") if getattr(model, "peft_config", None) else ("full",)
     name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
-WITHOUT_TRACE = ("rank", "micro_batch", "batching", "optimizer", "loss")
+WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 """Axes that can be varied without tracing the decoder again (`Estimator`)."""
 
 

@@ -58,15 +58,16 @@ class LossModule(nn.Module):
         """Summed cross-entropy in nats, fp32 scalar. tokens, labels [sequences, seq_len]; labels are already shifted.
 
         If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, by torch's own
-        operations, for comparison.
+        operations, for comparison; each row is then one sequence.
         """
+        told = self.rows.told(tokens) if plain is None else {"input_ids": tokens}
         eagerly = plain is not None and self._is_compiled
         with (
             torch.compiler.set_stance("force_eager") if eagerly else nullcontext(),
             nullcontext() if plain is None else self._without_kernels(),
         ):
             # Held until the loss is computed, as in transformers.
-            decoded = self.decoder(**self.rows.told(tokens), attention_mask=self._mask(tokens), use_cache=False)
+            decoded = self.decoder(**told, attention_mask=self._mask(tokens), use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
         kernel = plain or (self._loss if self.training else self._evaluated)
         return kernel(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -39,11 +39,16 @@ class Rows:
 
     def labels(self, tokens: torch.Tensor) -> torch.Tensor:
         """At each position of `tokens` [rows, row] the next token of the same sequence, at a sequence's last none."""
-        labels = torch.full_like(tokens, IGNORE_INDEX)
-        labels[:, :-1] = tokens[:, 1:]
+        labels = _shifted(tokens)
         if self._positions is not None:
             labels[:, :-1].masked_fill_(self._positions[:, 1 : tokens.shape[1]] == 0, IGNORE_INDEX)
         return labels
+
+    def alone(self, row: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each sequence of `row` [1, tokens] in a row of its own, with its labels: kept apart by nothing else."""
+        starts = [start for start in self._starts if start < row.shape[1]]
+        for start, end in pairwise([*starts, row.shape[1]]):
+            yield row[:, start:end], _shifted(row[:, start:end])
 
     def told(self, tokens: torch.Tensor) -> dict[str, Any]:
         """The decoder's arguments for `tokens` [rows, row]; joined, hidden states are [1, rows * row, hidden_size]."""
@@ -62,3 +67,10 @@ class Rows:
             **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
             **dict.fromkeys(("max_length_q", "max_length_k"), longest),
         }
+
+
+def _shifted(tokens: torch.Tensor) -> torch.Tensor:
+    """At each position the next token, at the last none."""
+    labels = torch.full_like(tokens, IGNORE_INDEX)
+    labels[:, :-1] = tokens[:, 1:]
+    return labels

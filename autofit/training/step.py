@@ -115,7 +115,8 @@ class TrainingStep:
 
     @torch.no_grad()
     def reference_loss(self, tokens: torch.Tensor) -> float:
-        """Mean loss in nats per token of the plain forward: no compilation, no checkpointing, no custom kernel.
+        """Mean loss in nats per token of the plain forward: no compilation, no checkpointing, no custom kernel, and
+        each sequence in a row of its own.
 
         Logits are computed a few rows at a time, so that the reference never needs more memory than training does.
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
@@ -125,9 +126,9 @@ class TrainingStep:
         self.module.eval()  # checkpointing and dropout act in training mode only
         try:
             for row in torch.split(tokens, 1):
-                ((inputs, labels),) = self.split(row)
-                with self.precision():
-                    total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
+                for inputs, labels in self.module.rows.alone(row):
+                    with self.precision():
+                        total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
         finally:
             self.module.train(training)
         return total / self.module.rows.targets(tokens)
@@ -143,10 +144,9 @@ class TrainingStep:
         training = self.module.training
         self.module.eval()
         try:
-            ((inputs, labels),) = self.split(row)
             with self.precision():
-                loss = self.engine.root(inputs, labels, full_cross_entropy) / self.module.rows.targets(row)
-            self.engine.backward(loss, last=True)
+                losses = [self.engine.root(*each, full_cross_entropy) for each in self.module.rows.alone(row)]
+            self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row), last=True)
         finally:
             self.module.train(training)
             norm = self.engine.discard()

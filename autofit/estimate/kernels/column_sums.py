@@ -18,12 +18,16 @@ COLUMN_BYTES = 512
 """What a block leaves of a column: 4 bytes for each of as many columns as it has."""
 MULTIPROCESSORS = 132
 """Of a card that is in no catalog: an H100's."""
+SLICE_MULTIPROCESSORS = 16
+"""Of each seventh of a partitioned card: an H100's, of which an A100 has 14 (`nvidia-smi mig -lgip`)."""
 
 
 def blocks_at_a_time(hardware: Hardware) -> int:
     """How many blocks of that kernel a card runs at a time, by the multiprocessors that the catalog knows of it."""
     card = named(hardware.name)
     processors = (card and card.multiprocessors) or MULTIPROCESSORS
+    if hardware.mig_profile is not None:  # such as 3g.40gb
+        processors = SLICE_MULTIPROCESSORS * int(hardware.mig_profile.partition("g")[0])
     return processors * (threads_per_multiprocessor(hardware.capability) // BLOCK_THREADS)
 
 

@@ -114,20 +114,24 @@ def _alignment(half: bool, card: Generation) -> int:
     return 8 if half and card.volta else 1
 
 
-def cuda_scratch(name: str, args: tuple[Any, ...]) -> Held:
-    """What the CUDA kernel of an operation of this name holds while it runs."""
+def cuda_scratch(name: str, args: tuple[Any, ...], *, sequences: int = 0) -> Held:
+    """What the CUDA kernel of an operation of this name holds while it runs; `sequences` is how many flash attention
+    finds in a row where it keeps several apart."""
+    if sequences and name == _FLASH_BACKWARD:
+        return _flash_backward(args, sequences)
     rule = _RULES.get(name)
     return common_scratch(name, args) if rule is None else rule(args)
 
 
-def _flash_backward(args: tuple[Any, ...]) -> Held:
+def _flash_backward(args: tuple[Any, ...], sequences: int = 0) -> Held:
     """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
-    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head. Arguments:
-    (grad_out, query, key, ...), tensors [batch, heads, tokens, width]."""
+    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head. Of several
+    `sequences` in a row (mha_varlen_bwd), each has a tile's rows beside its own. Arguments: (grad_out, query, key,
+    ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
     batch, heads, tokens, width = query.shape
-    rows = round_up(tokens, SEQUENCE_TILE)
+    rows = tokens + sequences * SEQUENCE_TILE if sequences else round_up(tokens, SEQUENCE_TILE)
     columns = round_up(width, 32 if width <= 128 else 64)
     accumulated = batch * heads * rows * FP32_BYTES, batch * heads * rows * columns * FP32_BYTES
     if key.shape[1] == heads:
@@ -185,8 +189,9 @@ def _column_sums(args: tuple[Any, ...]) -> Held:
     return Held(sums=(operand.numel(), columns))
 
 
+_FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_backward.default"
 _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
-    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    _FLASH_BACKWARD: _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,
@@ -197,11 +202,13 @@ _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
 CUBLAS_WORKSPACE_BYTES = 8 * 1024**2 + 128 * 1024
 """Per cuBLAS handle, inside the caching allocator: ":4096:2:16:8" (getChosenWorkspaceSize in aten/src/ATen/cuda/
 CublasHandlePool.cpp)."""
-CUBLAS_WORKSPACE_BYTES_FROM_HOPPER_ON = 32 * 1024**2
-"""The same from compute capability 9.0 on. torch 2.11 still takes the smaller one on Blackwell (10.0 and 12.0)."""
+LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 1024**2
+"""The same on Hopper and, from torch 2.12 on, on Blackwell (10.0 and 12.0)."""
 
 
-def cublas_workspace_bytes(capability: str | None) -> int:
-    """Workspace that one cuBLAS handle holds. The forward's thread and autograd's have a handle each."""
-    is_hopper = (compute_capability(capability) or 0.0) >= 9.0
-    return CUBLAS_WORKSPACE_BYTES_FROM_HOPPER_ON if is_hopper else CUBLAS_WORKSPACE_BYTES
+def cublas_workspace_bytes(capability: str | None, release: tuple[int, int]) -> int:
+    """Workspace that one cuBLAS handle holds with torch's `release`. The forward's thread and autograd's have a handle
+    each."""
+    version = compute_capability(capability) or 0.0
+    is_large = version >= 9.0 and (version < 10.0 or release >= (2, 12))
+    return LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from autofit.core.outcome import SAVING
-from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import heap
 from autofit.estimate.memory.replays import Fragmentation, Replays
 from autofit.estimate.memory.timeline import Timeline
@@ -32,7 +31,7 @@ class Memory:
 
 def cuda_memory(
     line: Timeline,
-    capability: str | None,
+    workspace: int,
     *,
     limit: int,
     replays: Replays,
@@ -45,14 +44,13 @@ def cuda_memory(
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
     limit is `capped` if it is less than the device has, so that torch enforces it; it then counts `paged` states too,
-    which lie outside of the allocator.
+    which lie outside of the allocator. cuBLAS takes a `workspace` of so many bytes for each of two handles.
 
     `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `others`
     are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken. To save a
     checkpoint takes `saving` bytes beyond what lies there between steps.
     """
     limit -= context
-    workspace = cublas_workspace_bytes(capability)
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.kernels.scratch import host_scratch
+from autofit.estimate.kernels.scratch import Scratch, host_scratch
 from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates, updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
@@ -27,7 +27,7 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import keeps_apart, micro_batches
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
@@ -220,11 +220,21 @@ class Traces:
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_of_rows(config)))
-        return traced, tied and config["loss"] == "full", sizes
+        return traced, tied and config["loss"] == "full", sizes, self._most_in_row(config)
+
+    def _most_in_row(self, config: Config) -> int:
+        """How many sequences flash attention has to keep apart at most in a row; 0 where it keeps none."""
+        batches = micro_batches(config, self.job.workload)
+        apart = batches is not None and keeps_apart(config) and config["attention"] == "flash"
+        return batches.most_in_row if batches is not None and apart else 0
+
+    def _kernels(self, config: Config) -> Scratch:
+        most = self._most_in_row(config)
+        return partial(cuda_scratch, sequences=most) if most and self._scratch is cuda_scratch else self._scratch
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
-        kinds = layer_kinds(config, job)
-        run = partial(trace_decoder, config, job, scratch=self._scratch, keeps_inputs=keeps_inputs, masked=masked)
+        kinds, scratch = layer_kinds(config, job), self._kernels(config)
+        run = partial(trace_decoder, config, job, scratch=scratch, keeps_inputs=keeps_inputs, masked=masked)
         if not self._exact:
             layers, representative = representatives(kinds)
             small, head = run(layers)

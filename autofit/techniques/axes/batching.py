@@ -79,7 +79,9 @@ class Batching(Technique):
             return f"batching={config['batching']} needs --lengths: without them every sequence is full, as if packed"
         if not keeps_apart(config):
             return None
-        if job.model.config["model_type"] not in KEPT_APART:
+        config_json = job.model.config
+        bidirectional = config_json.get("is_causal") is False or config_json.get("use_bidirectional_attention")
+        if config_json["model_type"] not in KEPT_APART or bidirectional:
             return (
                 f"batching=padding-free is not known to keep sequences apart in {job.model.name}: use padded or packed"
             )
@@ -90,4 +92,4 @@ class Batching(Technique):
     def plan(self, plan: BuildPlan) -> None:
         batches = micro_batches(plan.config, plan.job.workload)
         if batches is not None and keeps_apart(plan.config):
-            plan.sequences = batches.row
+            plan.sequences = batches.row if plan.config["attention"] == "flash" else batches.shared_row

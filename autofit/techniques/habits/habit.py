@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autofit.core.lattice import Config, Value
@@ -39,8 +39,8 @@ class Trainer:
     cannot_in_full: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The same of full training alone, unless DeepSpeed or FSDP has the weights' formats in hand."""
 
-    packs_for_flash: bool = False
-    """Whether it keeps packed sequences apart as trials do with flash attention alone."""
+    cannot_keep_apart: Callable[[Config], str | None] = lambda config: None
+    """What it does instead of keeping a config's packed sequences apart, beginning with a verb; None if it can."""
     liger_is_one: bool = False
     """Whether one switch turns on Liger's loss and its kernels alike."""
 
@@ -58,6 +58,5 @@ class Trainer:
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"
-        if self.packs_for_flash and keeps_apart(config) and config["attention"] != "flash":
-            return f"batching=padding-free is not possible with {self.name}, which packs so for attention=flash only"
-        return None
+        instead = self.cannot_keep_apart(config) if keeps_apart(config) else None
+        return instead and f"batching=padding-free is not possible here with {self.name}, which {instead}"

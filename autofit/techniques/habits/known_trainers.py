@@ -33,7 +33,6 @@ _NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
 
 TRL = Trainer(
     name="trl",
-    packs_for_flash=True,
     version="trl 1.16",
     habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
     usual={"loss": "chunked"},
@@ -41,12 +40,12 @@ TRL = Trainer(
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
     },
+    cannot_keep_apart=lambda config: None if config["attention"] == "flash" else "packs so for attention=flash only",
 )
 """`SFTTrainer`."""
 
 AXOLOTL = Trainer(
     name="axolotl",
-    packs_for_flash=True,
     version="axolotl 0.19",
     # `load_adapter` of src/axolotl/loaders/adapter.py wants gradients of the inputs whether or not it checkpoints.
     # Adapters have the format that the exported `peft_autocast_adapter_dtype` says, and nothing else of a model with
@@ -81,6 +80,12 @@ LLAMAFACTORY = Trainer(
         "loss": {"chunked": "has no such loss and makes all logits at once"},
     },
     cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},
+    # `SFTDataCollatorWith4DAttentionMask` of src/llamafactory/data/collator.py ends at other batches.
+    cannot_keep_apart=lambda config: (
+        "takes one row at a time with attention=flash"
+        if config["attention"] == "flash" and config["micro_batch"] != 1
+        else None
+    ),
     liger_is_one=True,
 )
 

@@ -48,7 +48,8 @@ def parse(recommendation: Recommendation, file: Path, source: str = "org/model")
 def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
     workload = recommendation.workload
     assert (args.max_length, args.packing) == (workload.seq_len, True)
-    assert args.packing_strategy == ("bfd" if config["attention"] == "flash" else "wrapped")
+    apart = config["attention"] == "flash" or config.get("batching") == "padding-free"
+    assert args.packing_strategy == ("bfd" if apart else "wrapped")
     assert args.per_device_train_batch_size == config["micro_batch"]
     steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
     assert steps == workload.global_batch

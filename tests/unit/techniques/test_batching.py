@@ -19,6 +19,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.planning.lattices import load_space, narrow
 from autofit.techniques import Job, changes, complete, parse, unsupported
 from autofit.techniques.axes.batching import micro_batches
+from autofit.techniques.habits import TRAINERS
 from tests import tiny
 from tests.unit.export.export_samples import make_recommendation
 
@@ -77,10 +78,12 @@ def test_the_row_that_stands_for_all_is_full_and_as_much_work_for_attention_as_t
     ours = micro_batches(config("padding-free"), workload())
     assert ours is not None and sum(ours.row) == 2000
     squares = sum(length**2 for length in TOKENS) / len(TOKENS) / ours.rows
-    assert ours.attended == pytest.approx(squares / 2000**2, rel=0.05)
+    assert sum(length**2 for length in ours.row) == pytest.approx(squares, rel=0.05)
     assert ours.nodes == micro_batches(config("packed"), workload()).nodes  # type: ignore[union-attr]
     mostly_alone = micro_batches(config("padding-free"), workload(seq_len=64, lengths=(30, 34, *[64] * 8)))
-    assert mostly_alone is not None and mostly_alone.row == (34, 30)
+    assert mostly_alone is not None and (mostly_alone.row, mostly_alone.shared_row) == ((64,), (30, 34))
+    assert mostly_alone.attended == pytest.approx((8 * 64**2 + 30**2 + 34**2) / 9 / 64**2)
+    assert (mostly_alone.most_in_row, ours.attended) == (2, pytest.approx(squares / 2000**2, rel=0.01))
 
 
 def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_with_flash() -> None:
@@ -106,13 +109,20 @@ def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_wit
         )
 
 
-@pytest.mark.parametrize("trainer", ["trl", "axolotl"])
-def test_trainers_that_pack_so_with_flash_attention_alone(trainer: str) -> None:
-    job = tiny.job(lengths=(2, 16), trainer=trainer)
-    found = complete(
-        {"batching": "padding-free", "loss": "chunked" if trainer == "trl" else "full", "precision": "fp32"}
-    )
-    assert "packs so for attention=flash only" in str(unsupported(found, job))
+@pytest.mark.parametrize(
+    ("trainer", "attention", "reason"),
+    [
+        ("trl", "sdpa", "packs so for attention=flash only"),
+        ("trl", "flash", None),
+        ("axolotl", "sdpa", None),
+        ("llamafactory", "sdpa", None),
+        ("llamafactory", "flash", "takes one row at a time with attention=flash"),
+    ],
+)
+def test_what_trainers_do_instead_of_keeping_sequences_apart(trainer: str, attention: str, reason: str | None) -> None:
+    found = complete({"batching": "padding-free", "attention": attention, "micro_batch": 2, "method": "lora"})
+    said = TRAINERS[trainer].why_not(found.replace(loss=TRAINERS[trainer].usual.get("loss", "full")))
+    assert said == (reason and f"batching=padding-free is not possible here with {trainer}, which {reason}")
 
 
 def test_packing_trains_as_fast_on_a_token_as_full_sequences_and_takes_the_same_memory() -> None:

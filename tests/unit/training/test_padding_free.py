@@ -11,14 +11,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from autofit.catalog.models import Model
 from autofit.techniques import unsupported
-from autofit.techniques.axes.batching import KEPT_APART, micro_batches
+from autofit.techniques.axes.batching import KEPT_APART, keeps_apart, micro_batches
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.build import build
 from autofit.training.rows import Rows
 from autofit.training.step import TrainingStep
 from tests import tiny
 
-SEQUENCES = (9, 5, 2)
+SEQUENCES = (2, 5, 9)
 ROW = sum(SEQUENCES)
 ROWS = 2
 
@@ -29,7 +29,7 @@ def built(model: Model, **values: Any) -> TrainingStep:
     job = tiny.job(model, seq_len=ROW, global_batch=12, lengths=tuple(sorted(SEQUENCES)))
     assert unsupported(config, job) is None
     batches = micro_batches(config, job.workload)
-    assert batches is not None and batches.row == (SEQUENCES if "batching" in config else ())
+    assert batches is not None and batches.shared_row == (SEQUENCES if keeps_apart(config) else batches.shared_row)
     torch.manual_seed(1)
     return build(config, job, tiny.CPU)
 
@@ -112,9 +112,10 @@ def test_every_loss_of_a_step_is_normalised_by_the_targets_within_sequences() ->
 
 def test_of_the_beginnings_of_rows_the_sequences_are_cut() -> None:
     rows, tokens = Rows(SEQUENCES), tokens_of_rows()[:, :11]
-    assert rows.targets(tokens) == ROWS * 9
-    assert [at for at, label in enumerate(rows.labels(tokens)[0]) if label == IGNORE_INDEX] == [8, 10]
-    assert rows.told(tokens)["position_ids"][1].tolist() == [*range(9), 0, 1]
+    assert rows.targets(tokens) == ROWS * 8
+    assert [at for at, label in enumerate(rows.labels(tokens)[0]) if label == IGNORE_INDEX] == [1, 6, 10]
+    assert rows.told(tokens)["position_ids"][1].tolist() == [*range(2), *range(5), *range(4)]
+    assert [len(row[0]) for row, _ in rows.alone(tokens[:1])] == [2, 5, 4]
 
 
 def test_flash_attention_is_given_one_row_and_where_sequences_begin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +144,21 @@ def test_flash_attention_is_given_one_row_and_where_sequences_begin(monkeypatch:
         expected = from_padded(built(model, micro_batch=6), rows)
         found = from_rows(built(model, attention="eager", micro_batch=ROWS, batching="padding-free"), rows)
         assert_alike(found, expected)
+
+
+def test_a_kernel_that_does_not_keep_them_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial compares its loss with that of each sequence in a row of its own, by the same kernel."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    def ignores(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, scaling=options["scaling"])
+
+    AttentionInterface.register("ignores", ignores)
+    monkeypatch.setattr("autofit.techniques.axes.attention.IMPLEMENTATIONS", {"sdpa": "sdpa", "eager": "ignores"})
+    rows = tokens_of_rows()
+    step = built(tiny.LLAMA, attention="eager", micro_batch=ROWS, batching="padding-free")
+    assert step.reference_loss(rows) == pytest.approx(from_padded(built(tiny.LLAMA, micro_batch=6), rows)[0], rel=1e-5)
+    assert abs(float(step.run(rows)) / step.reference_loss(rows) - 1.0) > 1e-4
 
 
 def test_what_flash_attention_is_given_is_what_the_collators_of_trl_and_transformers_give() -> None:
