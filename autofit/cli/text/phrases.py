@@ -19,7 +19,9 @@ EMULATED = (
 """Of what was measured on a card that is not there."""
 MUCH_PADDING = 0.2
 """The share of padding from which it is said what would spare it."""
-SPARES_PADDING = "--allow training tries other values of batching, too, which spare most of the padding"
+SPARES_PADDING = (
+    "--allow training tries batching=packed, grouped and padding-free, too, which spare most of the padding"
+)
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
     Effect.NUMERICS: "numerics: rounds differently",
