@@ -40,7 +40,11 @@ TRL = Trainer(
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
     },
-    cannot_keep_apart=lambda config: None if config["attention"] == "flash" else "packs so for attention=flash only",
+    cannot_keep_apart=lambda config: (
+        "joins the rows of a micro-batch, under one mask without attention=flash"
+        if config["attention"] != "flash" and config["micro_batch"] != 1
+        else None
+    ),
 )
 """`SFTTrainer`."""
 
