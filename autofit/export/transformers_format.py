@@ -11,6 +11,7 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
@@ -82,8 +83,8 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    takes_rows = value in ("packed", "padding-free")
-    notes = [f"batching={value}: the script takes rows; put whole sequences into them yourself"] if takes_rows else []
+    said = f"batching={value}: the script takes rows; put whole sequences into them yourself"
+    notes = [said] if packs(task.config) else []
     return merge(ta.batching(value, task), settings(*notes))
 
 
