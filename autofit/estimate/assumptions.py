@@ -9,12 +9,11 @@ from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import product_format
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
 
@@ -143,33 +142,17 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
                 f"checkpointing={config['checkpointing']}: where cuDNN's kernel runs, torch recomputes attention as if "
                 "that took no time, so a step may take longer than predicted"
             )
-    if config["attention"] == "sdpa" and _keeps_scores_of_groups(config, job):
+    window = job.model.config.get("sliding_window")  # whose mask has transformers repeat keys
+    if config["attention"] == "sdpa" and keeps_scores(config, job) and not 0 < (window or 0) <= job.workload.seq_len:
+        repeated = config.replace(attention="efficient")
+        remedy = "" if keeps_scores(repeated, job) else "; attention=efficient repeats their keys and is spared that"
         found.append(
-            f"torch has no fused attention for grouped heads in {config['precision']} on {job.hardware.name}: the "
-            "scores of all pairs of tokens are kept, which takes memory and time"
+            f"torch has no fused attention for the heads of {job.model.name} in {config['precision']} on "
+            f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time{remedy}"
         )
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found
-
-
-def _keeps_scores_of_groups(config: Config, job: Job) -> bool:
-    """Whether no fused kernel is for the heads that share keys, as the model's config tells without torch. Those under
-    the mask of a window do not share them: transformers repeats the keys."""
-    names = ("num_attention_heads", "num_key_value_heads", "sliding_window", "head_dim", "hidden_size")
-    heads, keys, window, width, hidden = map(job.model.config.get, names)
-    if not isinstance(heads, int) or not isinstance(keys, int) or keys == heads or window:
-        return False
-    width = width or (hidden or 0) // heads
-    kernel = attention_kernel(
-        number_format=product_format(config),
-        width=width,
-        value_width=width,
-        grouped=True,
-        masked=False,
-        capability=job.hardware.capability,
-    )
-    return kernel is Attention.MATH
 
 
 def _of_compiler(job: Job) -> str:

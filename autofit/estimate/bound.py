@@ -12,9 +12,10 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
-from autofit.estimate.tracing.trace import keeps_scores
 from autofit.techniques import Job
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import budget, interval
+from autofit.techniques.selective import keeps_results
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
@@ -43,7 +44,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     width = 2 if config["precision"] == "fp32" else 1
     layer = int(budget(config) * _layer_bytes(config, job))
     kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
-    every = 0 if config["checkpointing"] == "selective" else interval(config)
+    every = 0 if keeps_results(config) else interval(config)
     checkpointed = -(-model.layers // every) if every else 0
     recomputed = layer if checkpointed else 0
     pinned = checkpointed * kept if config["checkpointing"] == "offload" else 0

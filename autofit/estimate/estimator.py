@@ -40,6 +40,7 @@ from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
+from autofit.techniques.selective import keeps_results
 
 CHECKPOINTED_OPERATION, SELECTIVE_OPERATION, QUANTISED_OPERATION = 0.4, 1.5, 0.3
 """Host time that an operation takes besides its own, in units of that, beside an accelerator: in a checkpointed layer,
@@ -317,7 +318,7 @@ def _host_time(config: Config, *, processor: bool) -> float:
     """Host time per operation in units of plain training's; in a compiled layer none passes through Python."""
     if config["compile"] is True:
         return 1.0
-    selective, every = config["checkpointing"] == "selective", interval(config)
+    selective, every = keeps_results(config), interval(config)
     if processor:
         return 1.0 + SELECTIVE_ON_PROCESSOR * selective
     checkpointed = (SELECTIVE_OPERATION if selective else CHECKPOINTED_OPERATION) / every if every else 0.0

@@ -29,6 +29,7 @@ from autofit.export.document import (
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits.known_trainers import AXOLOTL
+from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER_LAYERS = ("rope", "rms_norm", "glu_activation")
@@ -93,13 +94,14 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     if kwargs.pop("offload", False):
         training["activation_offloading"] = "hidden_states"
-    if value != "selective":
+    if not keeps_results(task.config):
         return settings(training=training)
     note = (
         "checkpointing=selective: axolotl keeps the outputs of attention here, not those of matrix products: less "
         "memory and more recomputation than was measured"
     )
-    return settings(note, training={**training, "selective_checkpointing": {"save": ["attention"]}})
+    notes = [note] if value == "selective" else []
+    return settings(*notes, training={**training, "selective_checkpointing": {"save": ["attention"]}})
 
 
 def _batching(value: Value, task: Task) -> Settings:
@@ -119,7 +121,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return ta.attention(value, task)
+    return ta.attention(value, "axolotl")
 
 
 def _loss(value: Value, task: Task) -> Settings:

@@ -29,8 +29,9 @@ from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.habits.known_trainers import LLAMAFACTORY
+from autofit.techniques.selective import SAVE_ATTENTION
 
-ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
+ATTENTION = {"sdpa": "sdpa", "efficient": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
 
 
@@ -70,7 +71,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     off = ta.checkpointing(value) is None
     model: dict[str, object] = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
     notes = ta.no_budget(value, "LLaMA-Factory")
-    if value in ("every-2", "every-4", "selective"):
+    if value in ("every-2", "every-4", SAVE_ATTENTION, "selective"):
         notes.append(
             f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "
             "recomputation than was measured"
@@ -91,7 +92,7 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(model={"flash_attn": ATTENTION[str(value)]})
+    return settings(*ta.shares_keys(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION[str(value)]})
 
 
 def _loss(value: Value, task: Task) -> Settings:

@@ -224,9 +224,18 @@ def no_budget(value: Value, trainer: str) -> list[str]:
     return [NeedsMore(f"checkpointing={value}: {said}")] if value in BUDGETS else []
 
 
-def attention(value: Value, task: Task) -> Settings:
+def attention(value: Value, trainer: str) -> Settings:
     """`attn_implementation`, by which the model is loaded."""
-    return settings(model={"attn_implementation": IMPLEMENTATIONS[str(value)]})
+    name = "sdpa" if value == "efficient" else IMPLEMENTATIONS[str(value)]
+    return settings(*shares_keys(value, trainer), model={"attn_implementation": name})
+
+
+def shares_keys(value: Value, trainer: str) -> list[str]:
+    """A note where `trainer` leaves to torch how heads share keys, for which it has no fused kernel."""
+    said = (
+        f"{trainer} repeats no keys, and torch keeps all scores where nothing is padded: more memory than was measured"
+    )
+    return [NeedsMore(f"attention=efficient: {said}")] if value == "efficient" else []
 
 
 def rank(value: Value, task: Task) -> Settings:

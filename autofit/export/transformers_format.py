@@ -11,12 +11,14 @@ from autofit.export.document import Code, Emit, Export, Recommended, Settings, T
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
+from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.of_the_step import InputGradients
 from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
+from autofit.techniques.selective import keeps_results
 
 CHUNKED_KERNEL = "lighter_cross_entropy"
 """The loss kernel of `chunked`."""
@@ -66,11 +68,11 @@ def _checkpointing(value: Value, task: Task) -> Settings:
         line = f"torch._functorch.config.activation_memory_budget = {BUDGETS[str(value)]}  # read at the first step"
         needed = {"import torch._functorch.config": None}
         return settings(checkpointing={"on": False, "kwargs": None}, budget={line: None}, imports=needed)
-    if kwargs is None or value != "selective":
+    if kwargs is None or not keeps_results(task.config):
         return settings(checkpointing={"on": kwargs is not None, "kwargs": kwargs})
     policy = excerpt("autofit.techniques.selective", "selective_contexts")
-    adapters = task.config.get("rank") is not None
-    kwargs["context_fn"] = Code(f"partial(selective_contexts, adapters={adapters})")
+    kept = f"adapters={task.config.get('rank') is not None}" if value == "selective" else "products=False"
+    kwargs["context_fn"] = Code(f"partial(selective_contexts, {kept})")
     return settings(
         checkpointing={"on": True, "kwargs": kwargs},
         imports=_imports_of(policy, "from functools import partial"),
@@ -86,6 +88,16 @@ def _batching(value: Value, task: Task) -> Settings:
     said = f"batching={value}: the script takes rows; put whole sequences into them yourself"
     notes = [said] if packs(task.config) else []
     return merge(ta.batching(value, task), settings(*notes))
+
+
+def _attention(value: Value, task: Task) -> Settings:
+    name = IMPLEMENTATIONS[str(value)]
+    written = settings(model={"attn_implementation": name})
+    if value != "efficient":
+        return written
+    made = excerpt("autofit.techniques.repeated_keys", "register_repeated_keys")
+    code = f"{made.code}\n\nregister_repeated_keys({name!r})\n"
+    return merge(written, settings(imports=_imports_of(made), code={"attention": code}))
 
 
 def _loss(value: Value, task: Task) -> Settings:
@@ -150,7 +162,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "attention": ta.attention,
+    "attention": _attention,
     "kernels": ta.kernels,
     "loss": _loss,
     "compile": _compilation,

@@ -22,6 +22,7 @@ from autofit.export.document import (
     yaml_file,
 )
 from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.selective import keeps_results
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -58,14 +59,15 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
     if kwargs is None:
         return settings(*ta.no_budget(value, "trl"), training=training)
-    if value == "selective":
+    if keeps_results(task.config):
         kwargs["selective"] = True
-        notes.append(
-            "checkpointing=selective: trl keeps the outputs of attention only, not those of matrix products: "
-            "less memory and more recomputation than was measured"
-        )
+        if value == "selective":
+            notes.append(
+                "checkpointing=selective: trl keeps the outputs of attention only, not those of matrix products: "
+                "less memory and more recomputation than was measured"
+            )
         if task.config["method"] != "full":
-            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 ignores it with adapters")
+            notes.append(f"checkpointing={value}: trl 1.16 with transformers 5.23 ignores it with adapters")
     return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
 
 
@@ -86,7 +88,7 @@ def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
     flattens = value == "flash" or keeps_apart(task.config)
     packing = {"packing_strategy": "bfd" if flattens else "wrapped"} if task.packs else {}
-    return merge(ta.attention(value, task), settings(data=packing))
+    return merge(ta.attention(value, "trl"), settings(data=packing))
 
 
 def _loss(value: Value, task: Task) -> Settings:

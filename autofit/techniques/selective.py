@@ -1,16 +1,29 @@
-"""Selective checkpointing: which results of a layer are kept. Exported scripts contain this function verbatim."""
+"""Selective checkpointing: which results of a layer are kept. Exported scripts contain its contexts verbatim."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from autofit.core.lattice import Config
 
-def selective_contexts(*, adapters: bool = False) -> Any:
-    """Contexts for a checkpoint that keeps the output of attention and of every second product with a weight.
+SAVE_ATTENTION = "save-attention"
+SELECTIVE = (SAVE_ATTENTION, "selective")
+"""The values of `checkpointing` under which a layer is recomputed operation by operation, and some results are kept."""
 
-    This is torchtitan's policy: about half of the arithmetic for a third of the memory. With `adapters` the base is
-    frozen, and products with an adapter's weight are neither kept nor counted: they are cheap to recompute, and their
-    outputs can be as large as the base's.
+
+def keeps_results(config: Config) -> bool:
+    """Whether checkpointing is selective."""
+    return config["checkpointing"] in SELECTIVE
+
+
+def selective_contexts(*, products: bool = True, adapters: bool = False) -> Any:
+    """Contexts for a checkpoint that keeps the output of attention and, with `products`, of every second product with a
+    weight.
+
+    Both are torchtitan's policy: about half of the arithmetic for a third of the memory. Attention alone is trl's: its
+    time grows with the square of the sequence, and its output is as small as a layer's input. With `adapters` the base
+    is frozen, and products with an adapter's weight are neither kept nor counted: they are cheap to recompute, and
+    their outputs can be as large as the base's.
     """
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -24,16 +37,16 @@ def selective_contexts(*, adapters: bool = False) -> Any:
     }
     # The position of the weight among each product's arguments.
     weight_of = {"aten::mm": 1, "aten::addmm": 2, "aten::_grouped_mm": 1, "bitsandbytes::gemm_4bit": 1}
-    products = {False: 0, True: 0}  # in the forward pass, and in its recomputation
+    counts = {False: 0, True: 0}  # of products in the forward pass, and in its recomputation
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         name = operation.name()
         if name in attention:
             return CheckpointPolicy.MUST_SAVE
-        if name not in weight_of or (adapters and is_trained(args[weight_of[name]])):
+        if not products or name not in weight_of or (adapters and is_trained(args[weight_of[name]])):
             return CheckpointPolicy.PREFER_RECOMPUTE
-        products[context.is_recompute] += 1
-        odd = products[context.is_recompute] % 2 == 1
+        counts[context.is_recompute] += 1
+        odd = counts[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if odd else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from autofit.core.errors import UsageError
 from autofit.techniques import complete
+from autofit.techniques.selective import SAVE_ATTENTION
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, Evaluates, Run, Where, trained_whole
@@ -133,7 +134,9 @@ def _checkpointing(keys: Keys) -> str:
     if offloading:
         keys.count_not("activation_offloading", "unknown", "every activation moves; offload stands for it")
         return "offload"
-    if keys.mapping("selective_checkpointing"):
+    if kept := keys.mapping("selective_checkpointing"):
+        if kept == {"save": ["attention"]}:
+            return SAVE_ATTENTION
         keys.count_not("selective_checkpointing", "unknown", "what it keeps is chosen otherwise")
         return "selective"
     if not keys.flag("gradient_checkpointing"):

@@ -12,6 +12,7 @@ from autofit.export import trainer_arguments as ta
 from autofit.export.document import Emit, Settings, Task, settings
 from autofit.techniques import complete
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
+from autofit.techniques.selective import SAVE_ATTENTION
 from autofit.techniques.trainer_names import names_of
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import Evaluates, Run, Where
@@ -112,7 +113,7 @@ def checkpointing_of(keys: Keys, name: str) -> str:
     if kwargs.get("offload"):
         return "offload"
     if kwargs.get("selective"):
-        return "selective"
+        return SAVE_ATTENTION
     every = kwargs.get("every_n_layers", 1)
     if every in (1, 2, 4):
         return "full" if every == 1 else f"every-{every}"

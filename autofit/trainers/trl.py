@@ -102,6 +102,4 @@ def _checkpointing(keys: Keys, by_fsdp: bool) -> str:
     if keys.flag("activation_offloading"):
         keys.count_not("activation_offloading", "unknown", "trl's own; checkpointing=offload stands for it")
         return "offload"
-    if value == "selective":
-        keys.count_not("gradient_checkpointing_kwargs", "less", "trl keeps the outputs of attention only")
     return value

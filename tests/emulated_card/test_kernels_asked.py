@@ -12,8 +12,9 @@ from autofit.catalog.hardware import card as catalog_card
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import round_up
 from autofit.estimate.kernels.column_sums import blocks_at_a_time, taken
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cublas_workspace_bytes
+from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
+from autofit.techniques.attention_kernels import Attention, attention_kernel
 from tests.emulated_card.cards import Machine
 
 if TYPE_CHECKING:

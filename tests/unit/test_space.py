@@ -674,7 +674,7 @@ def test_smoke_is_a_handful() -> None:
 def test_long_context_never_keeps_all_logits() -> None:
     assert axis_values("long-context", "loss") == {"fused", "chunked"}
     assert axis_values("long-context", "micro_batch") == {1, 2}
-    assert axis_values("long-context", "checkpointing") == {"full", "selective", "offload"}
+    assert axis_values("long-context", "checkpointing") == {"full", "save-attention", "selective", "offload"}
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if not name.startswith("multi-")])

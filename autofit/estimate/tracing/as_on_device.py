@@ -14,10 +14,10 @@ from torch._compile import _disable_dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.lattice import Config
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.recorder import Recorder
 from autofit.techniques import Job
+from autofit.techniques.attention_kernels import Attention, attention_kernel
 from autofit.techniques.axes.batching import keeps_apart
 
 

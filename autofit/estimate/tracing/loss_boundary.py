@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autofit.estimate.kernels.cuda_kernels import generation
 from autofit.estimate.kernels.liger import fused_linear_cross_entropy
 from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, MemoryTrace
 from autofit.estimate.tracing.recorder import Recorder, without_data
+from autofit.techniques.attention_kernels import generation
 from autofit.techniques.losses.cross_entropy import fused_by, fused_cross_entropy
 from autofit.techniques.losses.tiled_cross_entropy import tiled_cross_entropy
 

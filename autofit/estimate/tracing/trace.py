@@ -11,10 +11,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from autofit.catalog.models import Model, architecture, shape
+from autofit.catalog.models import Model, architecture
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.kernels.liger_layers import liger_layers
 from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
@@ -24,9 +23,8 @@ from autofit.estimate.tracing.as_on_device import as_on_device, traceable_attent
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
 from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, without_data
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import interval
-from autofit.techniques.axes.precision import product_format
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
@@ -62,23 +60,6 @@ def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
 
 
 _KINDS: dict[str, tuple[Hashable, ...]] = {}
-
-
-def keeps_scores(config: Config, job: Job) -> bool:
-    """Whether attention scores are kept: no fused kernel computes them block by block."""
-    model = shape(job.model)
-    if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
-        return config["attention"] == "eager"
-    width, apart = model.attention_width // model.attention_heads, keeps_apart(config)
-    kernel = attention_kernel(
-        number_format=product_format(config),
-        width=width,
-        value_width=width,
-        grouped=model.key_heads != model.attention_heads and not apart,  # beside a mask, transformers repeats keys
-        masked=apart,
-        capability=job.hardware.capability,
-    )
-    return kernel is Attention.MATH
 
 
 def at_primes(config: Config, job: Job) -> Config:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.kept import cache_folder, keep_file
-from autofit.estimate.kernels.cuda_kernels import generation
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
+from autofit.techniques.attention_kernels import generation
 
 _log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ Rows = NDArray[np.intp]
 PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): 0.29,
     ("checkpointing", "offload"): 0.40,
+    ("checkpointing", "save-attention"): 0.27,
     ("checkpointing", "every-2"): 0.15,
     ("checkpointing", "every-4"): 0.08,
     ("checkpointing", "selective"): 0.12,
@@ -41,6 +42,7 @@ PRIOR_TIME: dict[tuple[str, Value], float] = {
 PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): -1.2,
     ("checkpointing", "offload"): -1.4,
+    ("checkpointing", "save-attention"): -1.1,
     ("checkpointing", "every-2"): -0.5,
     ("checkpointing", "every-4"): -0.25,
     ("checkpointing", "selective"): -0.4,

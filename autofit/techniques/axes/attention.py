@@ -1,37 +1,46 @@
-"""The attention kernel."""
+"""The attention kernel: the axis, and which of torch's runs."""
 
 from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
 from autofit.core.lattice import Axis, Config
+from autofit.techniques import attention_kernels as kernels
+from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.job import Job
+from autofit.techniques.repeated_keys import register_repeated_keys
 from autofit.techniques.technique import BuildPlan, Technique
 
-IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
-"""transformers' names for them."""
+IMPLEMENTATIONS = {"sdpa": "sdpa", "efficient": "repeated_keys", "flash": "flash_attention_2", "eager": "eager"}
+"""transformers' names for them; that of `efficient` is ours (`register_repeated_keys`)."""
 
 
 class Attention(Technique):
-    """`sdpa`: torch's choice of fused kernel. `flash`: the flash-attn package. `eager`: scores materialised."""
+    """`sdpa`: torch's choice of kernel. `efficient`: the same with keys and values repeated for the heads that share
+    them, for which torch has more kernels. `flash`: the flash-attn package. `eager`: scores materialised."""
 
     axis = Axis(
         name="attention",
-        values=("sdpa", "flash", "eager"),
+        values=("sdpa", "efficient", "flash", "eager"),
         recipe="sdpa",
-        lighter=frozenset({("sdpa", "eager"), ("flash", "eager")}),
+        lighter=frozenset((value, "eager") for value in ("sdpa", "efficient", "flash")),
         does="The attention kernel.",
         meanings={
-            "sdpa": "torch's choice of fused kernel; most models",
+            "sdpa": "torch's choice of kernel; most models",
+            "efficient": "sdpa with keys repeated for all heads; where sdpa has no fused kernel: fp32, T4, V100",
             "flash": "the flash-attn package; NVIDIA GPUs from Ampere on and AMD's, in 16 bits",
             "eager": "all scores in memory",
         },
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["attention"] == "sdpa" and not shape(job.model).sdpa:
-            return f"attention=sdpa is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
-        if config["attention"] != "flash":
+        value = config["attention"]
+        if value in _SDPA and not shape(job.model).sdpa:
+            return f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
+        if value == "efficient":
+            return _no_use_of_repeating(config, job)
+        if value != "flash":
             return None
         if job.hardware.kind != "cuda":
             return "attention=flash needs a CUDA device"
@@ -45,3 +54,36 @@ class Attention(Technique):
 
     def plan(self, plan: BuildPlan) -> None:
         plan.attention = IMPLEMENTATIONS[plan.config.text("attention")]
+        if plan.config["attention"] == "efficient":
+            register_repeated_keys(plan.attention)
+
+
+_SDPA = ("sdpa", "efficient")
+
+
+def keeps_scores(config: Config, job: Job) -> bool:
+    """Whether attention scores are kept: no fused kernel computes them block by block."""
+    model = shape(job.model)
+    if config["attention"] not in _SDPA or job.hardware.kind != "cuda" or not model.attention_heads:
+        return config["attention"] == "eager"
+    width, apart = model.attention_width // model.attention_heads, keeps_apart(config)
+    kernel = kernels.attention_kernel(
+        number_format=product_format(config),
+        width=width,
+        value_width=width,
+        # beside a mask, transformers repeats keys
+        grouped=config["attention"] == "sdpa" and model.key_heads != model.attention_heads and not apart,
+        masked=apart,
+        capability=job.hardware.capability,
+    )
+    return kernel is kernels.Attention.MATH
+
+
+def _no_use_of_repeating(config: Config, job: Job) -> str | None:
+    """Why keys need not be repeated, or why that is of no help."""
+    precision, name = config["precision"], job.hardware.name
+    if not keeps_scores(config.replace(attention="sdpa"), job):
+        return f"attention=efficient is of no use in {precision} on {name}: sdpa has a fused kernel there"
+    if keeps_scores(config, job):
+        return f"attention=efficient is of no use in {precision} on {name}: torch has no fused kernel there, use sdpa"
+    return None

@@ -10,7 +10,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain, closure
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
-from autofit.techniques.selective import selective_contexts
+from autofit.techniques.selective import SAVE_ATTENTION, SELECTIVE, keeps_results, selective_contexts
 from autofit.techniques.technique import BuildPlan, Technique
 
 BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
@@ -20,8 +20,9 @@ BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
 class Checkpointing(Technique):
     """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
 
-    `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
-    every second product with a weight are kept. `offload`: every layer, with its saved input in pinned host memory.
+    `full`: every layer. `every-N`: every N-th layer. `save-attention`: every layer, but attention's output is kept.
+    `selective`: so is that of every second product with a weight. `offload`: every layer, with its saved input in
+    pinned host memory.
     `none`: no recomputation, but for what torch.compile recomputes by itself. `budget-N`: at most about N % of what a
     compiled layer would then keep; torch chooses what, so that the fewest operations run again (`within_budget`). It
     counts those of products and of its own attention kernels; 4-bit products and those of experts count as nothing.
@@ -29,18 +30,21 @@ class Checkpointing(Technique):
 
     axis = Axis(
         name="checkpointing",
-        values=("offload", "full", "every-2", "every-4", "selective", *reversed(BUDGETS), "none"),
+        values=("offload", "full", SAVE_ATTENTION, "every-2", "every-4", "selective", *reversed(BUDGETS), "none"),
         recipe="none",
-        # No claim between every-4 and selective: which is lighter depends on the architecture. None about budgets:
-        # torch keeps to an estimate, a smaller one may keep as much, and recomputation takes memory, too.
-        lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
-        # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
-        # selective, whose bookkeeping may take longer than what it saves from recomputation.
-        slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), ("selective", "none")}),
+        # No claim between every-N and what keeps results: which is lighter depends on the architecture. None about
+        # budgets: torch keeps to an estimate, a smaller one may keep as much, and recomputation takes memory, too.
+        lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", *SELECTIVE, "none")}),
+        # Each recomputes the layers of the next and others, or moves what they save. No claim between full and what
+        # keeps results, whose bookkeeping may take longer than what it saves from recomputation.
+        slower=closure(
+            {*chain("offload", "full", "every-2", "every-4", "none"), *((value, "none") for value in SELECTIVE)}
+        ),
         does="Which activations are recomputed in the backward pass instead of kept.",
         meanings={
             "offload": "all, and what recomputation starts from is moved to host memory; not on a CPU",
             "full": "those of every decoder layer",
+            SAVE_ATTENTION: "all but the outputs of attention, for long sequences; not with ZeRO-3",
             "every-2": "those of every second layer",
             "every-4": "those of every fourth layer",
             "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
@@ -62,22 +66,20 @@ class Checkpointing(Technique):
         return _no_budget(config) if value in BUDGETS else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """False for `selective` against `none` under compilation, which chooses what `none` keeps and may keep less."""
-        return not (
-            lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
-        )
+        """False for what keeps results against `none` under compilation, which chooses what `none` keeps and may keep
+        less."""
+        return not (keeps_results(lighter) and heavier["checkpointing"] == "none" and lighter["compile"])
 
     def on_model(self, plan: BuildPlan, model: Any) -> None:
         """The flag and the function are those that transformers' layers have read in every version since 4.53."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        value = plan.config.text("checkpointing")
         if not interval(plan.config):
             return
         layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise ValueError(f"{type(model).__name__} does not support activation checkpointing")
-        function = _checkpoint_function(value, adapters=plan.config["method"] != "full")
+        function = _checkpoint_function(plan.config)
         for layer in layers[:: interval(plan.config)]:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = function
@@ -124,13 +126,14 @@ def _no_budget(config: Config) -> str | None:
     return None
 
 
-def _checkpoint_function(value: str, *, adapters: bool) -> Callable[..., Any]:
-    """The function through which a checkpointed layer's forward is called; `adapters` says whether it has any."""
+def _checkpoint_function(config: Config) -> Callable[..., Any]:
+    """The function through which a checkpointed layer's forward is called."""
     from torch.utils.checkpoint import checkpoint
 
-    if value == "selective":
-        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, adapters=adapters))
-    if value == "offload":
+    if keeps_results(config):
+        kept = {"products": config["checkpointing"] == "selective", "adapters": config["method"] != "full"}
+        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, **kept))
+    if config["checkpointing"] == "offload":
         return _offloaded_checkpoint
     return partial(checkpoint, use_reentrant=False)
 

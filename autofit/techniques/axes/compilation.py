@@ -11,6 +11,7 @@ from pathlib import Path
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
+from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import Technique
 
 VARIANTS = 64
@@ -46,10 +47,10 @@ class Compilation(Technique):
             return None
         if not shape(job.model).checkpointable:
             return f"compile=true cannot work: transformers does not mark the decoder layers of {job.model.name}"
-        if config["sharding"] == "ddp" and config["checkpointing"] == "selective" and _forgets_what_is_kept(job):
+        if config["sharding"] == "ddp" and keeps_results(config) and _forgets_what_is_kept(job):
             return (
-                "compile=true cannot work with sharding=ddp and checkpointing=selective before torch 2.13: DDP "
-                "splits the graph to compile it, and the parts lose what is to be kept; use checkpointing=full"
+                f"compile=true cannot work with sharding=ddp and checkpointing={config['checkpointing']} before torch "
+                "2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use checkpointing=full"
             )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"

@@ -12,6 +12,7 @@ from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
+from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import BuildPlan, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"
@@ -124,10 +125,10 @@ def _not_by_deepspeed(config: Config, job: Job) -> str | None:
         )
     if zero3 and not shape(job.model).checkpointable:
         return f"{what} cannot work: transformers does not mark the layers of {job.model.name}; use zero2 or ddp"
-    if zero3 and config["checkpointing"] == "selective":
+    if zero3 and keeps_results(config):
         return (
-            f"checkpointing=selective cannot work with {what}: it repeats a layer operation by operation, and ZeRO-3's "
-            "gathering among them differs the second time; use full, every-2 or none"
+            f"checkpointing={config['checkpointing']} cannot work with {what}: it repeats a layer operation "
+            "by operation, and ZeRO-3's gathering among them differs the second time; use full, every-2 or none"
         )
     if zero3 and config["checkpointing"] in BUDGETS:
         return (

@@ -21,6 +21,7 @@ from autofit.techniques.habits.weight_formats import (
     NormsAndEmbeddingsInFp32,
     UpcastBeside4Bit,
 )
+from autofit.techniques.selective import SAVE_ATTENTION
 
 TRANSFORMERS = Trainer(
     name="transformers",
@@ -30,6 +31,7 @@ TRANSFORMERS = Trainer(
 """`Trainer` with peft, as their guides use them."""
 
 _NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
+_NO_REPEATING = {"efficient": "leaves shared keys to torch's sdpa"}
 
 TRL = Trainer(
     name="trl",
@@ -38,8 +40,10 @@ TRL = Trainer(
     usual={"loss": "chunked"},
     cannot={
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
+        "attention": _NO_REPEATING,
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
     },
+    cannot_with_adapters={"checkpointing": {SAVE_ATTENTION: "recomputes attention, too, in a model with adapters"}},
     cannot_keep_apart=lambda config: (
         "joins the rows of a micro-batch, under one mask without attention=flash"
         if config["attention"] != "flash" and config["micro_batch"] != 1
@@ -61,6 +65,7 @@ AXOLOTL = Trainer(
     cannot={
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
         "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
+        "attention": _NO_REPEATING,
     },
     cannot_in_full={
         "precision": {
@@ -70,7 +75,7 @@ AXOLOTL = Trainer(
     },
 )
 
-_ALL_LAYERS = "checkpoints all layers or none"
+_ALL_LAYERS = dict.fromkeys(("every-2", "every-4", SAVE_ATTENTION, "selective"), "checkpoints all layers or none")
 
 LLAMAFACTORY = Trainer(
     name="llamafactory",
@@ -80,8 +85,9 @@ LLAMAFACTORY = Trainer(
     # src/llamafactory/model/model_utils/checkpointing.py.
     habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora"), LogitsInEvaluation()),
     cannot={
-        "checkpointing": {**dict.fromkeys(("every-2", "every-4", "selective"), _ALL_LAYERS), **_NO_BUDGET},
+        "checkpointing": {**_ALL_LAYERS, **_NO_BUDGET},
         "loss": {"chunked": "has no such loss and makes all logits at once"},
+        "attention": _NO_REPEATING,
     },
     cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},
     # `SFTDataCollatorWith4DAttentionMask` of src/llamafactory/data/collator.py ends at other batches.

@@ -24,7 +24,7 @@ ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 def test_the_axes_are_listed_each_with_its_values_in_order(autofit: Autofit) -> None:
     listed = autofit("axes").out
     assert all(axis.name in listed and axis.does in listed for axis in AXES)
-    assert "offload, full, every-2, every-4, selective, budget-25, budget-50, budget-75, none" in listed
+    assert "offload, full, save-attention, every-2, every-4, selective, budget-25, budget-50, budget-75, none" in listed
     found = {axis["name"]: axis for axis in autofit("axes", "--json").document}
     assert list(found) == [axis.name for axis in AXES]
     assert [v["value"] for v in found["compile"]["values"]] == [False, True]

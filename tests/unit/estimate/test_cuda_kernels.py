@@ -20,7 +20,7 @@ from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.column_sums import taken
-from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
 from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.memory.memory_trace import BEFORE
@@ -30,6 +30,7 @@ from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.estimate.tracing.trace import trace_decoder
 from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
+from autofit.techniques.attention_kernels import Attention, attention_kernel
 from autofit.training.build import make_plan, make_skeleton
 
 RATES = replace(guess(flops=1e15, wide_flops=5e13, bandwidth=3e12), transfers=seconds_per_byte(CUDA_HARDWARE))

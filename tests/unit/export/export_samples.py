@@ -37,7 +37,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "micro_batch": (1, 2, 8),
     "batching": ("packed", "grouped", "padding-free", "padded"),
     "checkpointing": (
-        *("offload", "full", "every-2", "every-4", "selective"),
+        *("offload", "full", "save-attention", "every-2", "every-4", "selective"),
         *("budget-25", "budget-50", "budget-75", "none"),
     ),
     "optimizer": (
@@ -50,7 +50,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
         "adamw",
         "adamw-foreach",
     ),
-    "attention": ("sdpa", "flash", "eager"),
+    "attention": ("sdpa", "efficient", "flash", "eager"),
     "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
     "compile": (False, True),

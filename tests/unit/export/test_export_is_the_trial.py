@@ -107,6 +107,7 @@ CONFIGS: list[dict[str, Value]] = [
     {"method": "full", "precision": "bf16", "checkpointing": "selective", "micro_batch": 4, "attention": "eager"},
     {"method": "lora", "rank": 8, "targets": "attention", "checkpointing": "full", "optimizer": "sgd"},
     {"method": "lora", "rank": 32, "checkpointing": "selective", "loss": "chunked", "precision": "bf16"},
+    {"method": "lora", "rank": 8, "checkpointing": "save-attention", "attention": "efficient", "precision": "fp32"},
     {"method": "qlora", "rank": 8, "checkpointing": "full", "loss": "chunked", "micro_batch": 4},
     {"method": "qlora", "rank": 8, "precision": "bf16", "checkpointing": "selective", "optimizer": "adamw-8bit"},
 ]

@@ -20,6 +20,7 @@ from autofit.export.distributed import FIRST_GPU, by_deepspeed, deepspeed_config
 from autofit.export.document import Recommended
 from autofit.export.trainer_arguments import FILLED
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.selective import SELECTIVE
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
 
@@ -93,7 +94,7 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
         kwargs = found.get("gradient_checkpointing_kwargs", {})
         assert kwargs.get("every_n_layers", 1) == {"every-2": 2, "every-4": 4}.get(str(value), 1)
         assert (found.get("activation_offloading") == "hidden_states") is (value == "offload")
-        assert ("selective_checkpointing" in found) is (value == "selective")
+        assert ("selective_checkpointing" in found) is (value in SELECTIVE)
         refused = config["optimizer"] == "adamw-8bit" and config.text("sharding").startswith("fsdp")
         assert found["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
         assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
@@ -131,6 +132,8 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
         ({"attention": "flash"}, {"precision=bf16-mixed"}),
         ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked"}),
         ({"attention": "flash", "precision": "fp32", "checkpointing": "selective"}, {"checkpointing=selective"}),
+        ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, set()),
+        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "fsdp", "optimizer": "adamw-8bit"},
             {"optimizer=adamw-8bit", "sharding=fsdp"},
@@ -144,6 +147,8 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
     "llamafactory": [
         ({}, set()),
         ({"checkpointing": "every-4"}, {"checkpointing=every-4"}),
+        ({"checkpointing": "save-attention"}, {"checkpointing=save-attention"}),
+        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
         ({"checkpointing": "budget-25"}, {"checkpointing=budget-25"}),
         ({"method": "lora", "precision": "fp32"}, {"precision=fp32"}),
         ({"method": "qlora", "precision": "bf16"}, {"precision=bf16"}),

@@ -71,7 +71,8 @@ def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bo
     masters = config["method"] == "full" and config["precision"] != "bf16" and not masters_elsewhere
     wide = config["precision"] == "fp32" or masters
     assert kwargs["dtype"] is (torch.float32 if wide else bits16)
-    expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
+    names = {"flash": "flash_attention_2", "efficient": "repeated_keys"}
+    expected = names.get(config.text("attention"), config["attention"])
     assert kwargs["attn_implementation"] == expected
     quantisation = kwargs.get("quantization_config")
     assert (quantisation is not None) is (config["method"] == "qlora")

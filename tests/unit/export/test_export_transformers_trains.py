@@ -22,6 +22,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.core.lattice import Value
 from autofit.export import export
+from autofit.techniques.axes.attention import IMPLEMENTATIONS
+from autofit.techniques.selective import SELECTIVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -87,7 +89,7 @@ def test_dtypes_of_weights(tiny: str, tmp_path: Path, method: str, precision: st
     assert all(torch.isfinite(torch.tensor(losses(trainer))))
 
 
-@pytest.mark.parametrize("value", ["full", "every-2", "every-4", "selective", "none"])
+@pytest.mark.parametrize("value", ["full", "save-attention", "every-2", "every-4", "selective", "none"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str, value: str) -> None:
     trainer, names = train(tiny, tmp_path, method=method, precision="fp32", checkpointing=value)
@@ -101,12 +103,15 @@ def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str
         assert keywords["use_reentrant"] is False
         context = keywords.get("context_fn")
         assert getattr(context, "func", None) is names.get("selective_contexts")
+        if value in SELECTIVE:
+            assert context.keywords.get("products", True) is (value == "selective")
 
 
 @pytest.mark.parametrize(
     "values",
     [
         {"checkpointing": "full"},
+        {"checkpointing": "save-attention", "attention": "efficient"},
         {"checkpointing": "selective"},
         {"loss": "chunked"},
         {"loss": "chunked", "checkpointing": "every-2", "attention": "eager"},
@@ -118,6 +123,8 @@ def test_exact_techniques_leave_the_loss_alone(
 ) -> None:
     trainer, _ = train(tiny, tmp_path, precision="fp32", **values)
     assert losses(trainer) == pytest.approx(plain, rel=1e-5)
+    expected = IMPLEMENTATIONS[str(values.get("attention", "sdpa"))]
+    assert trainer.model.config._attn_implementation == expected
 
 
 def test_sequences_that_share_rows_are_trained_on_as_if_padded(tiny: str, tmp_path: Path) -> None:

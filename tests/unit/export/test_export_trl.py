@@ -19,6 +19,7 @@ from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
 from autofit.export import export
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.selective import SELECTIVE
 
 trl = pytest.importorskip("trl")
 tiny_sft = pytest.importorskip("unit.export.tiny_sft")
@@ -29,6 +30,7 @@ CHECKPOINTING: dict[str, Any] = {
     "every-2": {"use_reentrant": False, "every_n_layers": 2},
     "every-4": {"use_reentrant": False, "every_n_layers": 4},
     "offload": {"use_reentrant": False, "offload": True},
+    "save-attention": {"use_reentrant": False, "selective": True},
     "selective": {"use_reentrant": False, "selective": True},
 }
 
@@ -73,7 +75,7 @@ def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere:
     masters = method == "full" and config["precision"] != "bf16" and not masters_elsewhere
     wide = config["precision"] == "fp32" or masters
     assert args.dtype == ("float32" if wide else bits16)
-    expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
+    expected = {"flash": "flash_attention_2", "efficient": "sdpa"}.get(config.text("attention"), config["attention"])
     assert args.attn_implementation == expected
     quantisation = trl.get_quantization_config(args)
     assert (quantisation is not None) is (method == "qlora")
@@ -164,14 +166,14 @@ def test_dtypes_and_shapes_are_those_measured_or_noted(tiny: str, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("value", ["full", "every-2", "selective", "none"])
+@pytest.mark.parametrize("value", ["full", "every-2", "save-attention", "selective", "none"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str, value: str) -> None:
     trainer = train(tiny, tmp_path, method=method, checkpointing=value)
     layers = [m for m in trainer.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     expected = {"none": [False] * 4, "every-2": [True, False] * 2}.get(value, [True] * 4)
     assert [layer.gradient_checkpointing for layer in layers] == expected
-    if value == "selective":
+    if value in SELECTIVE:
         recommendation = make_recommendation(make_config(method=method, checkpointing=value))
         said = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
         dropped = said and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
@@ -187,6 +189,8 @@ def test_notes_name_what_differs() -> None:
     assert notes(loss="full") == ["loss=full"]
     assert notes(loss="fused") == ["loss=fused"]
     assert notes(checkpointing="selective") == ["checkpointing=selective"]
+    assert notes(checkpointing="save-attention") == []
+    assert notes(attention="efficient", precision="fp32") == ["attention=efficient"]
     assert notes(checkpointing="budget-50", compile=True) == ["checkpointing=budget-50", "compile=True"]
     assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
     assert notes(sharding="ddp", offload="params") == ["offload=params", "sharding=ddp"]

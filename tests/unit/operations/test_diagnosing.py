@@ -347,14 +347,20 @@ def test_what_does_not_fit_in_fp16_either_changes_both_at_once(tmp_path: Path) -
         assert remedy.settings["fp16"] is True and len(remedy.settings) > 1
 
 
-def test_ligers_kernels_beside_a_trainers_own_selective_checkpointing_are_not_counted(tmp_path: Path) -> None:
-    """Trials refuse them there for what trials keep, and no trainer keeps that."""
+@pytest.mark.parametrize(("kept", "value"), [("[attention]", "save-attention"), ("[attention, mlp]", "selective")])
+def test_ligers_kernels_are_counted_beside_what_attention_gives(tmp_path: Path, kept: str, value: str) -> None:
+    """Trials refuse them where they keep products, too, which may be others than a trainer keeps."""
     config = tmp_path / "axolotl.yml"
     switches = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\n"
     config.write_text(
         "base_model: HuggingFaceTB/SmolLM2-135M\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
-        f"selective_checkpointing:\n  save: [attention]\nplugins: [axolotl.integrations.liger.LigerPlugin]\n{switches}"
+        f"selective_checkpointing:\n  save: {kept}\nplugins: [axolotl.integrations.liger.LigerPlugin]\n{switches}"
     )
     run = diagnosed(config).run
-    assert run.config["checkpointing"] == "selective" and "kernels" not in run.config
-    assert "liger_rope" in [part.key for part in run.not_counted]
+    not_counted = [part.key for part in run.not_counted]
+    assert run.config["checkpointing"] == value
+    assert ("selective_checkpointing" in not_counted) is (value == "selective")
+    if value == "selective":
+        assert "kernels" not in run.config and "liger_rope" in not_counted
+    else:
+        assert run.config["kernels"] == "liger" and "liger_rope" not in not_counted

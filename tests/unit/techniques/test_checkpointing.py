@@ -89,6 +89,7 @@ def kept_bytes(step: TrainingStep) -> int:
     [
         ("none", []),
         ("full", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ("save-attention", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
         ("selective", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
         ("offload", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
         ("every-2", [0, 2, 4, 6, 8]),
@@ -101,11 +102,11 @@ def test_the_layers_that_a_value_names_are_checkpointed(value: str, checkpointed
     assert [index for index, layer in enumerate(layers(step)) if layer.gradient_checkpointing] == checkpointed
 
 
-@pytest.mark.parametrize("value", ["full", "every-2", "every-4", "selective", "none"])
+@pytest.mark.parametrize("value", ["full", "save-attention", "every-2", "every-4", "selective", "none"])
 def test_each_checkpointed_layer_runs_its_attention_a_second_time(value: str) -> None:
     step = built(config(checkpointing=value, micro_batch=4), DEEP)
-    # selective keeps the outputs of attention, the others none of a layer's
-    again = {"full": 9, "every-2": 5, "every-4": 3, "selective": 0, "none": 0}
+    # two keep the outputs of attention, the others none of a layer's
+    again = {"full": 9, "save-attention": 0, "every-2": 5, "every-4": 3, "selective": 0, "none": 0}
     assert executed_backward(step)[ATTENTION] == again[value]
 
 
@@ -124,11 +125,11 @@ def test_each_checkpointed_layer_runs_its_attention_a_second_time(value: str) ->
 def test_selective_recomputes_every_second_product_and_the_adapters(values: dict[str, Any], again: int) -> None:
     counts = {
         value: executed_backward(built(config(**values, checkpointing=value, attention="sdpa", micro_batch=4)))
-        for value in ("none", "selective", "full")
+        for value in ("none", "selective", "save-attention", "full")
     }
     layers = LLAMA.config["num_hidden_layers"]
     assert products(counts["selective"]) - products(counts["none"]) == again * layers
-    assert products(counts["selective"]) < products(counts["full"])
+    assert products(counts["selective"]) < products(counts["full"]) == products(counts["save-attention"])
     assert counts["none"]["rsqrt"] < counts["selective"]["rsqrt"] == counts["full"]["rsqrt"]
 
 
@@ -156,7 +157,7 @@ def test_less_is_kept_the_more_is_recomputed() -> None:
 
 
 @pytest.mark.parametrize("tiny", [LLAMA, GEMMA2, QWEN3_MOE], ids=lambda tiny: tiny.name)
-@pytest.mark.parametrize("value", ["full", "every-2", "every-4", "selective", "offload"])
+@pytest.mark.parametrize("value", ["full", "save-attention", "every-2", "every-4", "selective", "offload"])
 def test_recomputation_changes_nothing(tiny: Any, value: str) -> None:
     plain = config(precision="fp32", attention=attention_of(tiny), micro_batch=2)
     steps = [built(plain, tiny), built(plain.replace(checkpointing=value), tiny)]

@@ -273,6 +273,35 @@ def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(va
     assert reason == "attention=sdpa is unavailable for tiny-gemma2: no fused kernel computes its layers, use eager"
 
 
+@pytest.mark.parametrize(
+    ("hardware", "values", "refused"),
+    [
+        (T4, {"precision": "fp16-mixed"}, False),
+        (T4, {"precision": "fp32"}, False),
+        (CUDA_HARDWARE, {"precision": "fp32"}, False),
+        (CUDA_HARDWARE, {"precision": "bf16-mixed"}, True),
+        (CPU_HARDWARE, {"precision": "fp32"}, True),
+    ],
+)
+def test_keys_are_repeated_where_torch_has_no_kernel_for_shared_ones(
+    hardware: Hardware, values: dict[str, Value], refused: bool
+) -> None:
+    reason = unsupported(complete({**values, "attention": "efficient"}), job(hardware=hardware))
+    where = f"{values['precision']} on {hardware.name}"
+    assert reason == (
+        f"attention=efficient is of no use in {where}: sdpa has a fused kernel there" if refused else None
+    )
+
+
+def test_keys_that_no_heads_share_and_odd_heads_need_no_repeating() -> None:
+    asked = complete({"precision": "fp16-mixed", "attention": "efficient"})
+    of_no_use = "of no use in fp16-mixed on t4: "
+    own_keys = unsupported(asked, job(model("llama", num_attention_heads=4, num_key_value_heads=4), hardware=T4))
+    assert own_keys == f"attention=efficient is {of_no_use}sdpa has a fused kernel there"
+    odd = unsupported(asked, job(model("llama", head_dim=12), hardware=T4))
+    assert odd == f"attention=efficient is {of_no_use}torch has no fused kernel there, use sdpa"
+
+
 def test_a_compute_capability_that_is_a_name_is_judged_without_failing() -> None:
     # flash-attn supports AMD's CDNA accelerators
     assert unsupported(complete({"attention": "flash"}), job(hardware=MI300X, stack=FLASH)) is None
@@ -338,7 +367,7 @@ def test_liger_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     ("torch", "values", "refused"),
     [
         ("2.11.0+cu128", {"sharding": "ddp", "checkpointing": "selective"}, True),
-        ("2.12.1", {"sharding": "ddp", "checkpointing": "selective"}, True),
+        ("2.12.1", {"sharding": "ddp", "checkpointing": "save-attention"}, True),
         ("2.13.0", {"sharding": "ddp", "checkpointing": "selective"}, False),
         ("2.11.0", {"sharding": "ddp", "checkpointing": "full"}, False),
         ("2.11.0", {"sharding": "fsdp", "checkpointing": "selective"}, False),

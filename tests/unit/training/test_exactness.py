@@ -285,7 +285,7 @@ def test_every_value_is_compiled() -> None:
     for axis, values in {
         "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
         "method": ("full", "lora", "qlora"),
-        "checkpointing": ("full", "every-2", "every-4", "selective", *BUDGETS, "none"),
+        "checkpointing": ("full", "save-attention", "every-2", "every-4", "selective", *BUDGETS, "none"),
         "loss": ("chunked", "full"),
     }.items():
         assert {(axis, value) for value in values} <= seen

@@ -1,0 +1,42 @@
+"""attention=efficient: sdpa with keys and values repeated for the heads that share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.catalog.models import Model
+from autofit.core.lattice import Value
+from tests.tiny import LLAMA, accumulate, built, config, gradients, model, relative_error, rows
+
+WINDOWED = model("mistral", sliding_window=4)
+"""Its mask has transformers repeat keys by itself."""
+
+
+@pytest.mark.parametrize("tiny", [LLAMA, WINDOWED], ids=lambda tiny: tiny.name)
+@pytest.mark.parametrize("more", [{}, {"checkpointing": "save-attention"}, {"method": "lora"}], ids=str)
+def test_repeated_keys_train_as_shared_ones_do(tiny: Model, more: dict[str, Value]) -> None:
+    plain = config(precision="fp32", attention="sdpa", micro_batch=2, **more)
+    steps = [built(plain, tiny), built(plain.replace(attention="efficient"), tiny)]
+    losses = [accumulate(step, rows()) for step in steps]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert relative_error(gradients(steps[1]), gradients(steps[0])) < 1e-6
+
+
+@pytest.mark.parametrize(("attention", "repeated"), [("sdpa", False), ("efficient", True)])
+def test_torch_is_given_a_key_for_every_head(attention: str, repeated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no mask, beside which it would have one kernel fewer."""
+    attend, given = torch.nn.functional.scaled_dot_product_attention, []
+
+    def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        given.append((query.shape[1], key.shape[1], value.shape[1], options["attn_mask"], options["is_causal"]))
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    accumulate(built(config(attention=attention), LLAMA), rows())
+    heads, keys = LLAMA.config["num_attention_heads"], LLAMA.config["num_key_value_heads"]
+    assert heads > keys
+    shared = heads if repeated else keys
+    assert set(given) == {(heads, shared, shared, None, True)}
