@@ -20,10 +20,10 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.tracing.trace import keeps_scores
 from autofit.operations.recording.table_file import read_table
 from autofit.prediction.estimating import site
 from autofit.techniques import Job, complete, parse
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.trial.machine.detection import installed_stack
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
@@ -193,5 +193,7 @@ def test_attention_without_a_fused_kernel_is_told_where_the_trace_has_none(
 ) -> None:
     card = replace(CUDA_HARDWARE, capability=capability)
     asked, of = job(model, hardware=card), complete({"precision": precision, "attention": "sdpa"})
-    told = any("no fused attention" in sentence for sentence in assumptions(of, asked))
-    assert told == (keeps_scores(of, asked) and model is LLAMA)
+    told = [sentence for sentence in assumptions(of, asked) if "no fused attention" in sentence]
+    assert bool(told) == keeps_scores(of, asked)
+    helps = not keeps_scores(of.replace(attention="efficient"), asked)
+    assert all(("attention=efficient" in sentence) == helps for sentence in told)
