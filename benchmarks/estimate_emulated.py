@@ -75,13 +75,13 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "method": ("full", "lora", "qlora"),
     "rank": (8, 16, 64, 256),
     "targets": ("attention", "all-linear"),
-    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "tf32", "fp32"),
     "micro_batch": (1, 2, 4, 8),
-    "checkpointing": ("full", "every-2", "every-4", "selective", "none", "offload"),
+    "checkpointing": ("full", "save-attention", "every-2", "every-4", "selective", "none", "offload"),
     "optimizer": (
         *("sgd", "adafactor", "lion-8bit", "adamw-8bit", "paged-adamw-8bit", "lion", "adamw", "adamw-foreach"),
     ),
-    "attention": ("sdpa", "eager"),
+    "attention": ("sdpa", "efficient", "eager"),
     "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
 }

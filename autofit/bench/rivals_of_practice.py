@@ -28,7 +28,7 @@ HAND_PICKED: Settings = {
     "method": METHODS,
     "precision": ("bf16", "bf16-mixed", "fp16-mixed"),
     "optimizer": ("adamw", "adamw-8bit"),
-    "attention": ("flash", "sdpa", "eager"),
+    "attention": ("flash", "efficient", "sdpa", "eager"),
     "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
     "compile": (True, False),

@@ -10,10 +10,11 @@ from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.time.transfers import why_no_host_link
-from autofit.techniques import Job
+from autofit.techniques import Job, unsupported
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
 
@@ -131,7 +132,7 @@ def _of_packages(config: Config, job: Job) -> list[str]:
 def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     found = []
     major = int(compute_capability(job.hardware.capability) or 0)
-    if config["attention"] == "sdpa" and config["precision"] != "fp32" and major in (9, 10):
+    if config["attention"] == "sdpa" and product_format(config) != "fp32" and major in (9, 10):
         # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
         found.append(
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
@@ -142,13 +143,12 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
                 f"checkpointing={config['checkpointing']}: where cuDNN's kernel runs, torch recomputes attention as if "
                 "that took no time, so a step may take longer than predicted"
             )
-    window = job.model.config.get("sliding_window")  # whose mask has transformers repeat keys
-    if config["attention"] == "sdpa" and keeps_scores(config, job) and not 0 < (window or 0) <= job.workload.seq_len:
-        repeated = config.replace(attention="efficient")
-        remedy = "" if keeps_scores(repeated, job) else "; attention=efficient repeats their keys and is spared that"
+    if config["attention"] == "sdpa" and keeps_scores(config, job):
+        refused = unsupported(config.replace(attention="efficient"), job)
         found.append(
             f"torch has no fused attention for the heads of {job.model.name} in {config['precision']} on "
-            f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time{remedy}"
+            f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time"
+            + ("" if refused else "; attention=efficient repeats keys and is spared that")
         )
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")

@@ -15,7 +15,8 @@ from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.techniques import Job
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import budget, interval
-from autofit.techniques.selective import keeps_results
+from autofit.techniques.axes.precision import product_format
+from autofit.techniques.selective import SAVE_ATTENTION
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
@@ -41,10 +42,11 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     started = time.monotonic()
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
-    width = 2 if config["precision"] == "fp32" else 1
+    width = 2 if product_format(config) == "fp32" else 1
     layer = int(budget(config) * _layer_bytes(config, job))
-    kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
-    every = 0 if keeps_results(config) else interval(config)
+    beside = model.attention_width if config["checkpointing"] == SAVE_ATTENTION else 0
+    kept = CHECKPOINT_BYTES * width * tokens * (model.hidden_size + beside)
+    every = 0 if config["checkpointing"] == "selective" else interval(config)
     checkpointed = -(-model.layers // every) if every else 0
     recomputed = layer if checkpointed else 0
     pinned = checkpointed * kept if config["checkpointing"] == "offload" else 0
@@ -99,7 +101,7 @@ def _layer_bytes(config: Config, job: Job) -> int:
     """What one layer keeps from its forward to its backward, if nothing is recomputed."""
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
-    wide = config["precision"] == "fp32"
+    wide = product_format(config) == "fp32"
     per_token = float(LAYER_BYTES * model.hidden_size)
     merged = 0.0
     if model.experts:

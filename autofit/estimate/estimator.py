@@ -25,7 +25,7 @@ from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding import Hosted, Traffic, library
-from autofit.estimate.time.guessed_rates import prior
+from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.estimate.time.op_costs import Costs
 from autofit.estimate.time.roofline import Rates, step_work
 from autofit.estimate.time.transfers import amounts as transferred
@@ -37,7 +37,7 @@ from autofit.techniques.axes.batching import keeps_apart, micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.axes.precision import in_tf32, is_mixed, product_format
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 from autofit.techniques.selective import keeps_results
@@ -190,8 +190,11 @@ class Estimator:
 
     def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
         traffic = replace(traced.traffic, hosted=traced.traffic.hosted + 2 * paged_out)
+        costs = traced.costs
+        if in_tf32(config):
+            costs = tuple(part.faster_products(tf32_speedup(self.job.hardware)) for part in costs)
         work = step_work(
-            traced.costs,
+            costs,
             traced.update_costs,
             sheet,
             dispatched=traced.traffic.dispatched,
@@ -249,7 +252,7 @@ class Estimator:
         traced = alone(config, library(config, self.job))
         offloads = config["offload"] != "none"
         return Traits(
-            wide=traced["precision"] == "fp32",
+            wide=product_format(traced) == "fp32",
             autocast=is_mixed(traced) or is_under_autocast(config, self.job),
             dequantises=config["method"] == "qlora",
             quantised_states=kind_of(config).in_8_bits and not offloads,
@@ -260,6 +263,8 @@ class Estimator:
     def trace(self, config: Config) -> Traced:
         """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
+        if in_tf32(config):  # whose operations are those of fp32
+            config = config.replace(precision="fp32")
         accumulation = self.job.workload.batch_per_device // micro_batch
         spread = library(config, self.job)
         decoder = self._traces.decoder(config, spread, accumulates=accumulation > 1)

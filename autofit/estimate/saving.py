@@ -74,7 +74,7 @@ def _on_one_device(config: Config, job: Job) -> dict[str, int]:
 def _width(config: Config) -> int:
     """Bytes of a weight as it is saved: trained ones are fp32 where precision is mixed, but for DeepSpeed's."""
     mixed = config["method"] == "full" and is_mixed(config)
-    return 4 if config["precision"] == "fp32" or (mixed and not uses_deepspeed(config)) else 2
+    return 4 if product_format(config) == "fp32" or (mixed and not uses_deepspeed(config)) else 2
 
 
 def _split(config: Config, job: Job) -> int:

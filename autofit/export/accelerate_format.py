@@ -14,7 +14,7 @@ from autofit.export.document import Emit, Export, Recommended, Settings, Task, c
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.deepspeed_settings import deepspeed_stage
 
-MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
+MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "tf32": "no", "fp32": "no"}
 """`mixed_precision` of each precision."""
 
 FILLED = ("lr", "weight_decay")
@@ -26,6 +26,8 @@ def _precision(value: Value, task: Task) -> Settings:
         return settings()
     mixed = MIXED[str(value)]
     notes = [f"precision={value}: the training script must load the weights in that format"] if mixed == "no" else []
+    if value == "tf32":
+        notes = ['precision=tf32: the training script must load fp32 and torch.set_float32_matmul_precision("high")']
     return settings(*notes, launch={"mixed_precision": mixed})
 
 

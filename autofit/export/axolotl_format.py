@@ -58,7 +58,7 @@ def _precision(value: Value, task: Task) -> Settings:
     """Its keys name the format in which weights are loaded, and turn on autocast for the same one."""
     config = task.config
     sixteen = value in ("bf16", "bf16-mixed")
-    training: dict[str, object] = {"bf16": sixteen, "fp16": value == "fp16-mixed", "tf32": False}
+    training: dict[str, object] = {"bf16": sixteen, "fp16": value == "fp16-mixed", "tf32": value == "tf32"}
     if config["method"] != "full":
         training["peft_autocast_adapter_dtype"] = value != "bf16"
     kept = distributed.by_deepspeed(task) or distributed.by_fsdp(task)  # whose own masters are in fp32

@@ -69,12 +69,18 @@ def _without_zero(task: Task) -> dict[str, object]:
     return made
 
 
+def _precision(value: Value, task: Task) -> Settings:
+    """Said with sharding, but for what DeepSpeed has no line for."""
+    switch = 'torch.set_float32_matmul_precision("high")'
+    return settings(*([f"precision=tf32: the training script must call {switch}"] if value == "tf32" else []))
+
+
 def _said_by_sharding(value: Value, task: Task) -> Settings:
     return settings()
 
 
 TABLE: Mapping[str, Emit] = {
-    "precision": _said_by_sharding,
+    "precision": _precision,
     "micro_batch": _said_by_sharding,
     "offload": _said_by_sharding,
     "sharding": _sharding,

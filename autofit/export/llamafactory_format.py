@@ -31,7 +31,7 @@ from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.habits.known_trainers import LLAMAFACTORY
 from autofit.techniques.selective import SAVE_ATTENTION
 
-ATTENTION = {"sdpa": "sdpa", "efficient": "sdpa", "flash": "fa2", "eager": "disabled"}
+ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
 
 
@@ -59,8 +59,8 @@ def _precision(value: Value, task: Task) -> Settings:
     pure = value == "bf16" and not distributed.by_deepspeed(task)
     notes = []
     if task.config["method"] != "full":
-        if value == "fp32":
-            notes.append("precision=fp32: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
+        if value in ("tf32", "fp32"):
+            notes.append(f"precision={value}: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
         if pure and task.workload.trainer is None:
             notes.append(NeedsMore("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured"))
     return settings(*notes, method={"pure_bf16": pure}, training=ta.precision(task))
@@ -92,7 +92,7 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(*ta.shares_keys(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION[str(value)]})
+    return settings(*ta.shares_keys(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION.get(str(value), "sdpa")})
 
 
 def _loss(value: Value, task: Task) -> Settings:

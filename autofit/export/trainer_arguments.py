@@ -10,6 +10,7 @@ from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
+from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -26,12 +27,12 @@ LIGER_LAYERS = ("rope", "rms_norm", "swiglu", "geglu")
 GROUPING = ("train_sampling_strategy", "group_by_length")
 """The argument of transformers from 5.2 on; `group_by_length=True` before."""
 
-_COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
+_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def compute_dtype(config: Config) -> str:
     """Torch's name for the dtype of matrix products and of frozen weights."""
-    return _COMPUTE[config.text("precision")]
+    return _TORCH_NAMES[product_format(config)]
 
 
 def trained_dtype(task: Task) -> str:
@@ -54,14 +55,18 @@ def load_dtype(task: Task) -> str:
 
 
 def precision(task: Task) -> dict[str, object]:
-    """The arguments `bf16` and `fp16`, which turn on mixed precision, and for fp32 `tf32`, which is off. For pure bf16
-    both are off, and the model is loaded in bf16.
+    """The arguments `bf16` and `fp16`, which turn on mixed precision, and without either `tf32`. For pure bf16 both are
+    off, and the model is loaded in bf16.
 
     Under DeepSpeed they must agree with its own configuration, which says `bf16` for pure and for mixed bf16 alike.
     """
     value = task.config["precision"]
     bf16 = value == "bf16-mixed" or (value == "bf16" and distributed.by_deepspeed(task))
-    return {"bf16": bf16, "fp16": value == "fp16-mixed", **({"tf32": False} if value == "fp32" else {})}
+    return {
+        "bf16": bf16,
+        "fp16": value == "fp16-mixed",
+        **({"tf32": value == "tf32"} if value in ("tf32", "fp32") else {}),
+    }
 
 
 def padding(task: Task, name: str) -> list[str]:

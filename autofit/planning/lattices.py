@@ -18,7 +18,7 @@ from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, un
 from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
-from autofit.techniques.habits import usual
+from autofit.techniques.habits import nearest_values, usual
 
 _TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
 
@@ -110,10 +110,13 @@ def _one_name(config: Config, job: Job) -> Config:
 def _for_here(config: Config, job: Job) -> Config:
     """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
     attention for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, no
-    sharding on a single device; and what the trainer cannot train in place of the plain recipe by what it does."""
+    sharding on a single device; what the trainer cannot train in place of the plain recipe by what it does, and what it
+    lacks by what comes nearest."""
     for axis, value in usual(job.workload.trainer).items():
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
+    for axis, values in nearest_values(job.workload.trainer).items():
+        config = config.replace(**{axis: values.get(config[axis], config[axis])})
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed":

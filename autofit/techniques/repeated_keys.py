@@ -12,23 +12,15 @@ def register_repeated_keys(name: str) -> None:
     transformers leaves that to torch where there is no mask, and torch has no fused kernel for shared keys in fp32 or
     before compute capability 8.0: it then keeps the scores of all pairs of tokens.
     """
-    import torch
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         heads = query.shape[1] // key.shape[1]
-        key, value = (shared.repeat_interleave(heads, dim=1) for shared in (key, value))
-        result = torch.nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            dropout_p=options.get("dropout", 0.0),
-            is_causal=attention_mask is None,
-            scale=options.get("scaling"),
-        )
-        return result.transpose(1, 2).contiguous(), None
+        options.setdefault("is_causal", getattr(module, "is_causal", True))
+        key, value = repeat_kv(key, heads), repeat_kv(value, heads)
+        return sdpa_attention_forward(None, query, key, value, attention_mask, **options)  # no module that shares keys
 
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sdpa_mask)

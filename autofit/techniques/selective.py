@@ -21,8 +21,8 @@ def selective_contexts(*, products: bool = True, adapters: bool = False) -> Any:
     weight.
 
     Both are torchtitan's policy: about half of the arithmetic for a third of the memory. Attention alone is trl's: its
-    time grows with the square of the sequence, and its output is as small as a layer's input. With `adapters` the base
-    is frozen, and products with an adapter's weight are neither kept nor counted: they are cheap to recompute, and
+    time grows with the square of the sequence, and its output is about as small as a layer's input. With `adapters` the
+    base is frozen, and products with an adapter's weight are neither kept nor counted: they are cheap to recompute, and
     their outputs can be as large as the base's.
     """
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -32,6 +32,8 @@ def selective_contexts(*, products: bool = True, adapters: bool = False) -> Any:
         "aten::_scaled_dot_product_efficient_attention",
         "aten::_scaled_dot_product_cudnn_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_scaled_dot_product_attention_math_for_mps",
         "flash_attn::_flash_attn_forward",
         "flash_attn::_flash_attn_varlen_forward",
     }

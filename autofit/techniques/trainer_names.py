@@ -47,6 +47,7 @@ TRAINER_NAMES = (
     ),
     TrainerName(keys=("bf16",), target="precision", values={"true": "bf16-mixed", "false": "fp32"}),
     TrainerName(keys=("fp16",), target="precision", values={"true": "fp16-mixed", "false": "fp32"}),
+    TrainerName(keys=("tf32", "allow_tf32"), target="precision", values={"true": "tf32", "false": "fp32"}),
     TrainerName(
         keys=("mixed_precision",), target="precision", values={"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}
     ),

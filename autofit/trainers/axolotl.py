@@ -123,7 +123,7 @@ def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
         return "fp16-mixed"
     if keys.flag("bf16", True) or keys.flag("bfloat16"):
         return "bf16-mixed" if sharded.keeps_masters or method != "full" else "bf16"
-    return "fp32"
+    return args.fp32(keys)
 
 
 def _checkpointing(keys: Keys) -> str:

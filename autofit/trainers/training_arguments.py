@@ -60,7 +60,7 @@ ALIASES: Mapping[str, str] = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """The names of keys since transformers 5.20 that exports write by the older ones."""
-ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items()}
+ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items() if ours != "efficient"}
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
@@ -130,10 +130,15 @@ def mixed(keys: Keys, sharded: Sharded, *, method: str, loaded: str, bf16: bool 
         return "fp16-mixed"
     autocast = keys.flag("bf16", bf16)
     if loaded == "float32" and not autocast:
-        return "fp32"
+        return fp32(keys)
     if method != "full":
         return "bf16-mixed"
     return "bf16-mixed" if autocast and (loaded == "float32" or sharded.keeps_masters) else "bf16"
+
+
+def fp32(keys: Keys) -> str:
+    """The precision where weights and products are in fp32."""
+    return "tf32" if keys.value("tf32") != "auto" and keys.flag("tf32") else "fp32"
 
 
 def liger(keys: Keys) -> dict[str, str]:

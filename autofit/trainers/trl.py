@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from autofit.core.errors import UsageError
 from autofit.techniques import complete
+from autofit.techniques.habits.known_trainers import TRL
+from autofit.techniques.selective import SAVE_ATTENTION
 from autofit.trainers import training_arguments as args
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
@@ -102,4 +104,7 @@ def _checkpointing(keys: Keys, by_fsdp: bool) -> str:
     if keys.flag("activation_offloading"):
         keys.count_not("activation_offloading", "unknown", "trl's own; checkpointing=offload stands for it")
         return "offload"
+    if value == SAVE_ATTENTION and keys.flag("use_peft"):
+        keys.assume(f"trl {TRL.release} with adapters recomputes attention, too, though the file says selective")
+        return "full"
     return value

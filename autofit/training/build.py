@@ -12,6 +12,7 @@ from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.checkpointing import budget
+from autofit.techniques.axes.precision import in_tf32
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.habits import habits, masks_padding
 from autofit.techniques.technique import BuildPlan
@@ -69,6 +70,8 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     native_ops.require(config)
     native_ops.load(config)
     plan = make_plan(config, job, device)
+    # Of the whole process; "highest" is torch's default. It says so of cuBLAS as Trainer's `tf32` does.
+    torch.set_float32_matmul_precision("high" if in_tf32(config) else "highest")
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))
     model = make_skeleton(plan, layers)

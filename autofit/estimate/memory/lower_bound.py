@@ -6,7 +6,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.techniques import Job, quantisation
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import gathers_weights
 
 
@@ -16,7 +16,7 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
     precision = config["precision"]
     if config["method"] != "full":
         # Adapters are left out: their size depends on the targets, and a floor may be too low.
-        compute = 4.0 if precision == "fp32" else 2.0
+        compute = 4.0 if product_format(config) == "fp32" else 2.0
         quantised = model.linear_parameters if config["method"] == "qlora" else 0
         weights = (model.parameters - quantised) * compute + quantised * quantisation.BYTES_PER_WEIGHT
         share = _left(config, job.workload.devices)["weights"] if gathers_weights(config) else 1.0

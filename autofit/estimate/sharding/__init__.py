@@ -10,7 +10,7 @@ from autofit.estimate.sharding.zero import Zero
 from autofit.estimate.sharding.zero_amounts import Buckets
 from autofit.estimate.sharding.zero_third import ZeroThree
 from autofit.techniques import Job, needs_process_group
-from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 
@@ -36,7 +36,7 @@ def library(config: Config, job: Job) -> Library | None:
         ranks=ranks,
         offload=offload,
         mixed=is_mixed(config),
-        wide=config["precision"] == "fp32",
+        wide=product_format(config) == "fp32",
         bf16=config["precision"] != "fp16-mixed",
         pinned=job.hardware.kind != "cpu",
         buckets=Buckets.of(deepspeed_settings(config, job)),

@@ -85,6 +85,14 @@ def missing_figure(card: Card) -> str | None:
     return None
 
 
+def tf32_speedup(hardware: Hardware) -> float:
+    """How many times as fast as in fp32 the card's tensor cores multiply in TF32, by its data sheet; 1 if that is not
+    in the catalog."""
+    found = named(hardware.name)
+    peaks = {} if found is None else found.peak_flops
+    return peaks["tf32"] / peaks["fp32"] if {"tf32", "fp32"} <= peaks.keys() else 1.0
+
+
 def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     """Rates from the mean figures of the NVIDIA cards whose compute capability is nearest to that of `hardware`."""
     if not hardware.is_nvidia:

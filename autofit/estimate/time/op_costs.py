@@ -77,6 +77,7 @@ def _families() -> tuple[Family, ...]:
 
 FAMILIES = _families()
 _NUMBER = {family: number for number, family in enumerate(FAMILIES)}
+_FP32_PRODUCTS = np.array([(f.flops or "").startswith(("product/fp32", "batched/fp32")) for f in FAMILIES])
 
 
 class Work(NamedTuple):
@@ -156,6 +157,10 @@ class Costs:
         if not ranks:
             return replace(self, times=0.0 * self.times)
         return replace(self, flops=self.flops / ranks, bytes=self.bytes / ranks, made=self.made / ranks)
+
+    def faster_products(self, times: float) -> Costs:
+        """The same operations, with products of fp32 matrices so many times as fast."""
+        return replace(self, flops=np.where(_FP32_PRODUCTS[self.families], self.flops / times, self.flops))
 
     def repeated(self, times: int) -> Costs:
         """The same operations, run this many times."""

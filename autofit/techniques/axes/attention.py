@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
-from autofit.core.lattice import Axis, Config
+from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques import attention_kernels as kernels
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import keeps_apart, packs
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.job import Job
 from autofit.techniques.repeated_keys import register_repeated_keys
@@ -22,9 +22,9 @@ class Attention(Technique):
 
     axis = Axis(
         name="attention",
-        values=("sdpa", "efficient", "flash", "eager"),
+        values=("efficient", "sdpa", "flash", "eager"),
         recipe="sdpa",
-        lighter=frozenset((value, "eager") for value in ("sdpa", "efficient", "flash")),
+        lighter=frozenset({*chain("efficient", "sdpa", "eager"), ("flash", "eager")}),
         does="The attention kernel.",
         meanings={
             "sdpa": "torch's choice of kernel; most models",
@@ -37,7 +37,9 @@ class Attention(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         value = config["attention"]
         if value in _SDPA and not shape(job.model).sdpa:
-            return f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
+            return (
+                f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
+            )
         if value == "efficient":
             return _no_use_of_repeating(config, job)
         if value != "flash":
@@ -46,7 +48,7 @@ class Attention(Technique):
             return "attention=flash needs a CUDA device"
         if job.stack.flash_attn is None:
             return "attention=flash needs the flash-attn package, which is not installed here; sdpa has the same kernel"
-        if config["precision"] == "fp32":
+        if product_format(config) == "fp32":
             return "attention=flash computes in 16 bits only"
         if (compute_capability(job.hardware.capability) or 8.0) < 8.0:  # AMD's never are
             return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
@@ -59,31 +61,42 @@ class Attention(Technique):
 
 
 _SDPA = ("sdpa", "efficient")
+_ALL_WINDOWED = ("mistral", "mixtral", "phi3", "starcoder2")
+"""Architectures of which every layer has the config's `sliding_window` if any has."""
 
 
 def keeps_scores(config: Config, job: Job) -> bool:
-    """Whether attention scores are kept: no fused kernel computes them block by block."""
+    """Whether some layer keeps its attention scores: no fused kernel computes them block by block."""
     model = shape(job.model)
     if config["attention"] not in _SDPA or job.hardware.kind != "cuda" or not model.attention_heads:
         return config["attention"] == "eager"
-    width, apart = model.attention_width // model.attention_heads, keeps_apart(config)
+    width, masked = model.attention_width // model.attention_heads, _is_masked(config, job)
     kernel = kernels.attention_kernel(
         number_format=product_format(config),
         width=width,
         value_width=width,
-        # beside a mask, transformers repeats keys
-        grouped=config["attention"] == "sdpa" and model.key_heads != model.attention_heads and not apart,
-        masked=apart,
+        # Beside a mask, transformers repeats keys (`use_gqa_in_sdpa` of integrations/sdpa_attention.py).
+        grouped=config["attention"] == "sdpa" and model.key_heads != model.attention_heads and not masked,
+        masked=masked,
         capability=job.hardware.capability,
     )
     return kernel is kernels.Attention.MATH
 
 
+def _is_masked(config: Config, job: Job) -> bool:
+    """Whether every layer has a mask beside causality: of sequences kept apart, of padding, or of a window."""
+    pads = job.workload.masks_padding and not packs(config) and config["micro_batch"] != 1
+    window = job.model.config.get("sliding_window") if job.model.config["model_type"] in _ALL_WINDOWED else None
+    return keeps_apart(config) or pads or (window is not None and window <= job.workload.seq_len)
+
+
 def _no_use_of_repeating(config: Config, job: Job) -> str | None:
     """Why keys need not be repeated, or why that is of no help."""
-    precision, name = config["precision"], job.hardware.name
+    where = f"in {config['precision']} on {job.hardware.name}"
+    if job.hardware.kind != "cuda":
+        return f"attention=efficient is for NVIDIA and AMD GPUs, not for {job.hardware.name}: use sdpa"
     if not keeps_scores(config.replace(attention="sdpa"), job):
-        return f"attention=efficient is of no use in {precision} on {name}: sdpa has a fused kernel there"
+        return f"attention=efficient is of no use {where}: sdpa has a fused kernel there"
     if keeps_scores(config, job):
-        return f"attention=efficient is of no use in {precision} on {name}: torch has no fused kernel there, use sdpa"
+        return f"attention=efficient is of no use {where}: torch has no fused kernel there, use sdpa"
     return None

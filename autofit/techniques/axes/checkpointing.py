@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain, closure
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
 from autofit.techniques.selective import SAVE_ATTENTION, SELECTIVE, keeps_results, selective_contexts
@@ -63,6 +64,8 @@ class Checkpointing(Technique):
             return f"checkpointing={value} cannot work: transformers has no checkpointing for {job.model.name}"
         if value == "offload" and job.hardware.kind == "cpu":
             return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
+        if value == SAVE_ATTENTION and keeps_scores(config, job):
+            return f"checkpointing={value} would keep nothing: no fused kernel computes attention here, use full"
         return _no_budget(config) if value in BUDGETS else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:

@@ -49,8 +49,9 @@ class Compilation(Technique):
             return f"compile=true cannot work: transformers does not mark the decoder layers of {job.model.name}"
         if config["sharding"] == "ddp" and keeps_results(config) and _forgets_what_is_kept(job):
             return (
-                f"compile=true cannot work with sharding=ddp and checkpointing={config['checkpointing']} before torch "
-                "2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use checkpointing=full"
+                f"compile=true cannot work with sharding=ddp and checkpointing={config['checkpointing']} before "
+                "torch 2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use "
+                "checkpointing=full"
             )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.habits import replaces_loss
 from autofit.techniques.job import Job
 from autofit.techniques.losses.chunks import chunks_save
@@ -22,7 +23,7 @@ def chunks_are_one(config: Config, job: Job) -> bool:
     counts = shape(job.model)
     tokens = int(config["micro_batch"]) * job.workload.seq_len
     head_bytes = counts.hidden_size * counts.vocabulary_size * (2 if config["precision"] == "bf16" else 4)
-    hidden_bytes = counts.hidden_size * tokens * (4 if config["precision"] == "fp32" else 2)
+    hidden_bytes = counts.hidden_size * tokens * (4 if product_format(config) == "fp32" else 2)
     early_bytes = hidden_bytes + (head_bytes if config["method"] == "full" else 0)
     return not chunks_save(tokens, counts.hidden_size, counts.vocabulary_size, early_bytes)
 
@@ -65,7 +66,7 @@ class Loss(Technique):
         neither."""
         if lighter["method"] != "full":
             return True
-        return lighter["loss"] == "chunked" and lighter["precision"] in ("bf16", "fp32")
+        return lighter["loss"] == "chunked" and not is_mixed(lighter)
 
     def plan(self, plan: BuildPlan) -> None:
         from autofit.techniques.losses import cross_entropy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autofit.catalog.hardware import Card
-from autofit.core.device.hardware import Hardware
+from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.lattice import Axis, Config
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
@@ -14,21 +14,23 @@ class Precision(Technique):
     """`bf16`: all in bf16. `bf16-mixed`, `fp16-mixed`: fp32 master weights under autocast; frozen weights in 16 bits.
 
     Mixed precision follows Micikevicius et al. 2017. Frozen weights need no master copy, so only adapters are fp32.
+    `tf32`: as fp32, but tensor cores round what they multiply to 10 bits of mantissa, as in fp16.
     """
 
     axis = Axis(
         name="precision",
-        values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
-        effects={"bf16": Effect.NUMERICS, "fp16-mixed": Effect.NUMERICS, "fp32": Effect.NUMERICS},
+        values=("bf16", "bf16-mixed", "fp16-mixed", "tf32", "fp32"),
+        effects=dict.fromkeys(("bf16", "fp16-mixed", "tf32", "fp32"), Effect.NUMERICS),
         recipe="bf16-mixed",
         # No claim between mixed precision and fp32: autocast keeps 16-bit copies of all weights, which with a small
         # batch outweigh what halving the activations saves.
-        lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
+        lighter=frozenset(("bf16", value) for value in ("bf16-mixed", "fp16-mixed", "tf32", "fp32")),
         does="The number format of weights, products, gradients and optimizer states.",
         meanings={
             "bf16": "everything in bf16; GPUs from Ampere on, and CPUs",
             "bf16-mixed": "products in bf16, trained weights in fp32; GPUs from Ampere on, and CPUs",
             "fp16-mixed": "products in fp16, trained weights in fp32; the default where bf16 is emulated",
+            "tf32": "fp32 with faster, less exact products; NVIDIA GPUs from Ampere on",
             "fp32": "everything in fp32",
         },
     )
@@ -37,6 +39,8 @@ class Precision(Technique):
         value = config.text("precision")
         if value in ("bf16", "bf16-mixed") and not has_bf16(job.hardware):
             return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
+        if value == "tf32" and not has_tf32(job.hardware):
+            return f"precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or higher, not {job.hardware.name}"
         return None
 
     def plan(self, plan: BuildPlan) -> None:
@@ -56,8 +60,17 @@ def is_mixed(config: Config) -> bool:
 
 
 def product_format(config: Config) -> str:
-    """The number format of products: `bf16`, `fp16` or `fp32`."""
-    return config.text("precision").removesuffix("-mixed")
+    """The number format of what products take and give: `bf16`, `fp16` or `fp32`."""
+    return {"tf32": "fp32"}.get(config.text("precision"), config.text("precision").removesuffix("-mixed"))
+
+
+def in_tf32(config: Config) -> bool:
+    """Whether products of fp32 matrices round these to TF32."""
+    return config["precision"] == "tf32"
+
+
+def has_tf32(hardware: Hardware) -> bool:
+    return hardware.is_nvidia and (compute_capability(hardware.capability) or 8.0) >= 8.0
 
 
 def has_bf16(hardware: Hardware | Card) -> bool:

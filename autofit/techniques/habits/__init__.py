@@ -55,6 +55,11 @@ def usual(trainer: str | None) -> Mapping[str, Value]:
     return {} if trainer is None else named(trainer).usual
 
 
+def nearest_values(trainer: str | None) -> Mapping[str, Mapping[Value, Value]]:
+    """By axis, what stands for the values that the trainer lacks."""
+    return {} if trainer is None else named(trainer).nearest
+
+
 def trained_format(config: Config, trainer: str | None) -> str | None:
     """Torch's name for the format that the trainer gives the trained weights; None for the config's own."""
     formats = of_formats(config, trainer)
@@ -90,6 +95,7 @@ __all__ = [
     "is_under_autocast",
     "masks_padding",
     "named",
+    "nearest_values",
     "of_formats",
     "replaces_loss",
     "trained_format",

@@ -32,6 +32,8 @@ class Trainer:
     habits: tuple[Habit, ...] = ()
     usual: Mapping[str, Value] = field(default_factory=dict)
     """Axis -> the value that stands for the plain recipe's, which the trainer cannot train."""
+    nearest: Mapping[str, Mapping[Value, Value]] = field(default_factory=dict)
+    """Axis -> value that the trainer lacks -> the one that it has in its place."""
     cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Axis -> value -> what the trainer does instead, beginning with a verb."""
     cannot_with_adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -38,6 +38,7 @@ TRL = Trainer(
     version="trl 1.16",
     habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
     usual={"loss": "chunked"},
+    nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
         "attention": _NO_REPEATING,
@@ -62,6 +63,7 @@ AXOLOTL = Trainer(
         *(UnderAutocast(), NormsAndEmbeddingsInFp32(), InputGradients("lora", "qlora", always=True)),
         LogitsInEvaluation(),
     ),
+    nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
         "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
@@ -89,7 +91,9 @@ LLAMAFACTORY = Trainer(
         "loss": {"chunked": "has no such loss and makes all logits at once"},
         "attention": _NO_REPEATING,
     },
-    cannot_with_adapters={"precision": {"fp32": "keeps frozen weights in the format of the checkpoint"}},
+    cannot_with_adapters={
+        "precision": dict.fromkeys(("tf32", "fp32"), "keeps frozen weights in the format of the checkpoint")
+    },
     # `SFTDataCollatorWith4DAttentionMask` of src/llamafactory/data/collator.py ends at other batches.
     cannot_keep_apart=lambda config: (
         "takes one row at a time with attention=flash"

@@ -33,7 +33,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "method": ("qlora", "lora", "full"),
     "rank": (8, 64),
     "targets": ("attention", "all-linear"),
-    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "tf32", "fp32"),
     "micro_batch": (1, 2, 8),
     "batching": ("packed", "grouped", "padding-free", "padded"),
     "checkpointing": (

@@ -32,6 +32,7 @@ CHECKPOINTING: dict[str, dict[str, Any]] = {
 def run(made: Export, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The script's names, after running it as a module of its own where bf16 is said to be there."""
     monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
     return imported(made.text)
 
 
@@ -69,7 +70,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
 def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bool) -> None:
     bits16 = torch.float16 if config["precision"] == "fp16-mixed" else torch.bfloat16
     masters = config["method"] == "full" and config["precision"] != "bf16" and not masters_elsewhere
-    wide = config["precision"] == "fp32" or masters
+    wide = config["precision"] in ("tf32", "fp32") or masters
     assert kwargs["dtype"] is (torch.float32 if wide else bits16)
     names = {"flash": "flash_attention_2", "efficient": "repeated_keys"}
     expected = names.get(config.text("attention"), config["attention"])
@@ -119,6 +120,7 @@ def test_folder_for_nvme_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     text = make(make_recommendation(make_config(offload="nvme"))).text
     chosen = text.replace("LEARNING_RATE = None", "LEARNING_RATE = 1e-4")
     monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
     with pytest.raises(SystemExit, match="set NVME_FOLDER"):
         imported(chosen)["make_trainer"]([])
     names = imported(chosen.replace("NVME_FOLDER = None", "NVME_FOLDER = '/fast'"))

@@ -39,6 +39,7 @@ CHECKPOINTING: dict[str, Any] = {
 def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser builds the arguments, which ask the GPU for bf16."""
     monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
 
 
 def parse(recommendation: Recommendation, file: Path, source: str = "org/model") -> tuple[Any, Any]:
@@ -73,7 +74,7 @@ def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere:
     method = config["method"]
     bits16 = "float16" if config["precision"] == "fp16-mixed" else "bfloat16"
     masters = method == "full" and config["precision"] != "bf16" and not masters_elsewhere
-    wide = config["precision"] == "fp32" or masters
+    wide = config["precision"] in ("tf32", "fp32") or masters
     assert args.dtype == ("float32" if wide else bits16)
     expected = {"flash": "flash_attention_2", "efficient": "sdpa"}.get(config.text("attention"), config["attention"])
     assert args.attn_implementation == expected

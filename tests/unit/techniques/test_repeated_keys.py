@@ -9,7 +9,10 @@ import torch
 
 from autofit.catalog.models import Model
 from autofit.core.lattice import Value
-from tests.tiny import LLAMA, accumulate, built, config, gradients, model, relative_error, rows
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.time.guessed_rates import prior
+from autofit.prediction.estimating import site as catalog_site
+from tests.tiny import LLAMA, accumulate, built, config, gradients, job, model, relative_error, rows
 
 WINDOWED = model("mistral", sliding_window=4)
 """Its mask has transformers repeat keys by itself."""
@@ -23,6 +26,31 @@ def test_repeated_keys_train_as_shared_ones_do(tiny: Model, more: dict[str, Valu
     losses = [accumulate(step, rows()) for step in steps]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert relative_error(gradients(steps[1]), gradients(steps[0])) < 1e-6
+
+
+def test_a_model_trained_so_still_writes_as_it_did() -> None:
+    """A token at a time attends to all before it."""
+    said = []
+    for attention in ("sdpa", "efficient"):
+        torch.manual_seed(1)
+        whole: Any = built(config(precision="fp32", attention=attention), LLAMA).module.model
+        asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "use_cache": True}
+        said.append(whole.eval().generate(rows()[:1, :4], **asked))
+    assert said[0].equal(said[1])
+
+
+def test_a_trace_of_a_t4_has_the_kernel_that_keeps_no_scores() -> None:
+    t4 = catalog_site("t4")[0]
+    estimator = Estimator(job(hardware=t4, seq_len=512), prior(t4))
+    wide, narrow = (
+        estimator.estimate(
+            config(precision="fp16-mixed", attention=attention, micro_batch=2), memory_limit_bytes=t4.memory_bytes
+        )
+        for attention in ("sdpa", "efficient")
+    )
+    scores = 2 * LLAMA.config["num_attention_heads"] * 512**2 * 2  # of one layer, in 16 bits
+    assert wide.peak_allocated_bytes - narrow.peak_allocated_bytes > LLAMA.config["num_hidden_layers"] * scores
+    assert narrow.tokens_per_second and wide.tokens_per_second and narrow.tokens_per_second > wide.tokens_per_second
 
 
 @pytest.mark.parametrize(("attention", "repeated"), [("sdpa", False), ("efficient", True)])

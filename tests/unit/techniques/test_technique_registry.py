@@ -280,7 +280,6 @@ def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(va
         (T4, {"precision": "fp32"}, False),
         (CUDA_HARDWARE, {"precision": "fp32"}, False),
         (CUDA_HARDWARE, {"precision": "bf16-mixed"}, True),
-        (CPU_HARDWARE, {"precision": "fp32"}, True),
     ],
 )
 def test_keys_are_repeated_where_torch_has_no_kernel_for_shared_ones(
@@ -291,6 +290,32 @@ def test_keys_are_repeated_where_torch_has_no_kernel_for_shared_ones(
     assert reason == (
         f"attention=efficient is of no use in {where}: sdpa has a fused kernel there" if refused else None
     )
+
+
+def test_keys_are_repeated_on_gpus_alone() -> None:
+    reason = unsupported(complete({"precision": "fp32", "attention": "efficient"}), job())
+    assert reason == f"attention=efficient is for NVIDIA and AMD GPUs, not for {CPU_HARDWARE.name}: use sdpa"
+
+
+def test_a_mask_has_transformers_repeat_keys() -> None:
+    asked = complete({"precision": "fp16-mixed", "attention": "efficient", "micro_batch": 2})
+    of_no_use = "attention=efficient is of no use in fp16-mixed on t4: sdpa has a fused kernel there"
+    windowed = model("mistral", sliding_window=16)
+    assert unsupported(asked, job(windowed, hardware=T4, seq_len=15)) is None
+    assert unsupported(asked, job(windowed, hardware=T4, seq_len=16)) == of_no_use
+    padded = job(hardware=T4, seq_len=16, lengths=(4, 12, 16), trainer="transformers")
+    assert unsupported(asked, padded) == of_no_use
+    assert unsupported(asked.replace(micro_batch=1), padded) is None
+
+
+def test_nothing_is_kept_of_attention_that_no_kernel_fuses() -> None:
+    kept = complete({"precision": "fp16-mixed", "checkpointing": "save-attention"})
+    reason = unsupported(kept, job(hardware=T4))
+    assert (
+        reason == "checkpointing=save-attention would keep nothing: no fused kernel computes attention here, use full"
+    )
+    assert unsupported(kept.replace(attention="efficient"), job(hardware=T4)) is None
+    assert unsupported(kept.replace(attention="eager"), job()) == reason
 
 
 def test_keys_that_no_heads_share_and_odd_heads_need_no_repeating() -> None:

@@ -22,6 +22,7 @@ AXOLOTL = {"base_model": "smollm2-135m", "sequence_len": 512, "micro_batch_size"
 FACTORY = {"model_name_or_path": "smollm2-135m", "stage": "sft", "finetuning_type": "full"}
 TRL = {"model_name_or_path": "smollm2-135m", "max_length": 512, "dataset_name": "mine"}
 ARGUMENTS = {"output_dir": "out", "per_device_train_batch_size": 2}
+SELECTIVE = {"selective": True}
 
 
 def read(values: dict[str, Any], **where: Any) -> Run:
@@ -88,6 +89,14 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**FACTORY, "disable_gradient_checkpointing": True}, "checkpointing", "none"),
         ({**FACTORY, "use_unsloth_gc": True}, "checkpointing", "offload"),
         ({**FACTORY, "flash_attn": "disabled"}, "attention", "eager"),
+        ({**FACTORY, "flash_attn": "sdpa"}, "attention", "sdpa"),
+        ({**TRL, "gradient_checkpointing_kwargs": SELECTIVE}, "checkpointing", "save-attention"),
+        ({**TRL, "gradient_checkpointing_kwargs": SELECTIVE, "use_peft": True}, "checkpointing", "full"),
+        ({**TRL, "bf16": False, "tf32": True}, "precision", "tf32"),
+        ({**AXOLOTL, "bf16": False, "tf32": True}, "precision", "tf32"),
+        ({**AXOLOTL, "bf16": False, "tf32": "auto"}, "precision", "fp32"),
+        ({**ARGUMENTS, "bf16": False, "tf32": True}, "precision", "tf32"),
+        ({**AXOLOTL, "selective_checkpointing": {"save": ["attention"]}}, "checkpointing", "save-attention"),
         ({**FACTORY, "enable_liger_kernel": True}, "loss", "fused"),
         ({**FACTORY, "enable_liger_kernel": True}, "kernels", "liger"),
         ({**TRL, "use_liger_kernel": True}, "kernels", "liger"),
