@@ -56,6 +56,20 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 
 
+def test_a_card_before_ampere_keeps_no_scores_of_repeated_keys(home: Path, tmp_path: Path) -> None:
+    values = {"method": "lora", "precision": "fp16-mixed", "micro_batch": 2, "attention": "efficient"}
+    written = ",".join(f"{axis}={value}" for axis, value in values.items())
+    with Machine(home, "t4") as machine:
+        asked = ("trial", *JOB[:2], "--seq-len", "512", *JOB[4:], "--config", written, "--json")
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["measurement"]["peak_allocated_bytes"]
+    job = {"seq_len": 512, "global_batch": 2, "hardware": "t4", "advice": False}
+    said = {each: estimate("smollm2-135m", values | {"attention": each}, **job) for each in ("efficient", "sdpa")}
+    assert abs(said["efficient"].peak_allocated_bytes / measured - 1.0) < CLOSE
+    assert said["sdpa"].peak_allocated_bytes > 1.1 * measured
+
+
 TOLD = """
 from transformers import masking_utils
 masking_utils.is_tracing = lambda tensor=None: True
