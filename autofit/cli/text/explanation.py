@@ -16,28 +16,15 @@ def explanation_text(found: Explanation) -> str:
     before, after = found.before, found.after
     rows = [("per device", "first", "second", "difference")]
     rows += [
-        (name.replace("_", " "), format_bytes(size), format_bytes(then), signed(then - size))
+        _row(name.replace("_", " "), size, then)
         for name, size in before.breakdown.items()
         if (then := after.breakdown[name]) or size
     ]
-    rows.append(
-        (
-            "device memory",
-            format_bytes(before.device_bytes),
-            format_bytes(after.device_bytes),
-            signed(found.difference_bytes),
-        )
-    )
+    rows.append(_row("device memory", before.device_bytes, after.device_bytes))
     if before.host_bytes or after.host_bytes:
-        host = signed(after.host_bytes - before.host_bytes)
-        rows.append(("host memory", format_bytes(before.host_bytes), format_bytes(after.host_bytes), host))
+        rows.append(_row("host memory", before.host_bytes, after.host_bytes))
     rows += [
-        (
-            f"peak in {phase}",
-            format_bytes(size),
-            format_bytes(after.phase_peaks[phase]),
-            signed(after.phase_peaks[phase] - size),
-        )
+        _row(f"peak in {phase}", size, after.phase_peaks[phase])
         for phase, size in before.phase_peaks.items()
         if phase in after.phase_peaks  # estimates stored by earlier versions have none of saving
     ]
@@ -56,5 +43,8 @@ def step_text(step: Step) -> str:
     return "\n  ".join([said, *step.reasons])
 
 
-def signed(size: int) -> str:
-    return f"{'+' if size > 0 else '-' if size < 0 else ''}{format_bytes(abs(size))}"
+def _row(what: str, before: int, after: int) -> tuple[str, str, str, str]:
+    """Bytes of both, and their difference with its sign."""
+    more = after - before
+    sign = "+" if more > 0 else "-" if more < 0 else ""
+    return what, format_bytes(before), format_bytes(after), f"{sign}{format_bytes(abs(more))}"
