@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from autofit.core.lattice import Config
@@ -41,7 +42,7 @@ def methods() -> Iterator[Check]:
         yield Check(
             name=f"{method} at a real size",
             shows=f"Speed and memory of method={method} on a catalog model: driver-seen, allocated and predicted.",
-            run=_of_method(method),
+            run=partial(_method, method),
             most_seconds=90.0,
         )
 
@@ -65,29 +66,26 @@ def predictions() -> Check:
     )
 
 
-def _of_method(method: str) -> Callable[[Bench, float], Finding]:
-    def run(bench: Bench, seconds: float) -> Finding:
-        until = time.monotonic() + seconds
-        config = complete({"method": method, "precision": bench.plain["precision"]})
-        found = _largest(bench, config, seconds)
-        if isinstance(found, Finding):
-            return found
-        job, predicted = found
-        trial = bench.trial(job, config, seconds=until - time.monotonic())
-        if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
-            reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
-            return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
-        refused = _too_slow(trial) or unfit(trial)
-        if refused is not None:
-            return refused
-        return Finding(
-            verdict=Verdict.WORKS,
-            figure=f"{job.model.name}, {config['precision']}: {size_figure(trial, predicted)}",
-            trials=(trial,),
-            predicted=predicted,
-        )
-
-    return run
+def _method(method: str, bench: Bench, seconds: float) -> Finding:
+    until = time.monotonic() + seconds
+    config = complete({"method": method, "precision": bench.plain["precision"]})
+    found = _largest(bench, config, seconds)
+    if isinstance(found, Finding):
+        return found
+    job, predicted = found
+    trial = bench.trial(job, config, seconds=until - time.monotonic())
+    if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
+        reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
+        return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
+    refused = _too_slow(trial) or unfit(trial)
+    if refused is not None:
+        return refused
+    return Finding(
+        verdict=Verdict.WORKS,
+        figure=f"{job.model.name}, {config['precision']}: {size_figure(trial, predicted)}",
+        trials=(trial,),
+        predicted=predicted,
+    )
 
 
 def _too_slow(*trials: Trial) -> Finding | None:

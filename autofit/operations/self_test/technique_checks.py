@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import spelled
@@ -18,30 +19,18 @@ EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_
 """Values to try on axes that list none: any number is valid there."""
 
 
-def _check(axis: Axis, value: Value, run: Callable[[Bench, float], Finding], **times: float) -> Check:
-    written = f"{axis.name}={spelled(value)}"
-    return Check(
-        name=written,
-        shows=f"Whether {written} trains the tiny model as the plain recipe does.",
-        run=run,
-        technique=True,
-        **times,
-    )
-
-
 def precisions() -> Iterator[Check]:
     """fp32 first: other formats are judged against it."""
     axis = _axis("precision")
     for value in ("fp32", *(v for v in axis.values if v != "fp32")):
         # The first trial of all waits for the fork server's imports.
-        yield _check(axis, value, _of_precision(str(value)), most_seconds=120.0 if value == "fp32" else 45.0)
+        yield _check(axis, value, _precision, most_seconds=120.0 if value == "fp32" else 45.0)
 
 
 def methods() -> Iterator[Check]:
     """Adapters; the plain recipe is full fine-tuning."""
-    axis = _axis("method")
     for value in ("lora", "qlora"):
-        yield _check(axis, value, _of_value(axis, value))
+        yield _check(_axis("method"), value, _value)
 
 
 def others() -> Iterator[Check]:
@@ -50,60 +39,59 @@ def others() -> Iterator[Check]:
         if axis.name not in ("precision", "method", "compile", "sharding", "batching"):
             for value in axis.values or EXTENT[axis.name]:
                 if value != axis.recipe:
-                    yield _check(axis, value, _of_value(axis, value))
+                    yield _check(axis, value, _value)
 
 
 def slow_ones() -> Iterator[Check]:
     """Compilation, and what needs several processes."""
-    yield _check(_axis("compile"), True, _of_value(_axis("compile"), True), most_seconds=180.0)
+    yield _check(_axis("compile"), True, _value, most_seconds=180.0)
     # Against ddp, the plainest of them, as ranks see tokens of their own.
     for value in ("ddp", *(v for v in _axis("sharding").values if v not in ("ddp", "none"))):
-        yield _check(_axis("sharding"), value, _of_sharding(str(value)), most_seconds=90.0)
+        yield _check(_axis("sharding"), value, _sharding, most_seconds=90.0)
 
 
 def _axis(name: str) -> Axis:
     return next(axis for axis in AXES if axis.name == name)
 
 
-def _of_precision(value: str) -> Callable[[Bench, float], Finding]:
-    def run(bench: Bench, seconds: float) -> Finding:
-        trial, predicted = bench.tried(bench.job(), complete({"precision": value}), seconds=seconds)
-        refused = unfit(trial)
-        if refused is not None:
-            return refused
-        reference = bench.fitted("precision=fp32")
-        reason = bench.emulation(value)
-        return Finding(
-            verdict=Verdict.WORKS if reason is None else Verdict.EMULATED,
-            figure=tiny_figure(trial, reference),
-            reason=reason or "",
-            trials=(trial,),
-            predicted=predicted,
-        )
-
-    return run
+def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], Finding], **times: float) -> Check:
+    written = f"{axis.name}={spelled(value)}"
+    return Check(
+        name=written,
+        shows=f"Whether {written} trains the tiny model as the plain recipe does.",
+        run=partial(run, axis, value),
+        technique=True,
+        **times,
+    )
 
 
-def _of_value(axis: Axis, value: Value) -> Callable[[Bench, float], Finding]:
-    def run(bench: Bench, seconds: float) -> Finding:
-        plain = bench.plain
-        base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else plain
-        changed = {**dict(base.items), axis.name: value}
-        return _against(
-            bench, complete(changed), bench.fitted(f"precision={plain['precision']}"), axis.effect(value), seconds
-        )
+def _precision(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
+    trial, predicted = bench.tried(bench.job(), complete({axis.name: value}), seconds=seconds)
+    refused = unfit(trial)
+    if refused is not None:
+        return refused
+    reason = bench.emulation(str(value))
+    return Finding(
+        verdict=Verdict.WORKS if reason is None else Verdict.EMULATED,
+        figure=tiny_figure(trial, bench.fitted("precision=fp32")),
+        reason=reason or "",
+        trials=(trial,),
+        predicted=predicted,
+    )
 
-    return run
+
+def _value(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
+    plain = bench.plain
+    base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else plain
+    config = complete({**dict(base.items), axis.name: value})
+    return _against(bench, config, bench.fitted(f"precision={plain['precision']}"), axis.effect(value), seconds)
 
 
-def _of_sharding(value: str) -> Callable[[Bench, float], Finding]:
-    def run(bench: Bench, seconds: float) -> Finding:
-        if bench.ranks < 2:
-            return Finding(verdict=Verdict.NOT_RUN, reason="one device: --devices 2 runs it on two")
-        changed = bench.plain.replace(sharding=value)
-        return _against(bench, changed, bench.fitted("sharding=ddp"), Effect.EXACT, seconds, bench.ranks)
-
-    return run
+def _sharding(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
+    if bench.ranks < 2:
+        return Finding(verdict=Verdict.NOT_RUN, reason="one device: --devices 2 runs it on two")
+    config = bench.plain.replace(**{axis.name: value})
+    return _against(bench, config, bench.fitted("sharding=ddp"), Effect.EXACT, seconds, bench.ranks)
 
 
 def _against(
