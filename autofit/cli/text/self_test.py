@@ -37,7 +37,7 @@ def report_text(report: Report) -> str:
     rows = [("check", "verdict", "figure")]
     rows += [
         (one.name, one.finding.verdict.value, "; ".join(filter(None, (one.finding.figure, _reason(one)))))
-        for one in report.shown
+        for one in report.checks
     ]
     parts += ["", columns(rows)]
     if report.absent:
@@ -70,7 +70,7 @@ def keeper(file: str) -> Callable[[Report], None]:
         try:
             write(path, [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
         except AutofitError as error:
-            if not report.shown:
+            if not report.checks:
                 raise
             if not warned:
                 warn(f"the self-test goes on without its file: {error}")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.document import Document
 from autofit.core.outcome import Trial
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ BAD = (Verdict.DIFFERS, Verdict.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Document):
     """What one check has shown."""
 
     verdict: Verdict
@@ -47,27 +48,18 @@ class Finding:
     """Why it is not simply `works`; empty where it is."""
     remedy: str = ""
     """The command or step that mends it, where one is known."""
+    seconds: float = 0.0
+    """Wall time of the whole check."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Further figures, by name with its unit; JSON values only."""
     trials: tuple[Trial, ...] = ()
     """What ran, in order."""
     predicted: Mapping[str, Any] | None = None
     """The estimate of the last trial's config, as `Estimate.to_json` gives it."""
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """Further figures, by name with its unit; JSON values only."""
-    seconds: float = 0.0
-    """Wall time of the whole check."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object. Hardware and stack are not repeated: the report has them."""
-        return {
-            "verdict": self.verdict.value,
-            "figure": self.figure,
-            "reason": self.reason,
-            "remedy": self.remedy,
-            "seconds": self.seconds,
-            "measured": dict(self.measured),
-            "trials": [_trial_json(trial) for trial in self.trials],
-            "predicted": None if self.predicted is None else dict(self.predicted),
-        }
+        return {**Document.to_json(self), "trials": [_trial_json(trial) for trial in self.trials]}
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
@@ -114,7 +106,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Document):
     """A self-test, complete or cut off."""
 
     autofit: str
@@ -132,30 +124,30 @@ class Report:
     time_limit_seconds: float
     seconds: float
     """Wall time so far."""
-    shown: tuple[Shown, ...]
-    """In the order in which they ended."""
+    checks: tuple[Shown, ...]
+    """Those that have ended, in that order."""
     pending: tuple[str, ...] = ()
     """Names of the checks still to come; empty once all have ended."""
 
     @property
     def bad(self) -> tuple[Shown, ...]:
         """Those that show a defect."""
-        return tuple(one for one in self.shown if one.finding.verdict in BAD)
+        return tuple(one for one in self.checks if one.finding.verdict in BAD)
 
     @property
     def summary(self) -> str:
         """All of it in one or two sentences."""
-        counts = Counter(one.finding.verdict for one in self.shown if one.check.technique)
+        counts = Counter(one.finding.verdict for one in self.checks if one.check.technique)
         works = counts[Verdict.WORKS] + counts[Verdict.EMULATED]
         parts = [f"{works} of {counts.total()} techniques work"]
         parts += [f"{n} {'is' if n == 1 else 'are'} refused" for n in [counts[Verdict.REFUSED]] if n]
         parts += [f"{n} {'was' if n == 1 else 'were'} not run" for n in [counts[Verdict.NOT_RUN]] if n]
-        emulated = [one.name for one in self.shown if one.finding.verdict is Verdict.EMULATED]
+        emulated = [one.name for one in self.checks if one.finding.verdict is Verdict.EMULATED]
         if emulated:
             parts.append(f"emulated: {', '.join(emulated)}")
         for verdict, said in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
-            parts += [f"{one.name} {said}" for one in self.shown if one.finding.verdict is verdict]
-        trials = [trial for one in self.shown for trial in one.finding.trials]
+            parts += [f"{one.name} {said}" for one in self.checks if one.finding.verdict is verdict]
+        trials = [trial for one in self.checks for trial in one.finding.trials]
         doubted = [trial.doubts[0] for trial in trials if trial.doubts]
         disturbed = ""
         if doubted:
@@ -164,18 +156,4 @@ class Report:
         return "; ".join(parts) + "." + disturbed + unfinished
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "autofit": self.autofit,
-            "summary": self.summary,
-            "hardware": self.hardware.to_json(),
-            "stack": self.stack.to_json(),
-            "absent": dict(self.absent),
-            "environment": dict(self.environment),
-            "load_average": self.load_average,
-            "started_at": self.started_at,
-            "time_limit_seconds": self.time_limit_seconds,
-            "seconds": self.seconds,
-            "checks": [one.to_json() for one in self.shown],
-            "pending": list(self.pending),
-        }
+        return {"schema": SCHEMA, "autofit": self.autofit, "summary": self.summary, **Document.to_json(self)}

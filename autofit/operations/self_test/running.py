@@ -107,7 +107,7 @@ def self_test(
         started_at=now(),
         time_limit_seconds=time_limit_seconds,
         seconds=0.0,
-        shown=(),
+        checks=(),
         pending=tuple(check.name for check in planned),
     )
     keep(report)
@@ -120,7 +120,7 @@ def self_test(
             report = replace(
                 report,
                 seconds=time.monotonic() - started,
-                shown=(*report.shown, shown),
+                checks=(*report.checks, shown),
                 pending=report.pending[1:],
             )
             keep(report)

@@ -77,7 +77,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Report]]:
 
 @pytest.fixture(scope="module")
 def found(kept: list[Report]) -> dict[str, Finding]:
-    return {one.name: one.finding for one in kept[-1].shown}
+    return {one.name: one.finding for one in kept[-1].checks}
 
 
 def test_each_check_has_its_verdict(found: dict[str, Finding]) -> None:
@@ -102,7 +102,7 @@ def test_a_check_that_raises_or_hangs_costs_only_itself(found: dict[str, Finding
 
 
 def test_everything_known_is_handed_out_after_every_check(kept: list[Report]) -> None:
-    assert [len(report.shown) for report in kept] == list(range(len(kept)))
+    assert [len(report.checks) for report in kept] == list(range(len(kept)))
     assert [len(report.pending) for report in kept] == list(reversed(range(len(kept))))
     assert "Cut off" in kept[3].summary and "Cut off" not in kept[-1].summary
 
@@ -126,10 +126,10 @@ def test_a_trial_that_was_disturbed_is_told(kept: list[Report]) -> None:
     ran = [trial for check in document["checks"] for trial in check["trials"] if trial["outcome"] == "fits"]
     assert ran and all(trial["device_state"]["seconds"] > 0.0 for trial in ran)
     hot = ProcessorState(cores=2, threads=2, busy_seconds=1.0, own_seconds=1.0, stolen_seconds=0.0, heat_events=1)
-    one = next(one for one in report.shown if one.finding.trials)
+    one = next(one for one in report.checks if one.finding.trials)
     (trial, *_) = one.finding.trials
     disturbed = replace(trial, device_state=DeviceState(seconds=1.0, processor=hot))
-    told = replace(report, shown=(replace(one, finding=replace(one.finding, trials=(disturbed,))),))
+    told = replace(report, checks=(replace(one, finding=replace(one.finding, trials=(disturbed,))),))
     assert told.summary.endswith("Speeds may be off in 1 of 1 trials (the processor throttled: heat).")
     assert told.to_json()["checks"][0]["trials"][0]["doubts"] == ["the processor throttled: heat"]
 
@@ -185,7 +185,7 @@ def _steeper(trial: Trial) -> Trial:
 
 def test_what_no_longer_fits_the_time_limit_is_listed_as_not_run() -> None:
     report = self_test(device="cpu", time_limit_seconds=1.0)
-    verdicts = {one.name: one.finding.verdict for one in report.shown}
+    verdicts = {one.name: one.finding.verdict for one in report.checks}
     assert verdicts["precision=fp32"] is verdicts["compile=true"] is Verdict.NOT_RUN
     assert verdicts["attention=flash"] is Verdict.REFUSED, "what cannot work here is known without a trial"
     assert set(verdicts.values()) == {Verdict.NOT_RUN, Verdict.REFUSED}
