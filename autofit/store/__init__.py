@@ -21,7 +21,6 @@ from autofit.store.searches.lease import new_owner as new_owner
 from autofit.store.searches.queue import Event as Event
 from autofit.store.searches.queue import KeyReused as KeyReused
 from autofit.store.searches.queue import QueueFull as QueueFull
-from autofit.store.searches.queue import QueueStatus as QueueStatus
 from autofit.store.searches.search import ENDINGS as ENDINGS
 from autofit.store.searches.search import Search as Search
 from autofit.store.store import Store as Store

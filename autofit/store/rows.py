@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from sqlalchemy import Connection, Row, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import InstrumentedAttribute
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
@@ -42,16 +40,6 @@ def now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def new_uid() -> str:
-    """Identifies one write of one trial, wherever it is made."""
-    return uuid4().hex
-
-
-def hardware_digest(hardware: Hardware) -> str:
-    """Identifies the whole value; `Hardware.key` leaves out what changes neither memory nor speed."""
-    return digest(hardware.to_json())
-
-
 def keep(
     connection: Connection,
     hardware: Hardware | None = None,
@@ -64,8 +52,10 @@ def keep(
     """
     rows: dict[str, tuple[type[Base], str, Values]] = {}
     if hardware is not None:
-        own = {"digest": hardware_digest(hardware), "key": hardware.key, "name": hardware.name}
-        rows["hardware_digest"] = HardwareRow, "digest", {**own, "body": hardware.to_json()}
+        body = hardware.to_json()
+        # The digest is of the whole value; `Hardware.key` leaves out what changes neither memory nor speed.
+        own = {"digest": digest(body), "key": hardware.key, "name": hardware.name}
+        rows["hardware_digest"] = HardwareRow, "digest", {**own, "body": body}
     if stack is not None:
         rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": replace(stack, driver=None).to_json()}
     if workload is not None:
@@ -162,21 +152,29 @@ class Reader:
     """Reads trials. Remembers the few hardware, stack and workload values that all of them share."""
 
     def __init__(self) -> None:
-        self._hardware: dict[str, Hardware] = {}
-        self._stacks: dict[str, Stack] = {}
-        self._workloads: dict[str, Workload] = {}
+        self._known: dict[tuple[type, str], Any] = {}
 
     def hardware(self, connection: Connection, key: str) -> Hardware:
         """The hardware whose full value has this digest."""
-        return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware)
+        return self._value(connection, Hardware, HardwareRow, "digest", key)
 
     def stack(self, connection: Connection, key: str, driver: str | None = None) -> Stack:
         """The stack with this key, under this driver."""
-        found = _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
+        found = self._value(connection, Stack, StackRow, "key", key)
         return found if driver is None else replace(found, driver=driver)
 
     def workload(self, connection: Connection, key: str) -> Workload:
-        return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload)
+        return self._value(connection, Workload, WorkloadRow, "key", key)
+
+    def _value(self, connection: Connection, kind: type[V], table: type[Base], column: str, key: str) -> V:
+        if (kind, key) not in self._known:
+            # Only then: building a statement takes longer than reading a trial, which needs three values.
+            columns = table.__table__.c
+            found = connection.scalar(select(columns["body"]).where(columns[column] == key))
+            with readable(f"value {key}"):
+                self._known[kind, key] = kind.from_json(found or {})
+        value: V = self._known[kind, key]
+        return value
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
         """The trial in a row of `TRIAL_COLUMNS`; raises `StoreError` if the row makes no sense."""
@@ -211,22 +209,6 @@ TRIAL_COLUMNS = (
     TrialRow.device_state,
 )
 """What `Reader.trial` needs."""
-
-
-def _value(
-    connection: Connection,
-    body: InstrumentedAttribute[dict[str, Any]],
-    column: InstrumentedAttribute[str],
-    key: str,
-    known: dict[str, V],
-    kind: type[V],
-) -> V:
-    if key not in known:
-        # Built only if it is needed: building a statement takes longer than reading a trial, which needs three values.
-        found = connection.scalar(select(body).where(column == key))
-        with readable(f"value {key}"):
-            known[key] = kind.from_json(found or {})
-    return known[key]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
+from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Select, false, func, null, select
 
@@ -25,7 +26,7 @@ from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database
 from autofit.store.estimates import Estimates
 from autofit.store.probes import Probes
-from autofit.store.rows import TRIAL_COLUMNS, Reader, is_storable, new_uid, storable
+from autofit.store.rows import TRIAL_COLUMNS, Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
@@ -119,7 +120,7 @@ class Store:
         Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
         Raises `ValueError` for a trial that JSON or SQL cannot hold, and `LeaseLost`.
         """
-        trial, own = storable(trial), uid or new_uid()
+        trial, own = storable(trial), uid or uuid4().hex
         return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
 
     def set_aside(self, trial: Trial, reason: str, *, lease: Lease | None = None) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
@@ -14,7 +15,6 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Trial, context_keys
 from autofit.store.database.retrying import retried
 from autofit.store.exchange import line_of, opening_line
-from autofit.store.rows import new_uid
 from autofit.store.searches.heartbeat import Heartbeat
 from autofit.store.searches.lease import Lease
 from autofit.store.store import Store
@@ -81,7 +81,7 @@ class StoredTrials(TrialLog):
         """
         try:
             if self._failure is None:
-                uid = new_uid()
+                uid = uuid4().hex
                 return _patiently(lambda: self._store.add(trial, lease=self._lease, uid=uid))
         except StoreError as error:
             self._failure = error

@@ -68,8 +68,8 @@ class Wanted:
         if not self.uses_gpus:
             free = [node for node in suitable if node.node_id not in used]
             cpus = min((node.cpus for node in free), default=self.ranks) // self.ranks
-            away = {*self.left_out, *used}
-            return self._demand({"CPU": max(1.0, cpus)}, _not_on(away), "STRICT_PACK")
+            away = _not_on({*self.left_out, *used})
+            return Demand(ranks=self.ranks, bundle={"CPU": max(1.0, cpus)}, selector=away, strategy="STRICT_PACK")
         bundle, selector = {"GPU": 1.0, "CPU": cpus_per_gpu(suitable)}, _not_on(self.left_out)
         name = None if self.card is None else self._type(suitable)
         if self.card is not None and any(node.hardware for node in suitable):
@@ -83,10 +83,7 @@ class Wanted:
         elif self.card is not None:
             others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
             selector |= _not_on(self.left_out | others)
-        return self._demand(bundle, selector, "PACK")
-
-    def _demand(self, bundle: Mapping[str, float], selector: Mapping[str, str], strategy: str) -> Demand:
-        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy=strategy)
+        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy="PACK")
 
     def _type(self, suitable: Sequence[Node]) -> str | None:
         """Ray's one name for the card; None where its nodes go by several or by none. Where none is up, only an

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -115,7 +114,8 @@ class Slot:
         """The slot may run trials from now on, each under its first rank's device and versions."""
         hardware, stack = self.heard[0]
         if hardware.kind != "cpu":
-            hardware = replace(hardware, count=most_together(self.node_ids))
+            # Each worker sees only the device that it was given: what counts is how many ranks share a machine.
+            hardware = replace(hardware, count=max(Counter(self.node_ids).values()))
         self.site = hardware, stack
         self.free()
 
@@ -131,8 +131,3 @@ class Slot:
                 ray.kill(actor)
         with suppress(Exception):
             ray.util.remove_placement_group(self.placement)
-
-
-def most_together(node_ids: Iterable[str]) -> int:
-    """The most ranks of one trial that share a machine: each worker sees only the device that it was given."""
-    return max(Counter(node_ids).values())
