@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import card
-from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
@@ -38,10 +37,10 @@ class OnHardware:
     def cost(self, price_per_hour: float | None) -> float | None:
         """Of a million tokens, in the currency of the price, which is that of one device; None where that or the speed
         is not known. The speed is that of all devices together."""
-        if self.recommendation is None or price_per_hour is None:
+        found = self.recommendation
+        if found is None:
             return None
-        speed, devices = self.recommendation.point.tokens_per_second, self.recommendation.workload.devices
-        return _million(price_per_hour * devices, speed)
+        return _million(price_per_hour, found.point.tokens_per_second, found.workload.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +84,7 @@ class OnCard:
 
     def cost(self, price_per_hour: float | None) -> float | None:
         """As of `OnHardware`."""
-        speed = self.tokens_per_second
-        if self.estimate is None or speed is None or price_per_hour is None:
-            return None
-        return _million(price_per_hour * self.estimate.devices, speed)
+        return _million(price_per_hour, self.tokens_per_second, self.devices)
 
     def seconds(self, tokens: int | None) -> float | None:
         """For so many tokens; None where they or the speed are not known."""
@@ -124,48 +120,36 @@ def estimate_each(
     """
     rows = []
     with readable(store) as opened:
-        estimating = _Estimating(memory_limit_bytes, store, opened, [] if opened is None else opened.hardware())
+
+        def row(of: WorkloadOptions, name: str, config: Config) -> OnCard:
+            """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
+            try:
+                one = Estimation.of(of, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store)
+                found = one.estimate()
+            except UsageError as error:
+                return OnCard(name=name, estimate=None, reason=str(error))
+            key = one.job.workload.key
+            settled = None if opened is None else _settled(opened, name, config, key, memory_limit_bytes)
+            return OnCard(name=name, estimate=found, reason=None, trial=settled)
+
         for done, (name, config) in enumerate(configs.items(), start=1):
-            row = estimating.row(asked, name, config)
-            rows.append(_on_several(row, asked, config, estimating) if spreads and asked.devices == 1 else row)
+            alone = row(asked, name, config)
+            rows.append(_on_several(alone, asked, config, row) if spreads and asked.devices == 1 else alone)
             report(done)
-    if all(row.estimate is None for row in rows):
+    if all(each.estimate is None for each in rows):
         raise UsageError(rows[0].reason or "no card was named")
     return sorted(rows, key=_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimating:
-    """Makes rows under a limit, from a store."""
-
-    memory_limit_bytes: int | None
-    url: str | None
-    store: Store | None
-    hardware: Sequence[Hardware]
-    """What the store has trials of."""
-
-    def row(self, asked: WorkloadOptions, name: str, config: Config) -> OnCard:
-        """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
-        try:
-            one = Estimation.of(
-                asked, config, hardware=name, memory_limit_bytes=self.memory_limit_bytes, store=self.url
-            )
-            found = one.estimate()
-        except UsageError as error:
-            return OnCard(name=name, estimate=None, reason=str(error))
-        return OnCard(name=name, estimate=found, reason=None, trial=self._trial(name, config, one.job.workload.key))
-
-    def _trial(self, name: str, config: Config, workload_key: str) -> Trial | None:
-        """The trial that settles the config there, under the newest stack that has one."""
-        for hardware in (each for each in self.hardware if each.name == name):
-            assert self.store is not None
-            limit = hardware.memory_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
-            for stack in self.store.stacks(hardware.key, workload_key):
-                known = self.store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
-                settled = verdict(known.get(config, []), limit)
-                if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
-                    return settled
-        return None
+def _settled(store: Store, name: str, config: Config, workload_key: str, limit: int | None) -> Trial | None:
+    """The trial that settles the config on this hardware, under the newest stack that has one."""
+    for hardware in (each for each in store.hardware() if each.name == name):
+        for stack in store.stacks(hardware.key, workload_key):
+            known = store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
+            settled = verdict(known.get(config, []), hardware.memory_bytes if limit is None else limit)
+            if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
+                return settled
+    return None
 
 
 SHARDINGS = ("fsdp", "zero3")
@@ -174,8 +158,10 @@ SEVERAL = (2, 4, 8)
 """Devices as machines have them."""
 
 
-def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating: _Estimating) -> OnCard:
-    """The row with the fewest devices of this card that the sharded config fits; the same row where one is enough, or
+def _on_several(
+    row: OnCard, asked: WorkloadOptions, config: Config, of: Callable[[WorkloadOptions, str, Config], OnCard]
+) -> OnCard:
+    """The row `of` the fewest devices of this card that the sharded config fits; the same row where one is enough, or
     several do not hold it either, with the reason if none of these numbers can share it."""
     alone = row.estimate
     if alone is None or row.fits:
@@ -185,7 +171,7 @@ def _on_several(row: OnCard, asked: WorkloadOptions, config: Config, estimating:
         if alone.device_bytes > devices * alone.memory_limit_bytes:  # also if everything could be shared
             continue
         for sharding in SHARDINGS:
-            found = estimating.row(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
+            found = of(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
             if found.fits:
                 return found
             reasons.append(found.reason)
@@ -198,9 +184,11 @@ def _size(row: OnCard) -> tuple[bool, bool, int, int]:
     return row.estimate is None, not row.fits, row.devices, size if row.fits else -size
 
 
-def _million(price_per_hour: float, tokens_per_second: float) -> float:
-    """The price of a million tokens at so many a second."""
-    return price_per_hour / 3600 / tokens_per_second * 1e6
+def _million(price_per_hour: float | None, tokens_per_second: float | None, devices: int) -> float | None:
+    """The price of a million tokens at so many a second; None where that or the price of a device is not known."""
+    if price_per_hour is None or tokens_per_second is None:
+        return None
+    return price_per_hour * devices / 3600 / tokens_per_second * 1e6
 
 
 def compare_hardware(

@@ -41,7 +41,6 @@ def longest_sequence(
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
-    store: str | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Longest:
     """The longest sequences on which `config` trains there, whatever `asked.seq_len` is.
@@ -52,7 +51,7 @@ def longest_sequence(
 
     def at(tokens: int) -> Estimate:
         of = replace(asked, seq_len=tokens)
-        one = Estimation.of(of, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store)
+        one = Estimation.of(of, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes)
         made[tokens] = one.estimate()
         report(len(made))
         return made[tokens]
