@@ -18,7 +18,6 @@ from autofit.cli.text.phrases import (
     step_text,
     total_text,
 )
-from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.core.units import format_bytes, format_duration
@@ -213,7 +212,7 @@ def predicted_frontier_text(found: PredictedFrontier) -> str:
     if not found.points:
         parts.append("nothing can be predicted here")
     elif found.recommendation is not None:
-        parts.append(predicted_choice_text(found.recommendation, hardware, workload))
+        parts.append(predicted_choice_text(found.recommendation, workload))
     else:
         parts.append(f"No recommendation: {speed_text(found.points[0])}")
     borrowed = max((p.borrowed_error for p in found.points), default=0.0)
@@ -231,19 +230,18 @@ def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> s
     return points_table(rows, devices, (method,))
 
 
-def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload: Workload) -> str:
+def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
     """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     found = choice.estimate
+    where = several_text(found.hardware, found.devices)
     lines = [
-        f"Would be recommended for {workload.model}, {step_text(workload)}, on {devices_text(hardware, workload)}, "
-        "predicted and not measured:",
+        f"Would be recommended for {workload.model}, {step_text(workload)}, on {where}, predicted and not measured:",
         "",
         f"  {found.config}",
         "",
         f"  {speed_text(found)}",
         f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
-        f"{on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
-        "headroom",
+        f"{on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of headroom",
         f"  memory: {memory_text(found)}",
     ]
     padding = padding_text(workload, found.config)
