@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -82,21 +81,19 @@ def estimate(
     from autofit.cli.waiting import Waiting
     from autofit.trial.machine.detection import detect
 
-    asked = _Asked(options=workload.asked(), memory_limit_bytes=limit, verbose=verbose, as_json=as_json)
+    asked = workload.asked()
     if len(configs) > 1:
-        _on_each(asked, configs, per_hour, total, spreads=not given(context, "devices"))
+        _on_each(asked, configs, limit, per_hour, total, spreads=not given(context, "devices"), as_json=as_json)
     ((hardware, chosen),) = configs.items()
     if hardware == "auto" and detect()[0].kind == "cpu":
         warn("there is no GPU here, so this is for the processor: name a card with --hardware")
     if other is not None:
-        _explain(asked, chosen, other, hardware)
+        _explain(asked, chosen, other, hardware, limit, as_json=as_json)
         return
     if longest:
-        _longest(asked, chosen, hardware)
+        _longest(asked, chosen, hardware, limit, verbose=verbose, as_json=as_json)
     with Waiting() as waiting:
-        estimation = operations.Estimation.of(
-            asked.options, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact
-        )
+        estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
         found = estimation.estimate() if no_advice else estimation.advised(waiting)
     print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
     if html is not None:
@@ -143,52 +140,48 @@ def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Co
     return {each.name: read_config(config, on=each, trainer=trainer) for each in chosen}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What every mode of the command is asked."""
-
-    options: WorkloadOptions
-    memory_limit_bytes: int | None
-    verbose: bool
-    as_json: bool
-
-
 def _on_each(
-    asked: _Asked, configs: Mapping[str, Config], prices: Mapping[str, float], tokens: int | None, *, spreads: bool
+    asked: WorkloadOptions,
+    configs: Mapping[str, Config],
+    limit: int | None,
+    prices: Mapping[str, float],
+    tokens: int | None,
+    *,
+    spreads: bool,
+    as_json: bool,
 ) -> NoReturn:
     """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
     from autofit.cli.text.cards import cards_text
     from autofit.cli.waiting import Waiting
     from autofit.operations.hardware_compared import estimate_each
 
-    limit = asked.memory_limit_bytes
     with Waiting() as waiting:
-        found = estimate_each(asked.options, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
+        found = estimate_each(asked, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
     rows = [row.to_json(prices.get(row.name), tokens) for row in found]
-    print_json({"cards": rows}) if asked.as_json else print(cards_text(found, prices, tokens, asked.options.devices))
+    print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens, asked.devices))
     raise typer.Exit(0 if any(row.fits for row in found) else 3)
 
 
-def _longest(asked: _Asked, config: Config, hardware: str) -> NoReturn:
+def _longest(
+    asked: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
+) -> NoReturn:
     """Print how long sequences may be, and end with 0 if any fit."""
     from autofit import operations
     from autofit.cli.text.predicted import longest_text
     from autofit.cli.waiting import Waiting
 
-    limit = asked.memory_limit_bytes
     with Waiting("lengths predicted") as waiting:
-        found = operations.longest_sequence(
-            asked.options, config, hardware=hardware, memory_limit_bytes=limit, report=waiting
-        )
-    print_json(found.to_json()) if asked.as_json else print(longest_text(found, verbose=asked.verbose))
+        found = operations.longest_sequence(asked, config, hardware=hardware, memory_limit_bytes=limit, report=waiting)
+    print_json(found.to_json()) if as_json else print(longest_text(found, verbose=verbose))
     raise typer.Exit(0 if found.estimate.likely_fits else 3)
 
 
-def _explain(asked: _Asked, before: Config, after: Config, hardware: str) -> None:
+def _explain(
+    asked: WorkloadOptions, before: Config, after: Config, hardware: str, limit: int | None, *, as_json: bool
+) -> None:
     """Print why the second config needs a different amount of memory from the first."""
     from autofit import operations
     from autofit.cli.text.explanation import explanation_text
 
-    compared = operations.Comparison(asked.options, hardware=hardware, memory_limit_bytes=asked.memory_limit_bytes)
-    found = compared.explanation(before, after)
-    print_json(found.to_json()) if asked.as_json else print(explanation_text(found))
+    found = operations.Comparison(asked, hardware=hardware, memory_limit_bytes=limit).explanation(before, after)
+    print_json(found.to_json()) if as_json else print(explanation_text(found))
