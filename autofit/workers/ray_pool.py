@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from autofit.catalog.hardware import Card
@@ -62,8 +63,10 @@ class RayPool:
     ) -> None:
         """For trials of `devices` ranks, `workers` of them at a time, by default as many as there is room for, on cards
         of one kind. Raises `EnvironmentLacks` if this machine has no room for them; a cluster may get it later."""
-        self._connection = connect(address)
-        self._ray = self._connection.ray
+        connection = connect(address)
+        self._leaving = ExitStack()
+        self._leaving.callback(connection.close)
+        self._ray = connection.ray
         self.devices = devices
         driver = os.getpid() if address is None else None
         self._hiring = Hiring(ray=self._ray, device=device, driver=driver)
@@ -89,7 +92,7 @@ class RayPool:
             )
             self._roster.renew()
         except BaseException:
-            self._connection.close()
+            self._leaving.close()
             raise
 
     @property
@@ -238,7 +241,7 @@ class RayPool:
         """Kill the workers and leave Ray; nothing the second time. A trial's processes end with their worker, because
         its pipe closes."""
         self._roster.close()
-        self._connection.close()
+        self._leaving.close()
 
 
 def _uses_gpus(device: str, card: Card | None, nodes: Iterable[Node], addable: Mapping[str, float]) -> bool:

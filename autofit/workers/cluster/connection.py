@@ -29,8 +29,8 @@ def check_installed() -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Joined:
-    """What this process is connected to: Ray has one connection per process."""
+class Connection:
+    """What this process is connected to, shared by its users: Ray has one connection per process."""
 
     ray: Any
     """The `ray` module, connected."""
@@ -42,38 +42,23 @@ class _Joined:
     """Whether it ends with its last user: not if the program that calls us was connected before."""
     users: int = 0
 
-
-_joined: _Joined | None = None
-_joining = threading.Lock()
-
-
-@dataclass(slots=True, kw_only=True)
-class Connection:
-    """One user's share of this process's connection to Ray."""
-
-    _shared: _Joined
-    _is_open: bool = True
-
-    @property
-    def ray(self) -> Any:
-        """The `ray` module, connected."""
-        return self._shared.ray
-
     def close(self) -> None:
-        """The last one to close it leaves Ray; a private one ends, and its folder is removed. Nothing the second
-        time."""
+        """For each user to call once. The last one leaves Ray; a private one ends, and its folder is removed."""
         global _joined
         with _joining:
-            self._shared.users -= self._is_open
-            was_open, self._is_open = self._is_open, False
-            if not was_open or self._shared.users > 0:
+            self.users -= 1
+            if self.users > 0:
                 return
-            if self._shared is _joined:
+            if self is _joined:
                 _joined = None
-                if self._shared.is_ours:
-                    self._shared.ray.shutdown()
-            if self._shared.folder is not None:
-                self._shared.folder.close()
+                if self.is_ours:
+                    self.ray.shutdown()
+            if self.folder is not None:
+                self.folder.close()
+
+
+_joined: Connection | None = None
+_joining = threading.Lock()
 
 
 def connect(address: str | None) -> Connection:
@@ -93,10 +78,10 @@ def connect(address: str | None) -> Connection:
                 remedy="let that search end first, or run this one in a process of its own",
             )
         _joined.users += 1
-        return Connection(_shared=_joined)
+        return _joined
 
 
-def _join(address: str | None) -> _Joined:
+def _join(address: str | None) -> Connection:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default Ray runs workers at nice 15, where anything else on the machine takes precedence over the timed steps.
@@ -128,7 +113,7 @@ def _join(address: str | None) -> _Joined:
             if address
             else "run `autofit doctor`, or use --in-place",
         ) from error
-    return _Joined(ray=ray, address=address, folder=folder)
+    return Connection(ray=ray, address=address, folder=folder)
 
 
 def _private(folder: PrivateFolder) -> dict[str, Any]:
@@ -145,7 +130,7 @@ def _private(folder: PrivateFolder) -> dict[str, Any]:
     }
 
 
-def _joined_before(ray: Any, address: str | None) -> _Joined:
+def _joined_before(ray: Any, address: str | None) -> Connection:
     """The connection that the calling program has made; raises `EnvironmentLacks` if it is not to what is asked for."""
     here = ray.get_runtime_context().gcs_address
     if address not in (here, "auto"):
@@ -153,7 +138,7 @@ def _joined_before(ray: Any, address: str | None) -> _Joined:
             f"this process is connected to a Ray of its own at {here}",
             remedy=f"give ray_address={here!r}, or run the search in a process of its own",
         )
-    return _Joined(ray=ray, address=address, is_ours=False)
+    return Connection(ray=ray, address=address, is_ours=False)
 
 
 @contextmanager
