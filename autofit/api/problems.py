@@ -71,9 +71,8 @@ def install(app: FastAPI) -> None:
         response = problem(error.status_code, title, str(error.detail))
         response.headers.update(error.headers or {})
         described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))
-        if (
-            error.status_code == 405 and described
-        ):  # each verb is a route of its own, and the first one speaks for itself
+        if error.status_code == 405 and described:
+            # Each verb is a route of its own, and the first one speaks for itself.
             response.headers["Allow"] = ", ".join(verb.upper() for verb in described)
         return response
 

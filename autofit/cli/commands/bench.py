@@ -118,11 +118,9 @@ def _how_far(found: RecordResult) -> str:
 def _recorded(done: int, total: int, last: Trial | None) -> None:
     from autofit.techniques.short_text import short
 
-    said = (
-        ""
-        if last is None
-        else f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
-    )
+    said = ""
+    if last is not None:
+        said = f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
     print(f"{done} of {total} recorded{said}", file=sys.stderr, flush=True)
 
 

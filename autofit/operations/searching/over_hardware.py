@@ -15,7 +15,7 @@ from autofit.operations.hardware_compared import OnHardware, compare_hardware
 from autofit.operations.service.asked import submit
 from autofit.operations.service.runner import Runner, running
 from autofit.planning.requests import SearchRequest
-from autofit.store import ENDINGS, Event, Search, Store
+from autofit.store import ENDINGS, Event, Store
 from autofit.trial.machine.detection import detect
 
 ALL = ("all",)
@@ -50,7 +50,8 @@ class Standing:
         for event in store.queue.events(self.search_id, after=self.seen):
             self.seen = event.seq
             self._count(event)
-        self.state, self.reason = found.state, _reason(found)
+        self.state, said = found.state, (found.result or {}).get("reason")
+        self.reason = str(said) if said is not None and found.state in ENDINGS else None
         if found.hardware is not None and found.hardware.name != self.hardware:
             self.asked, self.hardware = self.asked or self.hardware, found.hardware.name
 
@@ -61,11 +62,6 @@ class Standing:
         self.out_of_memory += event.body["outcome"] == OutOfMemory.kind
         if event.body["outcome"] == Fits.kind:
             self.tokens_per_second = max(self.tokens_per_second or 0.0, event.body["tokens_per_second"] or 0.0)
-
-
-def _reason(found: Search) -> str | None:
-    said = (found.result or {}).get("reason")
-    return None if found.state not in ENDINGS or said is None else str(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
