@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +33,6 @@ from autofit.techniques import complete
 from autofit.trial.machine.detection import detect
 
 A100 = replace(HARDWARE, name="a100-40g", device_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store.open(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 @pytest.fixture

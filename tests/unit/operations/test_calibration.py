@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
@@ -24,12 +22,6 @@ from autofit.techniques import Job
 
 CARD = Hardware(name="h100-80g", kind="cuda", device_name="h100-80g", memory_bytes=1, capability="9.0")
 """As the catalog knows it, without a machine that has it."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def guess() -> Rates:
@@ -168,10 +160,10 @@ def test_a_trial_of_a_throttled_card_teaches_nothing_where_its_config_has_anothe
 
 
 def test_a_store_that_fails_costs_the_calibration_alone(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(predicted(slower(2)))
-    sql(f"sqlite:///{tmp_path / 'store.db'}", "DROP TABLE trials")
+    sql(f"sqlite:///{path}", "DROP TABLE trials")
     with caplog.at_level(logging.WARNING):
         assert rates_for(HARDWARE, STACK, store, OWN) == guess()
     assert "not calibrated" in caplog.text

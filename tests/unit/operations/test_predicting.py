@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,6 @@ from autofit.techniques import AXES, Job, complete, parse
 from autofit.trial.limits import control_groups
 
 CONFIGS = [complete(parse(text)) for text in ("method=lora,micro_batch=2", "method=lora,micro_batch=1")]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

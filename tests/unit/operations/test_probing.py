@@ -71,12 +71,6 @@ def measured_step(taken: float, estimator: int = WORK.estimator) -> MeasuredStep
     return MeasuredStep(config={}, layers=2, seconds=taken, work=work)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "store.db")) as opened:
-        yield opened
-
-
 def test_what_was_measured_replaces_the_guess_and_the_rest_stays() -> None:
     part = ProbePart(name="products", seconds=1.0, seconds_per={"product/bf16/nt": 7.0})
     found = rates_of(made_probe(parts=(part,)), guess())

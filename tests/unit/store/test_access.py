@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from conftest import a_trial
 
 from autofit.core.errors import UsageError
 from autofit.store import OPERATOR, Store
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        yield opened
 
 
 def queued(store: Store, by: str | None) -> str:

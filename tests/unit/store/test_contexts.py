@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from threading import Thread
 
@@ -13,12 +12,6 @@ from leases import expire
 from autofit.store import Store, export_lines, import_lines
 
 OTHER = replace(WORKLOAD, seq_len=4096)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        yield opened
 
 
 def version(store: Store, workload: object = WORKLOAD) -> str:
