@@ -30,6 +30,7 @@ from autofit.core.outcome import (
     TimedOut,
     Trial,
     Unsupported,
+    context_keys,
 )
 from autofit.core.workload import Workload
 from autofit.store import Store
@@ -137,6 +138,11 @@ def a_trial(
         prediction=prediction,
         device_state=device_state,
     )
+
+
+def context(trial: Trial) -> dict[str, str]:
+    """The keys of a trial's hardware, stack and workload, as the store's methods take them."""
+    return context_keys(trial.hardware, trial.stack, trial.workload)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from leases import begin
 from sqlalchemy import event
-from unit.store.conftest import a_probe
+from unit.store.conftest import a_probe, context
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
@@ -19,15 +19,6 @@ from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction
 from autofit.store import LeaseLost, Store
 
 MakeTrial = Callable[..., Trial]
-
-
-def context(trial: Trial) -> dict[str, str]:
-    """The keys of a trial's hardware, stack and workload, as the store's methods take them."""
-    return {
-        "hardware_key": trial.hardware.key,
-        "stack_key": trial.stack.key,
-        "workload_key": trial.workload.key,
-    }
 
 
 class TestAdding:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from leases import begin
+from unit.store.conftest import context
 
 from autofit import __version__
 from autofit.core.errors import UsageError
@@ -48,9 +49,7 @@ def test_carries_every_trial_and_its_attempts(
     assert list(export_lines(other)) == lines
     assert import_lines(other, lines) == ImportReport(added=0, repeated=8)
     assert import_lines(store, lines) == ImportReport(added=0, repeated=8)
-    assert other.known(hardware_key=base.hardware.key, stack_key=base.stack.key, workload_key=base.workload.key) == {
-        base.config: store.trials(workload_key=base.workload.key)
-    }
+    assert other.known(**context(base)) == {base.config: store.trials(workload_key=base.workload.key)}
 
 
 def test_carries_predictions(store: Store, other: Store, make_trial: MakeTrial, prediction: Prediction) -> None:

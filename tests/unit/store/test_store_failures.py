@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import create_engine, event, text
+from unit.store.conftest import context
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Trial
@@ -216,11 +217,7 @@ def read_then_write(url: str) -> list[str]:
     try:
         with Store.open(url) as store:
             trial = store.trials()[0]
-            frontier = store.frontier(
-                hardware_key=trial.hardware.key,
-                stack_key=trial.stack.key,
-                workload_key=trial.workload.key,
-            )
+            frontier = store.frontier(**context(trial))
             said.append(f"{store.count()} {len(frontier.points) if frontier else 0}")
             store.add(trial)
     except StoreError as error:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
+from unit.store.conftest import context
 
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.frontier import Frontier, choose, point
@@ -59,12 +60,7 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
 
 def found(store: Store, trial: Trial, limit: int | None = None) -> Frontier | None:
     """The store's frontier of a trial's hardware, stack and workload."""
-    return store.frontier(
-        hardware_key=trial.hardware.key,
-        stack_key=trial.stack.key,
-        workload_key=trial.workload.key,
-        memory_limit_bytes=limit,
-    )
+    return store.frontier(**context(trial), memory_limit_bytes=limit)
 
 
 def test_is_that_of_the_latest_attempts(store: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
@@ -178,16 +174,11 @@ def test_a_trial_beside_others_counts_only_where_there_is_no_clean_one(
     tried = [clean, beside, replace(beside, outcome=hurried), alone, again]
     stored = [store.add(trial) for trial in tried]
     assert stored == tried == store.trials() and stored[1].doubts and not stored[0].doubts
-    context = {
-        "hardware_key": clean.hardware.key,
-        "stack_key": clean.stack.key,
-        "workload_key": clean.workload.key,
-    }
     for limit in (None, clean.memory_limit_bytes):
-        frontier = store.frontier(**context, memory_limit_bytes=limit)
+        frontier = found(store, clean, limit)
         assert frontier is not None
         assert {p.measurement.tokens_per_second for p in frontier.considered} == {100.0, 80.0}
-    settled = [verdict(attempts, clean.memory_limit_bytes) for attempts in store.known(**context).values()]
+    settled = [verdict(attempts, clean.memory_limit_bytes) for attempts in store.known(**context(clean)).values()]
     assert settled == [clean, again]
     assert store.between_executions(clean.hardware.key) == 0.0
 
@@ -357,8 +348,7 @@ def test_what_the_user_does_not_allow_hides_nothing(store: Store, make_trial: Ma
     other = plain.replace(optimizer="sgd")
     for config, speed, memory in ((plain, 50.0, 20), (other, 100.0, 10)):
         store.add(replace(base, config=config, outcome=fits(speed, memory)))
-    where = {"hardware_key": base.hardware.key, "stack_key": base.stack.key, "workload_key": base.workload.key}
-    every = store.frontier(**where)
+    every = found(store, base)
     assert every is not None and [p.config for p in every.points] == [other]
     allowed = every.only(lambda config: config["optimizer"] == "adamw")
     assert [p.config for p in allowed.points] == [plain]

@@ -17,6 +17,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
+from unit.store.conftest import context
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import OutOfMemory, Trial
@@ -64,8 +65,8 @@ def test_revisions_are_those_of_the_migrations() -> None:
 
 def test_migrations_give_what_the_models_say(store: Store, url: str) -> None:
     with behind_the_back(url) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Base.metadata) == []
+        configured = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(configured, Base.metadata) == []
 
 
 def test_sqlite_is_set_up_for_many_readers_and_a_writer(sqlite_url: str) -> None:
@@ -93,14 +94,9 @@ def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: P
         # Keys are digests of values: where a value has gained a field, a migration must have renewed them.
         import_lines(fresh, export_lines(store))
         for trial in store.trials():
-            context = {
-                "hardware_key": trial.hardware.key,
-                "stack_key": trial.stack.key,
-                "workload_key": trial.workload.key,
-            }
             assert trial.stack in store.stacks(trial.hardware.key, trial.workload.key)
-            assert trial in store.known(**context)[trial.config]
-            assert points(store, **context) == points(fresh, **context)
+            assert trial in store.known(**context(trial))[trial.config]
+            assert points(store, trial) == points(fresh, trial)
         store.add(store.trials()[0])
 
 
@@ -112,9 +108,9 @@ def test_trials_that_were_never_predicted_say_so(url: str) -> None:
         assert list(store.predicted()) == []
 
 
-def points(store: Store, **context: str) -> list[object]:
-    """The frontier's points without their numbers."""
-    frontier = store.frontier(**context)
+def points(store: Store, trial: Trial) -> list[object]:
+    """The points of a trial's frontier without their numbers."""
+    frontier = store.frontier(**context(trial))
     assert frontier is not None
     return [(point.config, point.measurement) for point in frontier.points]
 
@@ -215,14 +211,9 @@ def test_trials_under_two_drivers_come_together(url: str) -> None:
     with Store.open(url) as store:
         assert store.trials() == expected
         trial = expected[2]
-        context = {
-            "hardware_key": trial.hardware.key,
-            "stack_key": trial.stack.key,
-            "workload_key": trial.workload.key,
-        }
-        frontier = store.frontier(**context)
+        frontier = store.frontier(**context(trial))
         assert frontier is not None and frontier.trials == 13
-        assert len(store.known(**context)[trial.config]) == 5
+        assert len(store.known(**context(trial))[trial.config]) == 5
         assert store.add(trial).trial_id == 15
     with behind_the_back(url) as connection:
         numbered = connection.execute(text("SELECT attempt FROM trials WHERE id IN (2, 3, 5, 11, 12) ORDER BY id"))

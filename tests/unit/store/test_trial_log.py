@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from unit.store.conftest import context
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Fits, Trial
@@ -43,11 +44,11 @@ def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(
     log = StoredTrials(store)
     configs = (complete({"method": "full", "micro_batch": size}) for size in (1, 2))
     slow, sound = (log.keep(make_trial(config=config, outcome=fits())) for config in configs)
-    context = {"hardware_key": slow.hardware.key, "workload_key": slow.workload.key}
-    before = store.version(**context)
+    keys = {"hardware_key": slow.hardware.key, "workload_key": slow.workload.key}
+    before = store.version(**keys)
     log.set_aside(slow, "n1 is slow")
-    assert store.version(**context) != before, "who has remembered the frontier asks again"
+    assert store.version(**keys) != before, "who has remembered the frontier asks again"
     kept, other = store.trials()
     assert kept == slow.set_aside("n1 is slow") and kept.doubts == ("n1 is slow",) and other == sound
-    found = store.frontier(hardware_key=slow.hardware.key, stack_key=slow.stack.key, workload_key=slow.workload.key)
+    found = store.frontier(**context(slow))
     assert found is not None and [point.trial_id for point in found.points] == [sound.trial_id]
