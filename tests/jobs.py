@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
@@ -28,6 +31,13 @@ def tiny_model(*, vocabulary: int = 512, hidden: int = 64, layers: int = 2) -> M
         "tie_word_embeddings": True,
     }
     return Model(name="tiny", config=config, source="tests", parameters=None)
+
+
+def model_in(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
+    """The folder, made where there is none, of a model with this config, else of the tiny one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(tiny_model().config if config is None else config))
+    return folder
 
 
 def tiny_job(model: Model | None = None, *, seq_len: int = 32, global_batch: int = 4, **workload: Any) -> Job:

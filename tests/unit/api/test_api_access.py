@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from jobs import tiny_model
+from jobs import model_in
 from unit.operations.made_trials import MODEL
 
 from autofit.api.app import create_app
@@ -114,8 +114,7 @@ def test_a_large_body_is_refused_however_it_comes(store: Store) -> None:
 
 def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path) -> None:
     for place in ("own/tiny", "outside"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "config.json").write_text(json.dumps(tiny_model().config))
+        model_in(tmp_path / place)
     app = create_app(store, token=OPERATORS, models=tmp_path / "own")
     client = TestClient(app, headers=bearing(OPERATORS))
     asked = {**SEARCH, "seq_len": 32}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from jobs import tiny_model
+from jobs import model_in
 from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial, out_of_memory
 
 from autofit.api.app import create_app
@@ -154,9 +153,7 @@ def test_a_model_in_other_letters_is_the_same(client: TestClient) -> None:
 
 
 def test_a_model_beside_the_catalog_is_answered_by_its_name(client: TestClient, store: Store, tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(tiny_model().config))
+    folder = model_in(tmp_path / "tiny")
     options = WorkloadOptions(model=str(folder), seq_len=128, global_batch=4)
     job = options.job((store.hardware()[0], store.trials()[0].stack))
     store.add(make_trial({}, fits(1, 900), job=job))

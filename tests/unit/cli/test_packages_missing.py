@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import tiny_model
+from jobs import model_in
 from unit.operations.made_trials import fill
 
 from autofit.core import distribution
@@ -74,8 +74,7 @@ def test_what_a_tracker_needs(tmp_path: Path, package: str, remedy: str) -> None
 
 
 def test_a_trial_goes_without_what_its_config_does_not_need(tmp_path: Path) -> None:
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.json").write_text(json.dumps(tiny_model().config))
+    model_in(tmp_path / "small")
     words = ("trial", *JOB, "--model", "small", "--config", "method=full", "--json")
     done = run_without("peft,bitsandbytes,deepspeed", tmp_path, *words)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ The ranks are real processes; what one of them is to do is the name of the model
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import tiny_model
+from jobs import model_in
 from kept import Kept
 from patience import within
 from unit.cli.conftest import Autofit
@@ -63,8 +62,7 @@ def on_two(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def tiny(tmp_path: Path) -> None:
     for name in ("tiny", "rank_1_dies", "rank_1_hangs", "fsdp_fails"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(tiny_model().config))
+        model_in(tmp_path / name)
 
 
 def space(folder: Path, **axes: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, main_thread
 
 import pytest
-from jobs import tiny_model
+from jobs import model_in
 from kept import Kept
 from unit.cli.conftest import Autofit
 from unit.store.test_store_failures import locked
@@ -89,8 +89,7 @@ def test_an_interrupted_trial_tells_what_it_has_shown(
 @pytest.fixture
 def workload(tmp_path: Path) -> tuple[str, ...]:
     """The workload options of a model whose step takes a moment."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(tiny_model().config))
+    model_in(tmp_path / "tiny")
     return ("--model", "./tiny", "--seq-len", "32", "--global-batch", "4", "--device", "cpu")
 
 
@@ -144,9 +143,8 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         raise AssertionError("a trial was started")
 
     monkeypatch.setattr(TrialRunner, "attempt", never)
-    (tmp_path / "ctrl").mkdir()
     sizes = {"n_embd": 64, "dff": 128, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
-    (tmp_path / "ctrl" / "config.json").write_text(json.dumps({"model_type": "ctrl", **sizes}))
+    model_in(tmp_path / "ctrl", {"model_type": "ctrl", **sizes})
     asked = ("--model", "./ctrl", "--seq-len", "32", "--global-batch", "4", "--device", "cpu", "--json")
     done = autofit("trial", *asked, "--config", "checkpointing=full,attention=eager")
     assert done.code == 2

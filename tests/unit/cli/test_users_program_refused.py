@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from jobs import tiny_model
+from jobs import model_in
 from unit.cli.conftest import Autofit
 
 SPACE = "axes: {method: [full], micro_batch: [2, 4]}"
@@ -33,8 +32,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
     autofit: Autofit, tmp_path: Path, command: str, more: tuple[str, ...], program: str, told: str
 ) -> None:
     (tmp_path / "space.yaml").write_text(SPACE)
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.json").write_text(json.dumps(tiny_model().config))
+    model_in(tmp_path / "small")
     space = ("--space", "space.yaml") if command == "search" else ()
     done = autofit(command, "--model", "./small", "--seq-len", "32", *space, *more, "--command", program)
     assert done.code == 2 and told in done.err

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import model_in
 from unit.operations.made_trials import (
     HARDWARE,
     MADE,
@@ -122,13 +123,7 @@ def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store
 
 
 def test_what_was_measured_of_a_folders_model_is_said(store: Store, tmp_path: Path) -> None:
-    import json
-
-    from jobs import tiny_model
-
-    (tmp_path / "a small one").mkdir()
-    (tmp_path / "a small one" / "config.json").write_text(json.dumps(tiny_model().config))
-    options = replace(OPTIONS, model=str(tmp_path / "a small one"))
+    options = replace(OPTIONS, model=str(model_in(tmp_path / "a small one")))
     fill(store, [({}, fits(3, 100))], job=make_job(options))
     assert operations.frontier(options, store=store).trials == 1
     with pytest.raises(EnvironmentLacks, match=rf"measured: seq-len 128 global-batch 4.*--model '{options.model}'"):

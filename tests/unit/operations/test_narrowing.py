@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import model_in
 from unit.operations.made_trials import HARDWARE, OPTIONS, STACK, make_job
 
 from autofit.core.device.hardware import Hardware
@@ -93,10 +93,8 @@ def test_another_optimizer_family_needs_the_permission_to_change_training() -> N
 
 def test_what_a_model_cannot_do_is_left_out_with_the_reason(tmp_path: Path) -> None:
     sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    (tmp_path / "ctrl").mkdir()
-    (tmp_path / "ctrl" / "config.json").write_text(json.dumps({"model_type": "ctrl", "dff": 128, **sizes}))
+    model_in(tmp_path / "gpt2", {"model_type": "gpt2", **sizes})
+    model_in(tmp_path / "ctrl", {"model_type": "ctrl", "dff": 128, **sizes})
     on_gpt2 = narrow(load_space("cpu"), Goal(), make_job(replace(OPTIONS, model=str(tmp_path / "gpt2")), hardware=CPU))
     assert methods(on_gpt2) == {"lora", "full"}
     assert any("nothing to quantise in gpt2" in reason for reason in on_gpt2.unsupported)

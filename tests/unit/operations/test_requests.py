@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import tiny_model
+from jobs import model_in
 from unit.operations.made_trials import HARDWARE, OPTIONS, make_job
 
 from autofit.core.device.hardware import Hardware
@@ -162,12 +162,6 @@ def test_another_job_limit_or_lattice_is_another_question() -> None:
     assert all(a != b for i, a in enumerate(questions) for b in questions[:i])
 
 
-def model_in(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(tiny_model().config))
-    return folder
-
-
 def test_the_hub_id_of_a_model_of_the_catalog() -> None:
     assert hub_id("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M"
     assert hub_id("SmolLM2-135M") == "HuggingFaceTB/SmolLM2-135M"
@@ -196,9 +190,7 @@ def test_positions_by_another_name_or_by_default_are_a_limit_too(
     tmp_path: Path, fields: dict[str, int], longest: int
 ) -> None:
     """GPT-2 has `n_positions`, 1024 unless its config says otherwise, and embeddings for no more."""
-    folder = tmp_path / "gpt2"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**GPT2, **fields}))
+    folder = model_in(tmp_path / "gpt2", {**GPT2, **fields})
     options = WorkloadOptions(model=str(folder), seq_len=longest)
     assert options.resolve()[1].seq_len == longest
     with pytest.raises(UsageError, match=f"seq-len {longest + 1} is longer than the {longest} positions of gpt2"):
@@ -206,11 +198,7 @@ def test_positions_by_another_name_or_by_default_are_a_limit_too(
 
 
 def test_an_architecture_without_positions_has_no_limit(tmp_path: Path) -> None:
-    folder = tmp_path / "bloom"
-    folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4})
-    )
+    folder = model_in(tmp_path / "bloom", {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4})
     assert WorkloadOptions(model=str(folder), seq_len=100_000).resolve()[1].seq_len == 100_000
 
 
