@@ -79,7 +79,12 @@ def test_the_fastest_of_the_most_faithful_method_is_recommended(client: TestClie
 
 @pytest.mark.parametrize(
     ("limit", "method", "speed"),
-    [("39GiB", "full", 2000.0), ("40GiB", "full", 4000.0), ("9.9GiB", "lora", 2600.0), ("2.5GiB", "qlora", 700.0)],
+    [
+        (f"{40 * GIB - 1}B", "full", 2000.0),
+        ("40GiB", "full", 4000.0),
+        ("9.9GiB", "lora", 2600.0),
+        ("2.5GiB", "qlora", 700.0),
+    ],
 )
 def test_a_memory_limit_decides(client: TestClient, limit: str, method: str, speed: float) -> None:
     answer = get(client, "/v1/recommendation", **WORKLOAD, memory_limit=limit)
@@ -103,8 +108,11 @@ def test_a_goal_decides(client: TestClient) -> None:
     exact = get(client, "/v1/recommendation", **WORKLOAD, allow="exact")
     assert exact["measurement"]["tokens_per_second"] == 2000.0
     assert exact["changes_training"] == []
+    assert get(client, "/v1/recommendation", **WORKLOAD, method="qlora")["measurement"]["tokens_per_second"] == 700.0
     assert get(client, "/v1/recommendation", **WORKLOAD, method="lora")["config"]["rank"] == 8
     assert get(client, "/v1/recommendation", **WORKLOAD, method="lora", min_rank=9)["config"]["rank"] == 64
+    high = get(client, "/v1/recommendation", **WORKLOAD, min_rank=64, memory_limit="9GiB")
+    assert high["measurement"]["tokens_per_second"] == 2500.0
 
 
 def test_the_frontier_has_the_designs_keys(client: TestClient) -> None:
@@ -130,6 +138,9 @@ def test_the_frontier_within_a_goal(client: TestClient) -> None:
     assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
     high = get(client, "/v1/frontier", **WORKLOAD, min_rank=64)["points"]
     assert {p["config"].get("rank") for p in high} == {None, 64}
+    # A dominated config comes back where what beats it is not allowed.
+    both = get(client, "/v1/frontier", **WORKLOAD, method="full", allow="exact")["points"]
+    assert [p["measurement"]["device_bytes"] // GIB for p in both] == [10, 20]
 
 
 def test_the_frontier_as_a_search_under_a_limit_judges_it(client: TestClient, store: Store) -> None:
@@ -227,8 +238,3 @@ def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> 
     for name, value in (("seed", 7), ("devices", 2), ("lora_dropout", 0.25), ("seq_len", 256)):
         (found,) = get(client, "/v1/trials", **{name: value})["trials"]
         assert (found["workload"][name], found["hardware"]["name"]) == (value, "t4")
-
-
-def test_the_document_and_its_page(client: TestClient) -> None:
-    assert get(client, "/openapi.json")["openapi"].startswith("3.")
-    assert client.get("/docs").status_code == 200

@@ -176,6 +176,7 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     ),
     "no frontier": (("frontier", "--model", "llama-3.1-8b", "--json"), 4, ("has not been measured on",)),
     "hardware without measurements": (("frontier", *ASKED, "--hardware", "h10-80g"), 2, ("did you mean h100-80g",)),
+    "a card without measurements": (("frontier", *ASKED, "--hardware", "a100-40g"), 4, ("been measured on a100-40g",)),
     "nothing fits": (
         ("recommend", *ASKED, "--memory-limit", "1GiB", "--format", "json"),
         3,

@@ -76,6 +76,7 @@ def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> 
         (("replay", "--residuals", "--seeds", "3"), 2, "leave --methods, --seeds, --keep, --jobs and"),
         (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
         (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
+        (("replay", "--residuals", "--table", __file__), 2, "test_bench_command.py: line 1 "),
         (("record", "--model", "smollm2-135m"), 2, "Missing option '--out'"),
         (("record", "--model", "smollm2-135m", "--out", __file__), 2, "row 1: not JSON"),
         (("record", "--model", "no-such-model", "--out", "t.jsonl"), 2, "no-such-model"),
@@ -91,3 +92,6 @@ def test_a_store_without_predictions(autofit: Autofit, filled: Path) -> None:
     done = autofit(*BENCH, "--json")
     assert (done.code, done.out) == (4, "")
     assert "holds no trial with a prediction" in done.err and len(done.err.splitlines()) == 1
+    assert autofit("db", "export", "trials.jsonl").code == 0
+    done = autofit(*BENCH, "--table", "trials.jsonl")
+    assert (done.code, "trials.jsonl holds no trial with a prediction" in done.err) == (4, True)

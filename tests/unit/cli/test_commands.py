@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from unit.cli.conftest import Autofit
-from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, fill, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import MADE, crashed, fill, make_trial, out_of_memory
 from unit.operations.made_world import World
 
 from autofit import __version__, operations
@@ -455,8 +455,3 @@ def test_a_reader_who_leaves_is_no_error(store_file: Path) -> None:
         env={**os.environ, "AUTOFIT_STORE": str(store_file)},
     )
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-
-
-def test_made_trials_are_of_the_job_that_is_asked_for() -> None:
-    assert make_job().workload == OPTIONS.resolve()[1]
-    assert HARDWARE.name == "h100-80g"

@@ -89,7 +89,6 @@ def test_cards_are_compared_the_smallest_that_it_fits_first(autofit: Autofit) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--config", "method=full", "--hardware", "h1000"), "unknown hardware 'h1000'"),
         (("--config", "method=full", "--hardware", "mi300x"), "estimates are for NVIDIA cards"),
         (("--config", "method=full,micro_batch=7", "--hardware", "l4"), "does not divide"),
         (("--config", "method=full", "--hardware", "l4", "--memory-limit", "80GiB"), "more than the"),

@@ -9,8 +9,6 @@ import pytest
 from jobs import model_in
 from unit.operations.made_trials import (
     HARDWARE,
-    MADE,
-    MODEL,
     OPTIONS,
     STACK,
     crashed,
@@ -23,7 +21,7 @@ from unit.operations.made_trials import (
 
 from autofit import operations
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.core.errors import EnvironmentLacks, NothingFits
 from autofit.core.outcome import Prediction, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
@@ -47,70 +45,11 @@ def add(store: Store, values: dict[str, object], outcome: object, hardware: Hard
     store.add(make_trial(values, outcome, job=make_job(hardware=hardware)))  # type: ignore[arg-type]
 
 
-def test_the_recommendation_is_the_fastest_of_the_most_faithful_method(filled: Store) -> None:
-    answer = operations.recommend(OPTIONS, store=filled)
-    assert answer.point.method == "full"
-    assert answer.point.measurement.tokens_per_second == 4000.0
-    assert (answer.memory_limit_bytes, answer.headroom_bytes) == (80 * GIB, 40 * GIB)
-    assert answer.provenance == "measured"
-    stored = filled.trial(answer.point.trial_id or 0)
-    assert stored is not None and stored.config == answer.point.config
-
-
-@pytest.mark.parametrize(
-    ("goal", "limit", "speed"),
-    [
-        (Goal(), 40 * GIB, 4000.0),
-        (Goal(), 40 * GIB - 1, 2000.0),
-        (Goal(allow=Effect.EXACT), 80 * GIB, 2000.0),
-        (Goal(method="lora"), 80 * GIB, 2600.0),
-        (Goal(method="lora", min_rank=64), 80 * GIB, 2500.0),
-        (Goal(method="qlora"), 80 * GIB, 700.0),
-        (Goal(), 9 * GIB, 2600.0),
-        (Goal(min_rank=64), 9 * GIB, 2500.0),
-    ],
-)
-def test_goal_and_limit_decide(filled: Store, goal: Goal, limit: int, speed: float) -> None:
-    answer = operations.recommend(OPTIONS, goal=goal, memory_limit_bytes=limit, store=filled)
-    assert answer.point.measurement.tokens_per_second == speed
-
-
-def test_the_frontier_counts_every_trial(filled: Store) -> None:
-    found = operations.frontier(OPTIONS, store=filled)
-    assert (found.trials, found.out_of_memory) == (len(MADE), 1)
-    assert [p.measurement.device_bytes // GIB for p in found.points] == [2, 3, 8, 10, 20, 40]
-
-
-def test_the_frontier_within_a_goal(filled: Store) -> None:
-    found = operations.frontier(OPTIONS, goal=Goal(method="full", allow=Effect.EXACT), store=filled)
-    assert [p.measurement.device_bytes // GIB for p in found.points] == [10, 20]
-    # A dominated config comes back where what beats it is not allowed.
-    found = operations.frontier(OPTIONS, goal=Goal(method="lora", min_rank=64), store=filled)
-    assert [p.config["rank"] for p in found.points] == [64]
-
-
 def test_the_newest_stack_that_measured_answers(filled: Store) -> None:
     newer = replace(STACK, torch="2.14.0")
     fill(filled, [({"method": "full"}, fits(30, 3000))], job=make_job(stack=newer))
     found = operations.frontier(OPTIONS, store=filled)
     assert (found.stack.torch, len(found.points)) == ("2.14.0", 1)
-
-
-def test_what_is_not_measured_says_which_search_would(filled: Store) -> None:
-    asked = replace(OPTIONS, seq_len=256)
-    with pytest.raises(EnvironmentLacks) as lacking:
-        operations.recommend(asked, store=filled)
-    text = str(lacking.value)
-    assert "smollm2-135m with seq-len 256 and global-batch 4 has not been measured on h100-80g yet" in text
-    assert "(measured: seq-len 128 global-batch 4)" in text
-    assert lacking.value.remedy == f"run: autofit search --model {MODEL} --seq-len 256 --global-batch 4"
-
-
-def test_the_advised_search_is_for_the_very_workload(filled: Store) -> None:
-    with pytest.raises(EnvironmentLacks) as lacking:
-        operations.frontier(replace(OPTIONS, seed=3, lora_dropout=0.1), store=filled)
-    assert "--seed 3" in lacking.value.remedy
-    assert "--lora-dropout 0.1" in lacking.value.remedy
 
 
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:
@@ -179,11 +118,6 @@ def test_what_ran_out_in_evaluation_is_told_to_evaluate_fewer(store: Store) -> N
     store.add(make_trial({"method": "lora"}, ran_out, job=make_job(options), limit=4 * GIB))
     with pytest.raises(NothingFits, match=r"out of memory in evaluation: .*what would help: --eval-batch 8, "):
         operations.recommend(options, memory_limit_bytes=4 * GIB, store=store)
-
-
-def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:
-    with pytest.raises(NothingFits, match=r"closest takes 10.00 GiB .*method=full"):
-        operations.recommend(OPTIONS, memory_limit_bytes=9 * GIB, goal=Goal(method="full"), store=filled)
 
 
 def test_out_of_memory_alone_is_called_that(store: Store) -> None:
@@ -292,11 +226,6 @@ def test_hardware_by_name(filled: Store, name: str) -> None:
     assert operations.frontier(OPTIONS, hardware=name, store=filled).hardware.name == "a100-40g"
 
 
-def test_hardware_that_nothing_was_measured_on(filled: Store) -> None:
-    with pytest.raises(UsageError, match=r"unknown hardware with measurements 'h100-90': did you mean h100-80g\?"):
-        operations.frontier(OPTIONS, hardware="h100-90", store=filled)
-
-
 def test_an_emulated_card_and_the_real_one_answer_each_for_itself(filled: Store) -> None:
     emulated = replace(HARDWARE, name=f"emulated-{HARDWARE.name}")
     add(filled, {"method": "full"}, fits(1, 99_000), emulated)
@@ -308,12 +237,6 @@ def test_an_emulated_card_and_the_real_one_answer_each_for_itself(filled: Store)
 def test_part_of_a_name_means_what_was_measured(filled: Store) -> None:
     """The catalog has three H100s, the store one."""
     assert operations.frontier(OPTIONS, hardware="H100", store=filled).hardware.name == "h100-80g"
-
-
-def test_a_card_of_the_catalog_without_measurements_is_no_unknown_name(filled: Store) -> None:
-    """The name is right; what lacks is a search there."""
-    with pytest.raises(EnvironmentLacks, match="been measured on a100-40g"):
-        operations.frontier(OPTIONS, hardware="a100-40g", store=filled)
 
 
 def test_one_devices_memory_is_the_limit_where_none_is_given(store: Store) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
-from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.outcome import Outcome, OutOfMemory, Prediction, Trial
 from autofit.core.units import GIB
-from autofit.operations import residuals
 from autofit.operations.comparing import Distribution, Group, Judgement, Residuals, judged
-from autofit.store import Store, export_lines
 
 
 def predicted(
@@ -139,31 +135,3 @@ def test_groups_stand_in_the_techniques_order() -> None:
         "micro_batch=16",
     ]
     assert here[-1] == "fabric=wool", "an axis that is not known here stands last"
-
-
-def test_the_store_and_its_export_say_the_same(tmp_path: Path) -> None:
-    url, table = str(tmp_path / "store.db"), tmp_path / "trials.jsonl"
-    with Store.open(url) as store:
-        for trial in (predicted({}, fits(10, 512), 11, seconds=2.0), make_trial({}, fits(10, 512))):
-            store.add(trial)
-        table.write_text("".join(export_lines(store)))
-    assert residuals(url) == residuals(tables=[table])
-    twice = residuals(tables=[table, table])
-    assert twice.trials == 2 * residuals(url).trials == 2
-    assert twice.to_json()["groups"][0]["fit"] == {"judged": 2, "too_hopeful": 0, "too_careful": 0, "misjudged": 0}
-
-
-def test_says_what_is_missing(tmp_path: Path) -> None:
-    url, table = str(tmp_path / "store.db"), tmp_path / "trials.jsonl"
-    with Store.open(url) as store:
-        store.add(make_trial({}, fits(10, 512)))
-        table.write_text("".join(export_lines(store)))
-    with pytest.raises(EnvironmentLacks, match=r"store\.db holds no trial with a prediction .*autofit search"):
-        residuals(url)
-    with pytest.raises(EnvironmentLacks, match=r"trials\.jsonl holds no trial with a prediction"):
-        residuals(tables=[table])
-    with pytest.raises(UsageError, match=r"nowhere\.jsonl cannot be read"):
-        residuals(tables=[tmp_path / "nowhere.jsonl"])
-    table.write_text("trials")
-    with pytest.raises(UsageError, match=r"trials\.jsonl: line 1 "):
-        residuals(tables=[table])

@@ -51,13 +51,6 @@ def test_a_number_of_devices_that_cannot_be_is_refused(devices: int) -> None:
         requests_over_devices(SearchRequest(workload=replace(OPTIONS, devices=devices)))
 
 
-def test_a_number_of_devices_that_does_not_divide_the_batch_is_refused() -> None:
-    """As without the smaller ones: another number would not answer what was asked."""
-    for devices in (3, 5):
-        with pytest.raises(UsageError, match=f"global-batch 4 is not a multiple of {devices} devices"):
-            requests_over_devices(SearchRequest(workload=replace(OPTIONS, global_batch=4, devices=devices)))
-
-
 def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_time() -> None:
     asked = SearchRequest(workload=replace(OPTIONS, global_batch=6, devices=6), time_budget_seconds=400.0)
     found = requests_over_devices(asked)

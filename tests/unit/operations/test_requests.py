@@ -32,20 +32,15 @@ def test_options_become_a_workload() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "smolm2-135m"}, "unknown model 'smolm2-135m': did you mean smollm2-135m"),
-        ({"model": ""}, "unknown model ''"),
         ({"seq_len": 0}, "seq-len is 0: it must be at least 1"),
         ({"seq_len": 1}, "a next-token loss needs at least 2 tokens"),
         ({"seq_len": -5}, "seq-len is -5"),
         ({"seq_len": 8193}, "seq-len 8193 is longer than the 8192 positions of smollm2-135m"),
-        ({"global_batch": 0}, "global-batch is 0"),
         ({"devices": 0}, "devices is 0"),
-        ({"global_batch": 6, "devices": 4}, "global-batch 6 is not a multiple of 4 devices"),
         ({"global_batch": 10**20}, "global-batch is 100000000000000000000: it must be at most 2147483647"),
         ({"seq_len": 2**31}, "seq-len is 2147483648: it must be at most 2147483647"),
         ({"seed": 2**63}, "seed is 9223372036854775808: it must be from -9223372036854775807 to 9223372036854775807"),
         ({"seed": -(10**20)}, "seed is -100000000000000000000: it must be from"),
-        ({"lora_dropout": 1.0}, "lora-dropout is 1.0"),
         ({"lora_dropout": -0.1}, "lora-dropout is -0.1"),
         ({"lora_dropout": float("nan")}, "lora-dropout is nan"),
     ],
@@ -74,33 +69,6 @@ def test_the_catalogs_models_wait_for_no_comparison() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "lara"}, "unknown method 'lara': did you mean lora"),
-        ({"min_rank": 0}, "min-rank is 0: it must be at least 1"),
-    ],
-)
-def test_a_goal_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        Goal(**change)  # type: ignore[arg-type]
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_trials": 0}, "max-trials is 0"),
-        ({"max_trials": -3}, "max-trials is -3"),
-        ({"workers": 0}, "workers is 0"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        SearchRequest(workload=OPTIONS, **change)  # type: ignore[arg-type]
-    assert message in str(refused.value)
 
 
 def test_a_limit_is_what_was_asked() -> None:

@@ -33,13 +33,6 @@ def test_what_is_stored_is_no_token(store: Store) -> None:
     assert secret not in str([token.to_json() for token in store.access.tokens()])
 
 
-def test_a_scope_includes_those_before_it(store: Store) -> None:
-    for scope in ("read", "run", "admin"):
-        store.access.create(scope, scope)
-    allowed = {t.name: [scope for scope in ("read", "run", "admin") if t.allows(scope)] for t in store.access.tokens()}
-    assert allowed == {"read": ["read"], "run": ["read", "run"], "admin": ["read", "run", "admin"]}
-
-
 def test_a_name_is_used_once(store: Store) -> None:
     store.access.create("ann", "read")
     store.access.revoke("ann")

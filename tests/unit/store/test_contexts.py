@@ -75,12 +75,6 @@ def test_no_two_writers_leave_the_same_version(store: Store) -> None:
     assert (int(count), int(newest)) == (20, max(t.trial_id or 0 for t in store.trials()))
 
 
-def test_pages_before_a_trial(store: Store) -> None:
-    ids = [store.add(a_trial()).trial_id for _ in range(5)]
-    page = store.trials(newest_first=True, limit=2, before=ids[3])
-    assert [t.trial_id for t in page] == [ids[2], ids[1]]
-
-
 def test_how_the_searches_are_doing(store: Store) -> None:
     assert store.queue.status().searches == {}
     store.queue.submit(digest="d", workload=WORKLOAD, request={"asked": {}}, hardware_name="t4")
