@@ -184,9 +184,7 @@ def test_another_method_is_the_last_resort() -> None:
 def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing but another method or optimizer near, offload, which the space of one card lacks, keeps both."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
-    near = _Neighbourhood(
-        predicted(heavy), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0
-    )
+    near = neighbourhood(predicted(heavy))
     lighter = near._lighter
     monkeypatch.setattr(near, "_lighter", lambda effect, n: lighter(effect, n) if effect is Effect.TRAINING else [])
     kept, *others = near.that_fit()
@@ -236,16 +234,16 @@ def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_er
 
 
 def test_a_card_that_would_be_full_is_not_named() -> None:
-    near = _Neighbourhood(
-        predicted(HEAVY), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0
-    )
+    near = neighbourhood(predicted(HEAVY))
     full = card("a100-40g").memory_bytes
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.995 * full))) == "a40"
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.8 * full))) == "a100-40g"
 
 
-def kept_estimator() -> CachedEstimator:
-    return CachedEstimator(KnownEstimates(estimator().job, None), RATES, estimator)
+def neighbourhood(asked: Estimate) -> _Neighbourhood:
+    """What is near to it, of which nothing has been measured."""
+    made = CachedEstimator(KnownEstimates(estimator().job, None), RATES, estimator)
+    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0)
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
@@ -386,7 +384,6 @@ def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
 def test_the_lightest_that_fits_trains_what_was_asked_for_if_that_fits_too() -> None:
     asked = complete({"method": "lora", "rank": 16, "precision": "bf16", "micro_batch": 8, "loss": "full"})
     heavy = replace(predicted(asked), memory_limit_bytes=4 * GIB)
-    near = _Neighbourhood(heavy, kept_estimator(), lambda c: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0)
-    found = near.lightest().estimate
+    found = neighbourhood(heavy).lightest().estimate
     assert found.likely_fits
     assert [found.config[axis] for axis in ("method", "rank", "optimizer")] == ["lora", 16, asked["optimizer"]]

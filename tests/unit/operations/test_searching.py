@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,18 +189,26 @@ def test_fresh_measures_again(world: World, request_: SearchRequest, store: Stor
     assert operations.search(request_).trials == 0
 
 
-def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
+@contextmanager
+def interrupted(world: World, store: Store, trials: int) -> Iterator[None]:
+    """The search herein is interrupted once the store holds so many trials."""
+
     def interrupt() -> None:
-        if store.count() >= 5:
+        if store.count() >= trials:
             raise KeyboardInterrupt
 
     world.on_wait = interrupt
     with pytest.raises(KeyboardInterrupt):
+        yield
+    world.on_wait = lambda: None
+
+
+def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
+    with interrupted(world, store, 5):
         operations.search(request_)
     assert world.pools[0].closed == 1
     assert store.count() == 5
     assert [s.state for s in store.searches()] == ["cancelled"]
-    world.on_wait = lambda: None
     rest = operations.search(request_)
     assert rest.answered_from_store == 5
     assert rest.trials > 0
@@ -213,18 +221,11 @@ def test_measuring_afresh_goes_on_where_it_was_interrupted(
 ) -> None:
     known = operations.search(request_).trials
     afresh = replace(request_, fresh=True)
-
-    def interrupt() -> None:
-        if store.count() >= known + 4:
-            raise KeyboardInterrupt
-
-    world.on_wait = interrupt
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, interrupted(world, store, known + 4):
         if how == "killed":
             patched.setattr(SearchQueue, "end", lambda *arguments: None)
         operations.search(afresh)
     expire(store)
-    world.on_wait = lambda: None
     rest = operations.search(afresh)
     assert (rest.answered_from_store, rest.trials > 0) == (4, True)
     assert store.count(search_id=rest.search_id) == 4 + rest.trials
@@ -238,14 +239,8 @@ def test_measuring_afresh_goes_on_where_it_was_interrupted(
 def test_measuring_afresh_begins_anew_once_the_question_is_answered(
     world: World, request_: SearchRequest, store: Store
 ) -> None:
-    def interrupt() -> None:
-        if store.count() >= 4:
-            raise KeyboardInterrupt
-
-    world.on_wait = interrupt
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(world, store, 4):
         operations.search(replace(request_, fresh=True))
-    world.on_wait = lambda: None
     assert operations.search(request_).answered_from_store == 4
     assert operations.search(replace(request_, fresh=True)).answered_from_store == 0
 
