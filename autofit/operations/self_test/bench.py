@@ -143,10 +143,10 @@ class Bench:
             said.setdefault("bf16", f"{self.hardware.name} has no bf16 arithmetic")
         return said.get(number_format)
 
-    def trial(self, job: Job, config: Config, *, seconds: float, limit: int | None = None) -> Trial:
-        """Run `config` for at most so many seconds, or say why it cannot work here. Raises `NoTimeLeft`."""
+    def trial(self, job: Job, config: Config, *, until: float, limit: int | None = None) -> Trial:
+        """Run `config` until that time at most, or say why it cannot work here. Raises `NoTimeLeft`."""
         self._jobs[job.workload.key] = job
-        limit = self.limit if limit is None else limit
+        limit, seconds = self.limit if limit is None else limit, until - time.monotonic()
         request, reason = self._request(job, config, limit, seconds), cannot_here(config, job)
         if reason is not None:
             attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
@@ -169,7 +169,7 @@ class Bench:
             compares_gradient=True,
         )
 
-    def predicted(self, job: Job, config: Config, *, seconds: float) -> dict[str, Any]:
+    def predicted(self, job: Job, config: Config, *, until: float) -> dict[str, Any]:
         """The estimate of `config`, or `{"error": why there is none, "defect": whether autofit is to blame}`."""
         if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
             reason = f"estimates are for NVIDIA cards and processors; {self.hardware.name} is neither"
@@ -177,8 +177,8 @@ class Bench:
         probed = self.findings.get("probe")
         if probed is not None and "probe" in probed.measured:
             job = as_probed(job, Probe.from_json(probed.measured["probe"]))
+        seconds = max(0.0, min(until - time.monotonic(), PREDICTION_SECONDS))
         request = self._request(job, config, self.limit, seconds)
-        seconds = max(0.0, min(seconds, PREDICTION_SECONDS))
         try:
             return self._estimating.call(_estimated, request, seconds=seconds)
         except TooLate:
@@ -189,13 +189,10 @@ class Bench:
         except Exception as error:  # whatever a trace raises
             return {"error": in_one_line(error), "defect": True}
 
-    def tried(self, job: Job, config: Config, *, seconds: float) -> tuple[Trial, dict[str, Any] | None]:
+    def tried(self, job: Job, config: Config, *, until: float) -> tuple[Trial, dict[str, Any] | None]:
         """A trial of `config` and, where it fitted, its estimate."""
-        until = time.monotonic() + seconds
-        trial = self.trial(job, config, seconds=seconds)
-        if not isinstance(trial.outcome, Fits):
-            return trial, None
-        return trial, self.predicted(job, config, seconds=until - time.monotonic())
+        trial = self.trial(job, config, until=until)
+        return trial, self.predicted(job, config, until=until) if isinstance(trial.outcome, Fits) else None
 
     def close(self) -> None:
         """End every process, so that whatever hangs in one ends, too; a further check starts them anew."""

@@ -82,7 +82,7 @@ class Check:
     shows: str
     """What it is for, in one sentence."""
     run: Callable[[Bench, float], Finding]
-    """Called with the seconds that it may take; whatever it raises is a failure of this check alone."""
+    """Called with the monotonic time by which it is to end; whatever it raises is a failure of this check alone."""
     technique: bool = False
     """Whether it is one value of one axis."""
     most_seconds: float = 45.0

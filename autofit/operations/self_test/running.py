@@ -56,13 +56,13 @@ def checks(kind: str) -> tuple[Check, ...]:
     )
 
 
-def _probe(bench: Bench, seconds: float) -> Finding:
+def _probe(bench: Bench, until: float) -> Finding:
     """What a person would want to know of the device; `EMULATED` is what is emulated, by number format and in words."""
     from autofit.probe.run import run
 
+    seconds = until - time.monotonic()
     if seconds < LEAST_PROBE_SECONDS:
         raise NoTimeLeft("the time limit was reached")
-    until = time.monotonic() + seconds
     devices = device_lock.names(bench.hardware.kind)
     try:
         with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=seconds):
@@ -152,7 +152,7 @@ def _alone(check: Check, bench: Bench, may_take: float) -> Finding:
 
     def answer() -> None:
         try:
-            answers.put(check.run(bench, may_take))
+            answers.put(check.run(bench, time.monotonic() + may_take))
         except NoTimeLeft as error:
             answers.put(Finding(verdict=Verdict.NOT_RUN, reason=str(error)))
         except EnvironmentLacks as error:

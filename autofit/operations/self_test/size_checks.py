@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -66,14 +65,13 @@ def predictions() -> Check:
     )
 
 
-def _method(method: str, bench: Bench, seconds: float) -> Finding:
-    until = time.monotonic() + seconds
+def _method(method: str, bench: Bench, until: float) -> Finding:
     config = complete({"method": method, "precision": bench.plain["precision"]})
-    found = _largest(bench, config, seconds)
+    found = _largest(bench, config, until)
     if isinstance(found, Finding):
         return found
     job, predicted = found
-    trial = bench.trial(job, config, seconds=until - time.monotonic())
+    trial = bench.trial(job, config, until=until)
     if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
         reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
         return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
@@ -97,22 +95,21 @@ def _too_slow(*trials: Trial) -> Finding | None:
     return Finding(verdict=Verdict.NOT_RUN, reason=f"too slow here: {outcome.reason}", trials=trials)
 
 
-def _largest(bench: Bench, config: Config, seconds: float) -> tuple[Job, dict[str, Any]] | Finding:
+def _largest(bench: Bench, config: Config, until: float) -> tuple[Job, dict[str, Any]] | Finding:
     """The job with the largest model that has room, and its estimate."""
     if bench.hardware.kind == "cpu":
         job = _job(bench, ON_PROCESSOR, PROCESSOR_TOKENS)
         reason = unsupported(config, job)
         if reason is not None:
             return Finding(verdict=Verdict.REFUSED, reason=reason)
-        return job, bench.predicted(job, config, seconds=seconds)
-    until = time.monotonic() + seconds
+        return job, bench.predicted(job, config, until=until)
     reason = None
     for name in LADDER:
         job = _job(bench, name, GPU_TOKENS)
         reason = unsupported(config, job)
         if reason is not None or floor_bytes(config, job) > ROOM * bench.limit:
             continue
-        predicted = bench.predicted(job, config, seconds=until - time.monotonic())
+        predicted = bench.predicted(job, config, until=until)
         # Without an estimate, weights and states alone must leave half of the device to the activations.
         needed = predicted.get("device_bytes", 2 * floor_bytes(config, job))
         if needed <= ROOM * bench.limit:
@@ -126,16 +123,15 @@ def _job(bench: Bench, model: str, tokens: int) -> Job:
     return WorkloadOptions(model=model, seq_len=tokens, global_batch=REAL_BATCH).job((bench.hardware, bench.stack))
 
 
-def _limits(bench: Bench, seconds: float) -> Finding:
-    until = time.monotonic() + seconds
+def _limits(bench: Bench, until: float) -> Finding:
     known = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
     if known is None or known.measurement is None:
         return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
     need = known.measurement.device_bytes
     job = bench.job_of(known)
     low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, bench.limit)
-    below = bench.trial(job, known.config, seconds=until - time.monotonic(), limit=low)
-    above = bench.trial(job, known.config, seconds=until - time.monotonic(), limit=high)
+    below = bench.trial(job, known.config, until=until, limit=low)
+    above = bench.trial(job, known.config, until=until, limit=high)
     said = (
         f"{known.workload.model} {known.config['method']} needs {format_bytes(need)}: {below.outcome.kind} under "
         f"{format_bytes(low)}, {above.outcome.kind} under {format_bytes(high)}"
@@ -152,7 +148,7 @@ def _limits(bench: Bench, seconds: float) -> Finding:
     return Finding(verdict=Verdict.FAILED, figure=said, reason=" | ".join(reasons), trials=trials)
 
 
-def _predictions(bench: Bench, seconds: float) -> Finding:
+def _predictions(bench: Bench, until: float) -> Finding:
     fitted = [
         (trial, found.predicted)
         for found in bench.findings.values()

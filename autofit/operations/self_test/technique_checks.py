@@ -65,8 +65,8 @@ def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], 
     )
 
 
-def _precision(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
-    trial, predicted = bench.tried(bench.job(), complete({axis.name: value}), seconds=seconds)
+def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
+    trial, predicted = bench.tried(bench.job(), complete({axis.name: value}), until=until)
     refused = unfit(trial)
     if refused is not None:
         return refused
@@ -80,25 +80,25 @@ def _precision(axis: Axis, value: Value, bench: Bench, seconds: float) -> Findin
     )
 
 
-def _value(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
+def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
     plain = bench.plain
     base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else plain
     config = complete({**dict(base.items), axis.name: value})
-    return _against(bench, config, bench.fitted(f"precision={plain['precision']}"), axis.effect(value), seconds)
+    return _against(bench, config, bench.fitted(f"precision={plain['precision']}"), axis.effect(value), until)
 
 
-def _sharding(axis: Axis, value: Value, bench: Bench, seconds: float) -> Finding:
+def _sharding(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
     if bench.ranks < 2:
         return Finding(verdict=Verdict.NOT_RUN, reason="one device: --devices 2 runs it on two")
     config = bench.plain.replace(**{axis.name: value})
-    return _against(bench, config, bench.fitted("sharding=ddp"), Effect.EXACT, seconds, bench.ranks)
+    return _against(bench, config, bench.fitted("sharding=ddp"), Effect.EXACT, until, bench.ranks)
 
 
 def _against(
-    bench: Bench, config: Config, plain: Trial | None, effect: Effect, seconds: float, devices: int = 1
+    bench: Bench, config: Config, plain: Trial | None, effect: Effect, until: float, devices: int = 1
 ) -> Finding:
     """The finding of `config`, compared as far as its effect allows with the plain run."""
-    trial, predicted = bench.tried(bench.job(devices=devices), config, seconds=seconds)
+    trial, predicted = bench.tried(bench.job(devices=devices), config, until=until)
     refused = unfit(trial)
     if refused is not None:
         return refused

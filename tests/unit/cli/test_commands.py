@@ -363,7 +363,7 @@ def test_an_unknown_device_is_wrong_usage_for_the_doctor_too(autofit: Autofit) -
 def defective(**options: Any) -> Report:
     """A self-test of one check, which fails."""
 
-    def failing(bench: Bench, seconds: float) -> Finding:
+    def failing(bench: Bench, until: float) -> Finding:
         return Finding(verdict=Verdict.FAILED, reason="the kernel does not load", remedy="pip install the-kernel")
 
     check = Check(name="attention=flash", shows="Whether it trains.", run=failing, technique=True)

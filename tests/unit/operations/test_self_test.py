@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,15 +44,15 @@ def patient(name: str) -> Check:
     return replace(next(check for check in checks("cpu") if check.name == name), most_seconds=PATIENCE_SECONDS)
 
 
-def saying_that_fp16_is_emulated(bench: Bench, seconds: float) -> Finding:
+def saying_that_fp16_is_emulated(bench: Bench, until: float) -> Finding:
     return Finding(verdict=Verdict.WORKS, measured={EMULATED: {"fp16": "fp16 is emulated here"}})
 
 
-def raising(bench: Bench, seconds: float) -> Finding:
+def raising(bench: Bench, until: float) -> Finding:
     raise RuntimeError("a defect of the check")
 
 
-def hanging(bench: Bench, seconds: float) -> Finding:
+def hanging(bench: Bench, until: float) -> Finding:
     threading.Event().wait()
     raise AssertionError("nothing ends the wait")
 
@@ -205,9 +207,9 @@ def test_an_estimate_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatc
     bench = Bench(device="cpu")
     monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", PATIENCE_SECONDS)
     try:
-        late = bench.predicted(bench.job(), complete({}), seconds=0.0)
+        late = bench.predicted(bench.job(), complete({}), until=0.0)
         assert late == {"error": "no estimate after 0 s", "defect": False}
-        assert bench.predicted(bench.job(), complete({}), seconds=PATIENCE_SECONDS)["device_bytes"] > 0
+        assert bench.predicted(bench.job(), complete({}), until=math.inf)["device_bytes"] > 0
     finally:
         bench.close()
 
@@ -225,16 +227,16 @@ def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkey
 
     monkeypatch.setattr(EstimatingProcess, "call", fail)
     bench = Bench(device="cpu")
-    assert bench.predicted(bench.job(), complete({}), seconds=1.0) == {"error": said, "defect": True}
+    assert bench.predicted(bench.job(), complete({}), until=math.inf) == {"error": said, "defect": True}
 
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, asked = Bench(device="cpu"), []
     monkeypatch.setattr(EstimatingProcess, "call", lambda self, f, request, *, seconds: asked.append(request.job) or {})
-    bench.predicted(bench.job(), complete({}), seconds=1.0)
+    bench.predicted(bench.job(), complete({}), until=math.inf)
     probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
     bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})
-    bench.predicted(bench.job(), complete({}), seconds=1.0)
+    bench.predicted(bench.job(), complete({}), until=math.inf)
     assert [job.context_bytes for job in asked] == [None, 768 * MIB]
 
 
@@ -244,7 +246,7 @@ def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.Mon
     bench = Bench(device="cpu")
     bench.limit = 256 * MIB
     try:
-        found = next(size_checks.methods()).run(bench, PATIENCE_SECONDS)
+        found = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
     finally:
         bench.close()
     assert found.verdict is Verdict.NOT_RUN, found.reason
@@ -279,7 +281,7 @@ def test_cards_that_differ_do_not_keep_a_self_test_from_running(monkeypatch: pyt
 
 def test_the_probe_of_a_self_test_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", lambda name: tiny_model())
-    found = running._probe(Bench(device="cpu"), PATIENCE_SECONDS)
+    found = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
     assert found.verdict is Verdict.WORKS and found.reason == ""
     probe = Probe.from_json(found.measured["probe"])
     assert probe.seconds_per and probe.steps and probe.device_state is not None
