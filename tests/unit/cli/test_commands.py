@@ -130,7 +130,10 @@ def test_a_search_whose_trials_all_crash_says_so(autofit: Autofit, world: World)
     world.special = lambda request: crashed()
     done = autofit(*SEARCH, "--max-trials", "3", "--json")
     assert (done.code, done.out) == (4, "")
-    assert "out of memory" not in done.err.splitlines()[-1]
+    said = done.err.splitlines()[-1]
+    assert "out of memory" not in said and "autofit doctor" in said
+    # The reason is in the trials: what the user must know is what crashed them.
+    assert "SIGSEGV" in said
 
 
 def test_what_nobody_foresaw_is_no_clean_ending(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:

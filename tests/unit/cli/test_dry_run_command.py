@@ -8,6 +8,7 @@ import pytest
 from unit.cli.conftest import Autofit
 from unit.operations.made_world import World
 
+from autofit.core.units import MIB
 from autofit.store import Store
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "2", "--space", "smoke")
@@ -42,11 +43,15 @@ def test_where_nothing_is_predicted_to_fit_the_exit_code_is_3(autofit: Autofit, 
     done = autofit(*asked)
     assert done.code == 3
     assert done.document["outcome"] == "nothing_fits"
-    assert done.document["closest"]["provenance"] == "predicted"
+    closest = done.document["closest"]
+    assert closest["provenance"] == "predicted"
+    assert closest["over_limit_bytes"] == closest["estimate"]["device_bytes"] - 450 * MIB > 0
     assert "is predicted to fit 450 MiB" in done.err
 
 
-def test_hardware_that_nobody_sells_is_refused(autofit: Autofit, world: World) -> None:
+def test_what_no_card_has_is_refused(autofit: Autofit, world: World) -> None:
+    done = autofit("search", *ASKED, "--hardware", "l4", "--memory-limit", "100GiB", "--dry-run")
+    assert (done.code, "memory-limit" in done.err) == (2, True)
     done = autofit("search", *ASKED, "--hardware", "h1000", "--dry-run")
     assert (done.code, done.out) == (2, "")
     assert "unknown hardware 'h1000'" in done.err
