@@ -29,10 +29,6 @@ from autofit.trial.request import TrialRequest
 
 KEYS = {"outcome", "config", "hardware", "stack", "workload"}
 KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id", "device_state"}
-MEASUREMENT_KEYS = {
-    *("tokens_per_second", "step_seconds", "mfu", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
-    *("host_peak_bytes", "phase_peaks", "loss", "steps", "setup_seconds"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +94,6 @@ def test_a_trial_that_fits(autofit: Autofit, store_file: Path, workload: tuple[s
     assert done.code == 0, done.err
     trial = done.document
     assert set(trial) == KEYS | KEYS_BESIDES | {"measurement"}
-    assert set(trial["measurement"]) >= MEASUREMENT_KEYS
     assert (trial["outcome"], trial["workload"]["model"]) == ("fits", "tiny")
     assert (trial["config"]["micro_batch"], trial["config"]["method"]) == (2, "full")
     measured = trial["measurement"]
