@@ -15,6 +15,7 @@ from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.workload import Effect, Goal, check_count
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
+from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
@@ -109,9 +110,9 @@ def _one_name(config: Config, job: Job) -> Config:
 
 def _for_here(config: Config, job: Job) -> Config:
     """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
-    attention for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, no
-    sharding on a single device; what the trainer cannot train in place of the plain recipe by what it does, and what it
-    lacks by what comes nearest."""
+    attention for an architecture without a fused one, repeated keys where torch has none for shared ones, fp16 for
+    mixed precision on a device that emulates bf16, no sharding on a single device; what the trainer cannot train in
+    place of the plain recipe by what it does, and what it lacks by what comes nearest."""
     for axis, value in usual(job.workload.trainer).items():
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
@@ -121,6 +122,9 @@ def _for_here(config: Config, job: Job) -> Config:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed":
         config = config.replace(precision=mixed_precision(job.hardware))
+    if config["attention"] == "sdpa" and keeps_scores(config, job):
+        repeated = config.replace(attention="efficient")
+        config = config if unsupported(repeated, job) else repeated
     if job.workload.devices == 1 and config["sharding"] != "none":
         config = config.replace(sharding="none")
     return config

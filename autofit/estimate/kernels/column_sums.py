@@ -1,4 +1,5 @@
-"""What CUDA takes to add the columns of a matrix up, as for the gradients of biases and of norms' weights."""
+"""What CUDA takes to add the columns of a matrix up: for the gradients of biases and of norms' weights, and in
+Adafactor."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _safe_softmax(args: tuple[Any, ...]) -> Held:
 
 
 def _column_sums(args: tuple[Any, ...]) -> Held:
-    """Sums over the leading dimensions (`column_sums.taken`). Arguments: (operand, dimensions, ...)."""
+    """Sums and means over the leading dimensions (`column_sums.taken`). Arguments: (operand, dimensions, ...)."""
     operand: torch.Tensor = args[0]
     summed = sorted(dimension % operand.ndim for dimension in args[1] or ())
     columns = math.prod(operand.shape[len(summed) :])
@@ -112,6 +112,7 @@ _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,
     "aten.sum.dim_IntList": _column_sums,
+    "aten.mean.dim": _column_sums,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }
 

@@ -70,6 +70,7 @@ class Updates:
     """Memory of the first update, which creates the states, and of a later one."""
 
     sizes: NDArray[np.int64]
+    summed_columns: NDArray[np.int64]
     categories: NDArray[np.int8]
     first: Events
     second: Events
@@ -104,6 +105,7 @@ def updates(trace: MemoryTrace) -> Updates:
     own = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
     return Updates(
         np.array([-(-s.bytes // s.shares) for s in trace.storages], dtype=np.int64),
+        np.array([s.summed_columns for s in trace.storages], dtype=np.int64),
         np.array([update_category(s) for s in trace.storages], dtype=np.int8),
         *(Events.of([event for event in own if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,10 +93,9 @@ def timeline(
     are what a card runs at a time (`column_sums`).
     """
     evaluation = evaluation or NO_EVALUATION
-    of_steps = steps.sizes.at(micro_batch, rank)
-    summed = np.flatnonzero(steps.summed_columns)
-    of_steps[summed] = column_sums.taken(of_steps[summed], steps.summed_columns[summed], blocks)
-    of_each = (of_steps, updates.sizes, evaluation.sizes.at(1, rank))
+    of_steps = _with_sums(steps.sizes.at(micro_batch, rank), steps.summed_columns, blocks)
+    of_updates = _with_sums(updates.sizes, updates.summed_columns, blocks)
+    of_each = (of_steps, of_updates, evaluation.sizes.at(1, rank))
     sizes = np.concatenate([_rounded(each, rounding) for each in of_each])
     offset = len(steps.sizes.constants)
     others = len(sizes) - offset
@@ -127,6 +127,13 @@ def timeline(
         second=sum(len(part.storages) for part in parts[:4]),
         evaluation=sum(len(part.storages) for part in parts[:-1]),
     )
+
+
+def _with_sums(sizes: NDArray[Any], columns: Integers, blocks: int) -> NDArray[np.float64]:
+    """The bytes of storages, of which those in which columns are summed up have values (`Storage.summed_columns`)."""
+    found, summed = sizes.astype(np.float64), np.flatnonzero(columns)
+    found[summed] = column_sums.taken(found[summed], columns[summed], blocks)
+    return found
 
 
 def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
