@@ -300,6 +300,8 @@ def record_pairs(file: Path, seed: int, ranks: int) -> None:
     about = {name: getattr(asked, name) for name in ("model", "seq_len", "global_batch")}
     job = asked.job(site)
     configs, refused = every_pair(job, seed)
+    if unbuilt := [reason for reason in refused if "--build-ops" in reason]:
+        raise SystemExit(f"{site[0].name}: {unbuilt[0]}")
     if not file.exists():
         _begin(file, site, seed=seed, refused=refused)
     done = [line["config"] for line in read(file)[1:]]

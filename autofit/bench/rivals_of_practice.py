@@ -38,7 +38,7 @@ HAND_PICKED: Settings = {
     "targets": ("all-linear",),
 }
 MIXED: Settings = {**HAND_PICKED, "precision": ("bf16-mixed", "fp16-mixed", "bf16")}
-CHECKPOINTED = ("full", "every-2", "selective")
+CHECKPOINTED = ("full", "every-2", "selective", "save-attention")
 """For when not even one sequence fits otherwise."""
 
 

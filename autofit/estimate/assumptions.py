@@ -9,12 +9,13 @@ from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
+from autofit.estimate.time.guessed_rates import tf32_speedup
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job, unsupported
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import product_format
+from autofit.techniques.axes.precision import in_tf32, product_format
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
 
@@ -150,6 +151,10 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
             f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time"
             + ("" if refused else "; attention=efficient repeats keys and is spared that")
         )
+    if in_tf32(config):
+        times = tf32_speedup(job.hardware)
+        said = f"{times:.3g} times as fast as in fp32, by the data sheet" if times > 1 else "no faster than in fp32"
+        found.append(f"products in TF32 are taken to be {said}: no probe measures them")
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found

@@ -27,7 +27,8 @@ def _precision(value: Value, task: Task) -> Settings:
     mixed = MIXED[str(value)]
     notes = [f"precision={value}: the training script must load the weights in that format"] if mixed == "no" else []
     if value == "tf32":
-        notes = ['precision=tf32: the training script must load fp32 and torch.set_float32_matmul_precision("high")']
+        call = 'torch.set_float32_matmul_precision("high")'
+        notes = [f"precision=tf32: the training script must load the weights in fp32 and call {call}"]
     return settings(*notes, launch={"mixed_precision": mixed})
 
 

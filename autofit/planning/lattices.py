@@ -117,14 +117,15 @@ def _for_here(config: Config, job: Job) -> Config:
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
     for axis, values in nearest_values(job.workload.trainer).items():
-        config = config.replace(**{axis: values.get(config[axis], config[axis])})
+        if config[axis] in values and not unsupported(near := config.replace(**{axis: values[config[axis]]}), job):
+            config = near
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed":
         config = config.replace(precision=mixed_precision(job.hardware))
-    if config["attention"] == "sdpa" and keeps_scores(config, job):
-        repeated = config.replace(attention="efficient")
-        config = config if unsupported(repeated, job) else repeated
+    repeated = config.replace(attention="efficient")
+    if config["attention"] == "sdpa" and keeps_scores(config, job) and not unsupported(repeated, job):
+        config = repeated
     if job.workload.devices == 1 and config["sharding"] != "none":
         config = config.replace(sharding="none")
     return config

@@ -201,6 +201,8 @@ class _Neighbourhood:
     def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
         """The default space's values of an axis, lightest first; with `below`, only those before it."""
         listed: Iterable[Value] = self._space.axes.get(axis.name, ())
+        if axis.name == "attention" and listed:
+            listed = ("efficient", *listed)  # which a search takes in place of sdpa where that helps
         if axis.name == "micro_batch":
             batch = self._estimator.job.workload.batch_per_device
             among = set(listed) or range(1, batch + 1)

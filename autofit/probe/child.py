@@ -41,6 +41,7 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     hardware = Hardware.from_json(request["hardware"])
     use_threads(threads_per_rank(hardware, None))
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")  # as in trials of fp32, whatever the environment says
     before = nvml.held_bytes() or 0
     bench, rates = Bench(torch.device(hardware.kind)), dict(request["seconds_per"])
     parts = _parts(bench, request, hardware, rates, before)

@@ -123,6 +123,8 @@ def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
         return "fp16-mixed"
     if keys.flag("bf16", True) or keys.flag("bfloat16"):
         return "bf16-mixed" if sharded.keeps_masters or method != "full" else "bf16"
+    if keys.value("tf32") in (None, "auto"):
+        keys.assume("tf32 is auto: on an NVIDIA GPU from Ampere on, steps are faster than is predicted for fp32")
     return args.fp32(keys)
 
 

@@ -70,7 +70,7 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     native_ops.require(config)
     native_ops.load(config)
     plan = make_plan(config, job, device)
-    # Of the whole process; "highest" is torch's default. It says so of cuBLAS as Trainer's `tf32` does.
+    # Of the whole process. Without TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which some images set, "highest" is the default.
     torch.set_float32_matmul_precision("high" if in_tf32(config) else "highest")
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))

@@ -15,6 +15,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.techniques import Job
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.techniques.deepspeed_settings import locked_elements
 from autofit.techniques.job import ranks_per_host
@@ -46,7 +47,8 @@ def locked_bytes(config: Config, job: Job) -> int:
 
 def _widths(config: Config) -> tuple[int, int]:
     """Bytes per element of the optimizer's tensors, and of the weights."""
-    return {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
+    width = 4 if product_format(config) == "fp32" else 2
+    return 4 if is_mixed(config) else width, width
 
 
 def require(config: Config, job: Job) -> Path:

@@ -259,6 +259,21 @@ def test_a_gpu_without_bf16_gets_fp16_in_its_place(space: str) -> None:
         assert any("precision=bf16 is only emulated on t4" in reason for reason in found.unsupported)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "trainer", "attention"),
+    [
+        (T4, None, "efficient"),
+        (T4, "trl", "sdpa"),  # which cannot repeat keys
+        (make_job().hardware, None, "sdpa"),
+    ],
+)
+def test_keys_are_repeated_where_torch_would_keep_all_scores(
+    hardware: Hardware, trainer: str | None, attention: str
+) -> None:
+    job = make_job(replace(OPTIONS, trainer=trainer), hardware=hardware)
+    assert {c["attention"] for c in narrow(load_space("single-gpu"), Goal(), job).lattice.configs} == {attention}
+
+
 def test_a_gpu_without_bf16_cannot_follow_the_recipe_exactly() -> None:
     with pytest.raises(UsageError, match="precision=bf16-mixed is only emulated on t4: use fp16-mixed"):
         narrowed("single-gpu", hardware=T4, allow=Effect.EXACT)

@@ -13,7 +13,7 @@ from sqlalchemy import event, text
 from autofit import __version__
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Trial
-from autofit.store import LeaseLost, Store, UnderWay
+from autofit.store import KeyReused, LeaseLost, Store, UnderWay
 
 MakeTrial = Callable[..., Trial]
 RACES = 300
@@ -106,6 +106,15 @@ def test_the_same_is_queued_once(store: Store, make_trial: MakeTrial) -> None:
     assert lease is not None and {submit(store, trial)} == ids
     store.queue.end(lease, "succeeded", None)
     assert submit(store, trial) not in ids
+
+
+def test_a_key_stands_for_one_search(store: Store, make_trial: MakeTrial) -> None:
+    first = submit(store, make_trial(), key="k")
+    store.queue.cancel(first)
+    assert submit(store, make_trial(), key="k") == first
+    with pytest.raises(KeyReused, match="'k' was used for another request"):
+        submit(store, make_trial(), "another", key="k")
+    assert states(store) == ["cancelled"]
 
 
 def test_a_command_line_joins_no_search_that_is_driven(store: Store, make_trial: MakeTrial) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from autofit.core.device.hardware import Hardware
+from autofit.estimate.assumptions import assumptions
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.time.guessed_rates import tf32_speedup
+from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.prediction.estimating import site as catalog_site
 from autofit.techniques import complete, unsupported
 from tests.tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, built, config, job
@@ -47,12 +48,25 @@ def test_it_takes_the_memory_of_fp32_and_less_time(values: dict[str, str]) -> No
     h100 = catalog_site("h100-80g")[0]
     asked = job(hardware=h100, seq_len=512)
     wide, rounded = (
-        Estimator(asked, None).estimate(complete({**values, "precision": p}), memory_limit_bytes=h100.memory_bytes)
+        Estimator(asked, prior(h100)).estimate(
+            complete({**values, "precision": p}), memory_limit_bytes=h100.memory_bytes
+        )
         for p in ("fp32", "tf32")
     )
     same = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "breakdown", "phase_peaks")
     assert {name: getattr(rounded, name) for name in same} == {name: getattr(wide, name) for name in same}
     assert rounded.config["precision"] == "tf32"
+    assert rounded.tokens_per_second and wide.tokens_per_second
+    assert rounded.tokens_per_second > wide.tokens_per_second
+
+
+def test_an_estimate_says_that_no_probe_measured_it() -> None:
+    of, h100 = complete({"precision": "tf32"}), catalog_site("h100-80g")[0]
+    said = [line for line in assumptions(of, job(hardware=h100)) if "TF32" in line]
+    times = f"{tf32_speedup(h100):.3g} times as fast as in fp32, by the data sheet"
+    assert said == [f"products in TF32 are taken to be {times}: no probe measures them"]
+    unknown = replace(CUDA_HARDWARE, name="a-card-of-tomorrow")
+    assert any("no faster than in fp32" in line for line in assumptions(of, job(hardware=unknown)))
 
 
 def test_products_are_faster_by_the_data_sheet() -> None:
