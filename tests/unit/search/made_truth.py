@@ -69,8 +69,9 @@ def plan_of(state: LatticeState, **changes: Any) -> Plan:
 
 
 def cpu_lattice(job: Job, goal: Goal | None = None) -> Lattice:
-    """The lattice of the built-in space `cpu`."""
-    return narrow(load_space("cpu"), goal or Goal(), job).lattice
+    """The lattice of the built-in space `cpu`, on a processor: a GPU would take another attention in fp32."""
+    processor = replace(job.hardware, kind="cpu")
+    return narrow(load_space("cpu"), goal or Goal(), replace(job, hardware=processor)).lattice
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.prediction.estimating import site as catalog_site
 from autofit.techniques import complete, unsupported
-from tests.tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, built, config, job
+from tests.tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, built, config, job, model
 
 T4 = replace(CUDA_HARDWARE, name="t4", capability="7.5", bf16=False)
 MI300X = replace(CUDA_HARDWARE, name="mi300x", device_name="AMD Instinct MI300X", capability="gfx942")
@@ -46,7 +46,8 @@ def test_only_nvidias_tensor_cores_from_ampere_on_have_it(hardware: Hardware, ha
 @pytest.mark.parametrize("values", [{"method": "full"}, {"method": "lora", "checkpointing": "full"}], ids=str)
 def test_it_takes_the_memory_of_fp32_and_less_time(values: dict[str, str]) -> None:
     h100 = catalog_site("h100-80g")[0]
-    asked = job(hardware=h100, seq_len=512)
+    wide_enough = model("llama", hidden_size=2048, intermediate_size=8192)  # for products to outlast their launches
+    asked = job(wide_enough, hardware=h100, seq_len=2048)
     wide, rounded = (
         Estimator(asked, prior(h100)).estimate(
             complete({**values, "precision": p}), memory_limit_bytes=h100.memory_bytes
