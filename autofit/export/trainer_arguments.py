@@ -62,11 +62,8 @@ def precision(task: Task) -> dict[str, object]:
     """
     value = task.config["precision"]
     bf16 = value == "bf16-mixed" or (value == "bf16" and distributed.by_deepspeed(task))
-    return {
-        "bf16": bf16,
-        "fp16": value == "fp16-mixed",
-        **({"tf32": value == "tf32"} if value in ("tf32", "fp32") else {}),
-    }
+    wide = {"tf32": value == "tf32"} if product_format(task.config) == "fp32" else {}
+    return {"bf16": bf16, "fp16": value == "fp16-mixed", **wide}
 
 
 def padding(task: Task, name: str) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import card
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
@@ -120,6 +121,7 @@ def estimate_each(
     """
     rows = []
     with readable(store) as opened:
+        measured = [] if opened is None else opened.hardware()
 
         def row(of: WorkloadOptions, name: str, config: Config) -> OnCard:
             """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
@@ -129,7 +131,8 @@ def estimate_each(
             except UsageError as error:
                 return OnCard(name=name, estimate=None, reason=str(error))
             key = one.job.workload.key
-            settled = None if opened is None else _settled(opened, name, config, key, memory_limit_bytes)
+            there = [hardware for hardware in measured if hardware.name == name]
+            settled = None if opened is None else _settled(opened, there, config, key, memory_limit_bytes)
             return OnCard(name=name, estimate=found, reason=None, trial=settled)
 
         for done, (name, config) in enumerate(configs.items(), start=1):
@@ -141,9 +144,11 @@ def estimate_each(
     return sorted(rows, key=_size)
 
 
-def _settled(store: Store, name: str, config: Config, workload_key: str, limit: int | None) -> Trial | None:
-    """The trial that settles the config on this hardware, under the newest stack that has one."""
-    for hardware in (each for each in store.hardware() if each.name == name):
+def _settled(
+    store: Store, measured: Iterable[Hardware], config: Config, workload_key: str, limit: int | None
+) -> Trial | None:
+    """The trial that settles the config on hardware of one name, under the newest stack that has one."""
+    for hardware in measured:
         for stack in store.stacks(hardware.key, workload_key):
             known = store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
             settled = verdict(known.get(config, []), hardware.memory_bytes if limit is None else limit)

@@ -123,8 +123,11 @@ def _for_here(config: Config, job: Job) -> Config:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed":
         config = config.replace(precision=mixed_precision(job.hardware))
-    repeated = config.replace(attention="efficient")
-    if config["attention"] == "sdpa" and keeps_scores(config, job) and not unsupported(repeated, job):
+    if (
+        config["attention"] == "sdpa"
+        and keeps_scores(config, job)
+        and not unsupported(repeated := config.replace(attention="efficient"), job)
+    ):
         config = repeated
     if job.workload.devices == 1 and config["sharding"] != "none":
         config = config.replace(sharding="none")

@@ -77,7 +77,8 @@ def _families() -> tuple[Family, ...]:
 
 FAMILIES = _families()
 _NUMBER = {family: number for number, family in enumerate(FAMILIES)}
-_FP32_PRODUCTS = np.array([(f.flops or "").startswith(("product/fp32", "batched/fp32")) for f in FAMILIES])
+_OF_FP32 = {batched("fp32"), *(kind("fp32", layout) for kind in (product, wide_product) for layout in LAYOUTS)}
+_FP32_PRODUCTS = np.array([family.flops in _OF_FP32 for family in FAMILIES])
 
 
 class Work(NamedTuple):
