@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.outcome import ALL_PHASES
-from autofit.estimate.memory.memory_trace import LOSS, Category, Event, MemoryTrace, Place, Storage
+from autofit.core.outcome import ALL_PHASES, PHASES
+from autofit.estimate.memory.memory_trace import LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
 Integers = NDArray[np.int64]
-STAGES = ("forward-1", "backward-1", "forward-2", "backward-2")
+STAGES = tuple(tuple(f"{phase}-{number}" for phase in PHASES) for number in (1, 2))
+"""Of each micro-step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class MicroSteps:
 
     sizes: SymbolicSizes
     categories: NDArray[np.int8]
-    residents: Integers
-    """The storages that exist before the step."""
+    setup: Events
+    """What precedes the first step, after which the storages exist that it finds."""
     first: Events
     second: Events
     streams: NDArray[np.int8]
@@ -122,8 +123,8 @@ class DecoderEvents:
         self._streams = np.array([s.stream for s in trace.storages], dtype=np.int8)
         self._of_products = np.array([s.of_product for s in trace.storages], dtype=np.bool_)
         self._summed_columns = np.array([s.summed_columns for s in trace.storages], dtype=np.int64)
-        self._residents = np.array([i for i, s in enumerate(trace.storages) if s.allocated is None], dtype=np.int64)
-        self._stages = {stage: self._around_loss(stage) for stage in STAGES}
+        self._setup = _setup(trace)
+        self._stages = {stage: self._around_loss(stage) for stages in STAGES for stage in stages}
 
     def with_loss(self, loss: MemoryTrace) -> MicroSteps:
         """Both together. Storages of the loss are numbered after the decoder's, except those that both label alike."""
@@ -132,6 +133,7 @@ class DecoderEvents:
             stage: [before, self._of_loss(loss, stage, common), after]
             for stage, (before, after) in self._stages.items()
         }
+        first, second = (Events.joined(part for stage in each for part in stages[stage]) for each in STAGES)
         own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
         of_products = np.append(self._of_products, np.array([s.of_product for s in loss.storages], dtype=np.bool_))
         for index, shared in common.items():
@@ -139,9 +141,9 @@ class DecoderEvents:
         return MicroSteps(
             sizes=SymbolicSizes.joined([self._sizes, SymbolicSizes.constant(s.bytes for s in loss.storages)]),
             categories=np.concatenate([self._categories, own]),
-            residents=self._residents,
-            first=Events.joined(stages["forward-1"] + stages["backward-1"]),
-            second=Events.joined(stages["forward-2"] + stages["backward-2"]),
+            setup=self._setup,
+            first=first,
+            second=second,
             streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
             of_products=of_products,
             summed_columns=np.append(self._summed_columns, [s.summed_columns for s in loss.storages]).astype(np.int64),
@@ -190,6 +192,18 @@ class DecoderEvents:
             allocated = self.trace.storages[event.storage].allocated
             return allocated is None or allocated.layer != LOSS
         return place.layer != LOSS or (label != HIDDEN and not event.allocates)
+
+
+def _setup(trace: MemoryTrace) -> Events:
+    """What a library does before the first step, then the rest of what exists before it."""
+    found = [(e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
+    made = {storage for storage, _ in found}
+    found += [(i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in made]
+    return Events(
+        np.array([storage for storage, _ in found], dtype=np.int64),
+        np.array([1 if allocates else -1 for _, allocates in found], dtype=np.int64),
+        np.zeros(len(found), dtype=np.int64),
+    )
 
 
 def micro_step_category(storage: Storage) -> Category:

@@ -62,7 +62,9 @@ def replay(
             elif size < 0:
                 allocator.release(own.pop(storage))
 
-    run(0, len(events))
+    run(0, line.setup)
+    allocator.empty_cache()  # as a trial does before its first step
+    run(line.setup, len(events))
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.
     others = [] if renewed else others
@@ -91,7 +93,7 @@ def _workspaces(line: Timeline) -> set[int]:
     """The events after which cuBLAS takes a workspace, on the stream of all products: of the forward's thread before
     the first step, as a trial makes a product first (`trial.measure`), and of autograd's at its first product."""
     of_backward = line.of_products & (line.sizes > 0) & (line.phases == PHASES.index("backward"))
-    return {max(line.residents - 1, 0), *np.flatnonzero(of_backward)[:1].tolist()}
+    return {max(line.setup - 1, 0), *np.flatnonzero(of_backward)[:1].tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

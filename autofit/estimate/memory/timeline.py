@@ -16,7 +16,7 @@ from autofit.estimate.memory.memory_trace import Category
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Parallel arrays, one entry per event; weights are allocated first."""
+    """Parallel arrays, one entry per event; weights are allocated first. Peaks are those of the steps."""
 
     sizes: Integers
     """Bytes, as the allocator rounds them; negative where a storage is freed."""
@@ -29,8 +29,8 @@ class Timeline:
     """Stream of the device on which each storage is allocated."""
     of_products: NDArray[np.bool_]
     """Whether each storage is the result of a matrix product."""
-    residents: int
-    """How many of the first events are allocations of what is there before the first step."""
+    setup: int
+    """How many of the first events precede the first step."""
     second: int
     """The first event of the second step."""
     evaluation: int
@@ -51,7 +51,7 @@ class Timeline:
 
     def peak(self) -> int:
         """The most bytes in use."""
-        return int(self.totals.max())
+        return int(self.totals[self._fullest])
 
     def phase_peaks(self) -> dict[str, int]:
         """The most bytes in use in each phase."""
@@ -61,15 +61,27 @@ class Timeline:
         """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
         evaluation."""
         there = PHASES if self.evaluation == len(totals) else ALL_PHASES
-        return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(there)}
+        begin = self._ready
+        phases, totals = self.phases[begin:], totals[begin:]
+        return {phase: int(totals[phases == index].max(initial=0)) for index, phase in enumerate(there)}
 
     @property
     def peaks_in_evaluation(self) -> bool:
-        return int(self.totals.argmax()) >= self.evaluation
+        return self._fullest >= self.evaluation
+
+    @property
+    def _ready(self) -> int:
+        """The event after which all is there that precedes the first step."""
+        return max(self.setup - 1, 0)
+
+    @property
+    def _fullest(self) -> int:
+        """The event at which most bytes are in use."""
+        return self._ready + int(self.totals[self._ready :].argmax())
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""
-        until = (int(self.totals.argmax()) if at is None else at) + 1
+        until = (self._fullest if at is None else at) + 1
         found = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
         return {category: int(found[category]) for category in Category}
 
@@ -106,7 +118,7 @@ def timeline(
     of_products = np.concatenate([steps.of_products, np.zeros(others, dtype=np.bool_)])
     # In the second step storages are new ones, except for those that persist, the weights and states.
     lives = len(sizes)
-    parts = [_there(steps.residents)]
+    parts = [steps.setup]
     for step, update in enumerate((updates.first, updates.second)):
         parts += [
             _shifted(micro, step * lives),
@@ -123,7 +135,7 @@ def timeline(
         phases=events.phases,
         streams=streams[which],
         of_products=of_products[which],
-        residents=len(steps.residents),
+        setup=len(steps.setup.storages),
         second=sum(len(part.storages) for part in parts[:4]),
         evaluation=sum(len(part.storages) for part in parts[:-1]),
     )
@@ -138,10 +150,6 @@ def _with_sums(sizes: NDArray[Any], columns: Integers, blocks: int) -> NDArray[n
 
 def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
     return -(-np.ceil(sizes).astype(np.int64) // multiple) * multiple
-
-
-def _there(storages: Integers) -> Events:
-    return Events(storages, np.ones_like(storages), np.zeros_like(storages))
 
 
 def _freed(storages: Integers) -> Events:

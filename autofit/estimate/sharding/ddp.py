@@ -42,7 +42,9 @@ class Ddp(Library):
             return edit.trace
         for layer in edit.layers:
             edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
-        edit.free(edit.after_stage("backward-2"), made[ROOT])
+        heads = [index for index in made[ROOT] if _of_head(edit, index) and not _tied(edit, index)]
+        edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
+        edit.free(edit.after_stage("backward-2"), [index for index in made[ROOT] if index not in heads])
         return edit.trace
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
@@ -55,17 +57,25 @@ class Ddp(Library):
 def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
     """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it: with that of a head which is
     the input embedding, too, at the end, when both have added to it."""
-    of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
     at_end = []
     for place, events in edit.trace.segments:
         if place.stage != stage:
             continue
         for at, event in reversed(list(enumerate(events))):
             if event.allocates and event.storage in gradients:
-                storage = edit.trace.storages[event.storage]
-                layer = storage.allocated.layer if storage.allocated is not None else None
-                if layer == LOSS and of_root.count(storage.bytes) == 1:
+                if _of_head(edit, event.storage) and _tied(edit, event.storage):
                     at_end.append(event.storage)
                 else:
-                    events.insert(len(events) if layer in OUTSIDE else at + 1, Event(event.storage, False))
+                    events.insert(len(events) if place.layer in OUTSIDE else at + 1, Event(event.storage, False))
     edit.free(edit.after_stage(stage), at_end)
+
+
+def _of_head(edit: Edit, gradient: int) -> bool:
+    allocated = edit.trace.storages[gradient].allocated
+    return allocated is not None and allocated.layer == LOSS
+
+
+def _tied(edit: Edit, gradient: int) -> bool:
+    """Whether the gradient of a head is also that of the input embedding: else there are two parameters of its size."""
+    of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
+    return of_root.count(edit.trace.storages[gradient].bytes) == 1

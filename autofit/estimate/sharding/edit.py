@@ -82,6 +82,11 @@ class Edit:
         last = max(i for i, (place, _) in enumerate(self.trace.segments) if place.stage == stage)
         return self.trace.segments[last][1]
 
+    def before_update(self, backward: str) -> tuple[Place, Events]:
+        """A place for what follows the last backward and precedes the update, with its list for events."""
+        self.trace.segments.append((Place("optimizer" + backward[-2:], AFTER), []))
+        return self.trace.segments[-1]
+
     def gradients(self, stage: str) -> dict[Unit, list[int]]:
         """The parameters' gradients that a backward leaves behind, by the unit that they belong to."""
         found: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
@@ -42,11 +42,30 @@ class Zero(ZeroAmounts):
             edit, trained = self._first_mixed(trace, last)
         else:
             edit, trained = self._first(trace, last)
+        if self.pinned:
+            self._set_up(edit)
         if self.updaters:
             edit.allocate((self.masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
         else:  # temp_grad_buffer_for_gpu_offload
             edit.allocate([max(trained, default=0)], None)
         return edit.trace
+
+    def _set_up(self, edit: Edit) -> None:
+        """On a device trained parameters are there beside the flat buffer that replaces them, until it is filled
+        (`flatten_on_accelerator`). They leave a hole below it."""
+        place = Place(SETUP, BEFORE)
+        indices = {id(storage): index for index, storage in enumerate(edit.trace.storages)}
+        copies: list[int] = []
+        loaded: list[Event] = []
+        flat: list[Event] = []
+        for parameter in in_order(edit.trace):
+            there = Event(indices[id(parameter)], True)
+            if parameter.trained:
+                copies += edit.allocate([parameter.bytes], place, events=loaded)
+                flat.append(there)
+            else:
+                loaded.append(there)
+        edit.trace.segments.insert(0, (place, [*loaded, *flat, *(Event(index, False) for index in copies)]))
 
     @property
     def _stream(self) -> int:
@@ -140,17 +159,18 @@ class Zero(ZeroAmounts):
     def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], own: Sequence[int]) -> None:
         """Where the update takes a flat copy of a rank's gradients, they are given back once it is made (`step`)."""
         if self.updaters and not self.mixed:
-            end = edit.after_stage(stage)
-            edit.allocate(trained, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS, events=end)
-            edit.free(end, own)
+            place, events = edit.before_update(stage)
+            edit.allocate(trained, place, shares=self.ranks, holds=Category.GRADIENTS, events=events)
+            edit.free(events, own)
 
     def norm(self, edit: Edit, stage: str) -> None:
         """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
         reaches into a rank's part of the flat buffer."""
         if self.updaters:
             copy = self._widest(edit).bytes * NORM_BYTES // self.width
-            shares, end = self.ranks if self.stage == 3 else 1, edit.after_stage(stage)
-            edit.free(end, edit.allocate([copy], Place(stage, AFTER), shares=shares, events=end))
+            place, events = edit.before_update(stage)
+            shares = self.ranks if self.stage == 3 else 1
+            edit.free(events, edit.allocate([copy], place, shares=shares, events=events))
 
     def _widest(self, edit: Edit) -> Storage:
         return max(_trained(edit), key=self.bytes)

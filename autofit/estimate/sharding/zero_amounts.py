@@ -28,7 +28,7 @@ class Buckets:
     overlaps: bool = False
     """`overlap_comm`: stages 1 and 2 then have two buckets."""
     group: int = 0
-    """`sub_group_size`, where states are in files: a group with fewer elements takes the next parameter, too."""
+    """`sub_group_size` of stage 3: a group with fewer elements takes the next parameter, too."""
     parameter: int = 0
     """`buffer_size` of parameters in files: no parameter is larger."""
     parameters: int = 0
@@ -48,7 +48,7 @@ class Buckets:
             live=zero.get("stage3_max_live_parameters", 0),
             persists=zero.get("stage3_param_persistence_threshold", 0),
             overlaps=zero["overlap_comm"],
-            group=zero.get("sub_group_size", 0),
+            group=zero.get("sub_group_size", SUB_GROUP),
             parameter=files.get("buffer_size", 0),
             parameters=files.get("buffer_count", 0),
             states=states.get("buffer_count", 0),
@@ -121,10 +121,10 @@ class ZeroAmounts(Library):
         return Hosted(
             parameters=self._block(min(trained, self.buckets.in_memory * self.width)),
             gradients=self._block(self.masters * trained),
-            passing=buffers + self.buckets.states * self.masters * self._largest_group(sizes),
+            passing=buffers + self.buckets.states * self.masters * self.largest_group(sizes),
         )
 
-    def _largest_group(self, sizes: Sequence[int]) -> float:
+    def largest_group(self, sizes: Sequence[int]) -> float:
         """Bytes of a rank's largest group of trained parameters with these `sizes`, in order: one is closed once it has
         enough elements (`_create_fp16_sub_groups` of runtime/zero/stage3.py)."""
         groups = [0.0]

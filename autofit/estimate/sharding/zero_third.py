@@ -16,7 +16,6 @@ from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
-from autofit.techniques.deepspeed_settings import SUB_GROUP
 
 PARAMETER_OPERATIONS = 100
 """Operations whose launch takes as long as the Python code that gathers a trained parameter for every module that uses
@@ -49,6 +48,7 @@ class ZeroThree(Zero):
             into_buckets(edit, f"backward-{number}", made)
             self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
             edit.free(edit.after_stage(f"backward-{number}"), outside)
+        self._overflow_checked(edit, last, trained)
         self.norm(edit, last)
         away = self.offload in ("params", "nvme")
         parameters = [s for s in edit.trace.storages if s.trained is not None]
@@ -70,6 +70,16 @@ class ZeroThree(Zero):
         moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()
         return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
+    def _overflow_checked(self, edit: Edit, stage: str, trained: Sequence[int]) -> None:
+        """With fp16 the whole of a rank's gradients is looked through for infinities (`has_overflow`): `torch.isinf`
+        takes their absolute values, and a byte for each."""
+        if self.updaters and not self.bf16:
+            place, events = edit.before_update(stage)
+            passing: list[int] = []
+            for sizes in ([self.masters * b for b in trained], [b // self.width for b in trained]):
+                passing += edit.allocate(sizes, place, shares=self.ranks, events=events)
+            edit.free(events, passing)
+
     def _persists(self, storage: Storage) -> bool:
         return self._gathers and self._elements(storage) <= self.buckets.persists
 
@@ -79,8 +89,7 @@ class ZeroThree(Zero):
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients of what it updates at a time."""
         found = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
-        most = SUB_GROUP * (4 if self.mixed or self.wide else 2)
-        return beside(found, min(holdings.trained_bytes * self.masters // self.ranks, most))
+        return beside(found, int(self.largest_group(holdings.sizes) * self.masters))
 
     def _gather(self, edit: Edit, number: int) -> Sequence[int]:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without

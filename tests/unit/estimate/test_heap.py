@@ -32,7 +32,7 @@ def line(*events: tuple[int, int, int]) -> Timeline:
         phases=np.array([phase for _, _, phase in events]),
         streams=np.zeros(len(events), dtype=np.int8),
         of_products=np.zeros(len(events), dtype=np.bool_),
-        residents=1,
+        setup=1,
         second=len(events),
         evaluation=len(events),
     )

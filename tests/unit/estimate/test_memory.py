@@ -41,7 +41,7 @@ def line(*events: Event) -> Timeline:
         of_products=np.array([category is not WEIGHTS for category in categories]),
         second=len(events),
         evaluation=len(events),
-        residents=sum(category is WEIGHTS and size > 0 for size, category in zip(sizes, categories, strict=True)),
+        setup=sum(category is WEIGHTS and size > 0 for size, category in zip(sizes, categories, strict=True)),
     )
 
 

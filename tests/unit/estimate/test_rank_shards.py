@@ -110,19 +110,10 @@ def _estimator(job: Job) -> Estimator:
     return Estimator(job, None)
 
 
-def as_update_begins(config: Config, line: Timeline) -> int:
-    """The first event of an update; below stage 3 without mixed precision, of the flat copy that it takes of gradients
-    which the engine still holds when asked."""
+def as_update_begins(line: Timeline) -> int:
+    """The first event of an update."""
     updates = np.flatnonzero(line.phases == PHASES.index("optimizer"))
-    begin = int(updates[0]) if len(updates) else len(line.sizes)
-    if (
-        config["sharding"] in ("zero1", "zero2")
-        and config["offload"] == "none"
-        and "mixed" not in config.text("precision")
-    ):
-        made = np.flatnonzero((line.categories == Category.GRADIENTS) & (line.sizes > 0))
-        return int(made[made < begin][-1])
-    return begin
+    return int(updates[0]) if len(updates) else len(line.sizes)
 
 
 def bytes_at(line: Timeline, until: int) -> dict[Category, int]:
@@ -146,7 +137,7 @@ def check(config: str, held: list[list[dict[str, int]]]) -> None:
     assert unsupported(wanted, job_of(config)) is None
     traced = estimator(config).trace(wanted)
     line = traced.timeline
-    first = bytes_at(line, as_update_begins(wanted, line))
+    first = bytes_at(line, as_update_begins(line))
     last = bytes_at(line, len(line.sizes))
     before, after, passing = (most(of_ranks) for of_ranks in zip(*held, strict=True))
     assert first[Category.WEIGHTS] == pytest.approx(before["parameters"], rel=CLOSE, abs=SCALARS)
