@@ -20,7 +20,7 @@ from autofit.planning.requests import WorkloadOptions, memory_limit
 from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates, readable
-from autofit.prediction.helpful_changes import advised
+from autofit.prediction.helpful_changes import Words, advised
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import Job, complete, recipe, unsupported
 from autofit.trial.machine.detection import asked, detect, installed_stack
@@ -93,18 +93,19 @@ class Estimation:
     def advised(
         self,
         report: Callable[[int], None] = lambda done: None,
-        said: Callable[[Config], Config | None] = lambda config: config,
-        beside: Callable[[Config], int] = lambda config: 0,
+        words: Words | None = None,
     ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far. `said` and `beside` are as for `advised`.
+        Predicts configs near it; `report` is called with how many so far. `words` are what the user can ask for.
         """
 
         def refused(config: Config) -> str | None:
             return why_not(config, self.job)
 
-        return self._answer(lambda near: advised(self._own(near), near, refused, report, self.deviations, said, beside))
+        return self._answer(
+            lambda near: advised(self._own(near), near, refused, report, self.deviations, words or Words())
+        )
 
     def _own(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)

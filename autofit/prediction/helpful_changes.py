@@ -27,24 +27,37 @@ WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 """Axes that can be varied without tracing the decoder again (`Estimator`)."""
 
 
+class Words:
+    """What a user can ask for: here any config, in one word for each of its values."""
+
+    def said(self, config: Config) -> Config | None:
+        """The nearest config that the user can ask for; None if there is none."""
+        return config
+
+    def beside(self, config: Config) -> int:
+        """Bytes that a config which was said takes besides, which the limit of what was found no longer has."""
+        return 0
+
+    def length(self, change: Change) -> int:
+        """In how many places the user has to change something."""
+        return len(change.values)
+
+
 def advised(
     found: Estimate,
     estimator: CachedEstimator,
     refused: Callable[[Config], str | None],
     report: Callable[[int], None],
-    shown: Mapping[str, MemoryDeviation] | None = None,
-    said: Callable[[Config], Config | None] = lambda config: config,
-    beside: Callable[[Config], int] = lambda config: 0,
+    shown: Mapping[str, MemoryDeviation] | None,
+    words: Words,
 ) -> Estimate:
     """`found` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
 
     `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
-    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`). `said` turns a
-    config into the nearest that the user can ask for, or None; `beside` says how many bytes such a config takes
-    besides, which the limit of `found` no longer has.
+    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`).
     """
     judged = found if shown is None else found.judged(shown)
-    near = _Neighbourhood(judged, estimator, refused, report, shown, said, beside)
+    near = _Neighbourhood(judged, estimator, refused, report, shown, words)
     if judged.likely_fits:
         return replace(judged, advice=near.faster())
     changes = near.that_fit()
@@ -64,8 +77,8 @@ def _strongest(axis: Axis, before: Config, after: Config) -> Effect:
 
 
 class _Neighbourhood:
-    """The configs that differ from a given one in one or two values of the default space, each predicted at most
-    once."""
+    """The configs that differ from a given one in one or two values of the default space, or in one beside the lightest
+    step, each predicted at most once."""
 
     def __init__(
         self,
@@ -74,14 +87,12 @@ class _Neighbourhood:
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
         shown: Mapping[str, MemoryDeviation] | None,
-        said: Callable[[Config], Config | None],
-        beside: Callable[[Config], int],
+        words: Words,
     ) -> None:
         job = estimator.job
-        self._beside = beside
-        self._whole_limit = found.memory_limit_bytes + beside(found.config)
+        self._words = words
+        self._whole_limit = found.memory_limit_bytes + words.beside(found.config)
         self._shown = shown
-        self._said = said
         self._found = found
         self._estimator = estimator
         self._refused = refused
@@ -92,13 +103,16 @@ class _Neighbourhood:
         self._grant_traces()
 
     def that_fit(self) -> tuple[Change, ...]:
-        """The most faithful changes of one value or two that are likely to make it fit. Where they train something
-        else, first the fastest that offloads instead, if any is likely to fit."""
+        """The most faithful changes that are likely to make it fit: of one value or two, else of one value beside the
+        lightest step. Where they train something else, first the fastest that offloads instead, if any is likely to
+        fit."""
         for effect in Effect:
-            near = [self._lighter(effect, changes) for changes in (1, 2)]
+            near = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
             for method in range(len(METHODS)):
                 self._grant_traces()
-                fits = [e for configs in near for e in self._fitting(c for c in configs if _method(c) == method)]
+                fits = self._fitting(c for c in near if _method(c) == method)
+                if not fits:
+                    fits = self._fitting(c for c in self._beside_the_lightest_step(effect) if _method(c) == method)
                 if fits and effect is Effect.TRAINING:
                     return (*self._offloading(), *self._options(fits))
                 if fits:
@@ -111,9 +125,9 @@ class _Neighbourhood:
         if self._estimator.job.hardware.kind == "cpu":
             return ()  # whose host is where everything is anyway
         ways = [
-            {"offload": offload, "checkpointing": checkpointing}
+            {"offload": offload, **step}
             for offload in ("optimizer", "params")
-            for checkpointing in dict.fromkeys((self._found.config["checkpointing"], "full"))
+            for step in ({}, *self._lightest_steps())
         ]
         self._grant_traces()
         fits = self._fitting(self._near(ways, Effect.EXACT))
@@ -149,8 +163,8 @@ class _Neighbourhood:
         first = min(_method(estimate.config) for estimate in fits)
         changes = [self._change(estimate) for estimate in fits if _method(estimate.config) == first]
         best = {
-            "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
-            "fastest": _fastest(changes),
+            "smallest": max(changes, key=lambda c: (-self._words.length(c), *_speed_or_memory(c.estimate))),
+            "fastest": self._fastest(changes),
             "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate))),
         }
         options: dict[Config, Change] = {}
@@ -159,6 +173,13 @@ class _Neighbourhood:
             options[change.estimate.config] = replace(known, roles=(*known.roles, role))
         return tuple(options.values())
 
+    def _fastest(self, changes: Sequence[Change]) -> Change:
+        """The one that changes least of those whose speed nobody could tell from the highest."""
+        top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
+        least = speed(top.estimate) * (1 - GAIN)
+        alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
+        return min(alike, key=lambda c: (c.effect, self._words.length(c), -speed(c.estimate)))
+
     def lightest(self) -> Lightest:
         """The config with every axis at the lightest value that can be estimated here; where that is likely to fit, as
         much of the training stays as it was as then still fits."""
@@ -166,14 +187,14 @@ class _Neighbourhood:
         for axis in AXES:
             if (present := axis.of(config)) is not None:
                 lighter = [changed(config, {axis.name: value}) for value in self._values(axis, below=present)]
-                said = (self._said(wanted) for wanted in lighter if self._possible(wanted))
+                said = (self._words.said(wanted) for wanted in lighter if self._possible(wanted))
                 config = next((lighter for lighter in said if lighter is not None), config)
         estimate = self._estimate(config)
         for name in ("method", "rank", "targets", "optimizer"):
             kept = self._found.config.get(name)
             if estimate.likely_fits and kept is not None and estimate.config.get(name) not in (None, kept):
                 wanted = changed(estimate.config, {name: kept})
-                nearer = self._said(wanted) if self._possible(wanted) else None
+                nearer = self._words.said(wanted) if self._possible(wanted) else None
                 if nearer is not None and (other := self._estimate(nearer)).likely_fits:
                     estimate = other
         return Lightest(estimate=estimate, card=self._card(estimate))
@@ -183,6 +204,20 @@ class _Neighbourhood:
         moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
         chosen = [dict(some) for some in itertools.combinations(moves, changes)]
         return self._near((values for values in chosen if len(values) == changes), effect)
+
+    def _beside_the_lightest_step(self, effect: Effect) -> list[Config]:
+        """The configs with one lighter value whose strongest effect is `effect`, beside one of the lightest steps."""
+        steps = self._lightest_steps()
+        moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
+        return self._near(({**step, name: v} for name, v in moves for step in steps if name not in step), effect)
+
+    def _lightest_steps(self) -> list[dict[str, Value]]:
+        """The smallest micro-batch with every layer recomputed, and with its inputs on the host, too. They leave the
+        training as it is."""
+        config = self._found.config
+        step: dict[str, Value] = {} if config["micro_batch"] == 1 else {"micro_batch": 1}
+        steps = [{**step, "checkpointing": checkpointing} for checkpointing in ("full", "offload")]
+        return [step for step in steps if step["checkpointing"] != config["checkpointing"]]
 
     def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
         """The configs that differ in one value, except those that merely recompute more or launch more operations."""
@@ -214,7 +249,7 @@ class _Neighbourhood:
     def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
         here = self._found.config
         wanted = dict.fromkeys(changed(here, values) for values in changes)
-        near = dict.fromkeys(said for config in wanted if (said := self._said(config)) is not None)
+        near = dict.fromkeys(said for config in wanted if (said := self._words.said(config)) is not None)
         return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
 
     def _possible(self, config: Config) -> bool:
@@ -236,7 +271,7 @@ class _Neighbourhood:
         return found
 
     def _too_heavy(self, config: Config) -> bool:
-        if floor_bytes(config, self._estimator.job) > self._whole_limit - self._beside(config):
+        if floor_bytes(config, self._estimator.job) > self._whole_limit - self._words.beside(config):
             return True
         return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
 
@@ -254,7 +289,7 @@ class _Neighbourhood:
 
     def _estimate(self, config: Config) -> Estimate:
         if config not in self._known:
-            limit = self._whole_limit - self._beside(config)
+            limit = self._whole_limit - self._words.beside(config)
             self._known[config] = self._judged(self._estimator.estimate(config, memory_limit_bytes=limit))
             self._report(len(self._known))
         return self._known[config]
@@ -268,9 +303,13 @@ class _Neighbourhood:
         return Change(values=values, effect=effect_of(before, after), estimate=estimate)
 
     def _card(self, estimate: Estimate) -> str | None:
-        """The smallest card that is likely to hold it, among those that the estimator covers."""
-        if self._estimator.job.hardware.kind != "cuda":
+        """The smallest card that is likely to hold it, among those that the estimator covers; the user's own where only
+        the limit is too low."""
+        own = self._estimator.job.hardware
+        if own.kind != "cuda":
             return None
+        if not estimate.likely_fits and replace(estimate, memory_limit_bytes=own.memory_bytes).likely_fits:
+            return own.name
         bf16 = estimate.config.text("precision").startswith("bf16")
         enough = (c for c in fitting(estimate.device_bytes) if c.vendor == "nvidia" and (c.bf16 or not bf16))
         return next((c.name for c in enough if replace(estimate, memory_limit_bytes=c.memory_bytes).likely_fits), None)
@@ -283,14 +322,6 @@ def changed(config: Config, values: Mapping[str, Value]) -> Config:
     if together["method"] == "full":
         together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
     return complete(together)
-
-
-def _fastest(changes: Sequence[Change]) -> Change:
-    """The one that changes least of those whose speed nobody could tell from the highest."""
-    top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
-    least = speed(top.estimate) * (1 - GAIN)
-    alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
-    return min(alike, key=lambda change: (change.effect, len(change.values), -speed(change.estimate)))
 
 
 def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:

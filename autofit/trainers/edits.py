@@ -161,7 +161,10 @@ def _without_idle(
 ) -> dict[KeyPath, Any]:
     """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
     writes alike before and after, which the user has in words of their own, and what it no longer writes."""
-    whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
+    # Which of Liger's switches a model has is not known here.
+    whole = (
+        {"liger_kernel_config"} if isinstance(values.get("deepspeed"), dict) else {"liger_kernel_config", "deepspeed"}
+    )
     idle = [
         path
         for path, value in edits.items()

@@ -54,6 +54,16 @@ class OutOfMemory(Document):
     """Whether it is the host's memory that ran out."""
 
     @property
+    def needed_bytes(self) -> int | None:
+        """What tensors needed at least: what was in use, with what was asked for beside it; None where the text does
+        not say, or says it of something else than a step."""
+        if self.on_host or self.phase in ("loading", "evaluation", "saving"):
+            return None
+        if self.allocated_bytes is None or self.requested_bytes is None:
+            return None
+        return self.allocated_bytes + self.requested_bytes
+
+    @property
     def elsewhere_bytes(self) -> int:
         """What other processes hold of the card; 0 where that is not sure."""
         if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
@@ -78,7 +88,7 @@ class OutOfMemory(Document):
                 "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
             )
         if self.on_host:
-            found.append("The host's memory ran out, not the card's.")
+            found.append(_KILLED if self.requested_bytes is None else "The host's memory ran out, not the card's.")
         if self.phase in _MEANING:
             found.append(_MEANING[self.phase])
         return tuple(found)
@@ -87,6 +97,9 @@ class OutOfMemory(Document):
         return {**Document.to_json(self), "elsewhere_bytes": self.elsewhere_bytes, "findings": list(self.findings)}
 
 
+_ON_DEVICE = re.compile(r"out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED")
+_ON_HOST = re.compile(r"^Killed$|exitcode *: *-9\b|exit code:? 137\b|OOMKilled", re.MULTILINE)
+_KILLED = "The process was killed, most likely because the host's memory ran out (`dmesg` says so), not the card's."
 _MEANING = {
     "loading": "It failed while the weights were loaded, before any step.",
     "forward": "It failed in the forward pass.",
@@ -100,9 +113,10 @@ _MEANING = {
 def read_traceback(text: str) -> OutOfMemory:
     """Raises `UsageError` for text in which no memory has run out."""
     flat = " ".join(text.split())
-    on_host = "DefaultCPUAllocator" in flat
-    if not on_host and not re.search(r"out of memory|OutOfMemoryError", flat):
-        raise UsageError("this text has no out-of-memory error of torch: looked for 'out of memory'")
+    on_device = _ON_DEVICE.search(flat) is not None
+    on_host = "DefaultCPUAllocator" in flat or (_ON_HOST.search(text) is not None and not on_device)
+    if not on_host and not on_device:
+        raise UsageError("this text says of no memory that it ran out: looked for 'out of memory' or 'Killed'")
     # Of several ranks that failed, the last is read.
     start = max(flat.rfind("out of memory"), flat.rfind("DefaultCPUAllocator"), 0)
     found = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}

@@ -146,11 +146,14 @@ def liger(keys: Keys) -> dict[str, str]:
     if not keys.flag("use_liger_kernel"):
         return {"loss": "full"}
     chosen = keys.mapping("liger_kernel_config")
-    layers = [bool(chosen.get(name, True)) for name in ta.LIGER_LAYERS]
-    if any(layers) and not all(layers):
+    on = {name: bool(chosen.get(name, True)) for name in ta.LIGER_LAYERS}
+    # A model has one of the two, and Liger takes no notice of the other.
+    gated = {on.pop(name) for name in ("swiglu", "geglu")}
+    every, none = all(on.values()) and True in gated, not any(on.values()) and False in gated
+    if not every and not none:
         keys.count_not("liger_kernel_config", "less", "some of Liger's kernels in decoder layers without the others")
     fused = chosen.get("fused_linear_cross_entropy", True)
-    return {"loss": "fused" if fused else "full", "kernels": "liger" if all(layers) else "torch"}
+    return {"loss": "fused" if fused else "full", "kernels": "liger" if every else "torch"}
 
 
 def batch(keys: Keys) -> tuple[int, int]:

@@ -351,9 +351,8 @@ def wrong_with(watch: Watch, found: dict[str, Any]) -> list[str]:
         kinds["trial"] != len(watch.rows) or found["spent_trials"] != kinds["trial"]
     )
     fitted = [t for t in store.trials(search_id=search_id) if isinstance(t.outcome, Fits)]
-    said["ran a config again whose trials were stored"] = [
-        config for config, times in Counter(str(t.config) for t in fitted).items() if times > 2
-    ]
+    sure = Counter(str(t.config) for t in fitted if not t.doubts)  # else a search runs them again by itself
+    said["ran a config again whose trials were stored"] = [config for config, times in sure.items() if times > 2]
     (row,) = watch.world.read("SELECT lease_owner, lease_expires_at FROM searches WHERE search_id = :id", id=search_id)
     said["has ended and holds a lease"] = watch.state in ENDINGS and any(row)
     said["a lease had expired and nobody took it"] = watch.unclaimed_seconds > UNCLAIMED_SECONDS

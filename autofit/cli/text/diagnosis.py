@@ -26,7 +26,10 @@ def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
     """The answer; `verbose` adds the other changes' diffs, and what was assumed."""
     estimate = found.estimate
     more = [part.key for part in found.run.not_counted if part.effect == "more"]
-    without = f" (without what {', '.join(more)} adds: see below)" if more and estimate.fits else ""
+    unknown = [key.key for key in found.run.unknown]
+    left_out = [f"without what {', '.join(more)} adds"] if more and estimate.fits else []
+    left_out += [f"whatever {', '.join(unknown)} is to mean"] if unknown else []
+    without = f" ({', '.join(left_out)}: see below)" if left_out else ""
     parts = [found.emulated] if found.emulated else []
     parts.append(f"{verdict_text(estimate)}{without}\n{_asked(found)}")
     if found.failure is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autofit.catalog.models import Model, load, shape
@@ -17,7 +18,7 @@ from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import Estimation
-from autofit.prediction.helpful_changes import changed
+from autofit.prediction.helpful_changes import Words, changed
 from autofit.techniques import complete
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
@@ -31,6 +32,9 @@ from autofit.trainers.trainer import Trainer
 ROOM = 0.08
 """What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
 is then judged as every other."""
+DOUBTFUL = 0.15
+"""Predictions are off by less than this share, as far as recorded (benchmarks/README.md): an error that shows more may
+be another run's."""
 _BEYOND = {
     "all": "the frozen weights are loaded in fp32, which takes",
     "outside": "embeddings, norms and the head are loaded in fp32, which takes",
@@ -41,8 +45,8 @@ OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
 
-class Case:
-    """One file on one card."""
+class Case(Words):
+    """One file on one card, and its trainer's words for what is near."""
 
     def __init__(
         self,
@@ -53,9 +57,10 @@ class Case:
         *,
         edited: Mapping[KeyPath, Any] | None = None,
         effect: Effect = Effect.EXACT,
+        missed: int | None = None,
     ) -> None:
         """With `edited`, the file once it is so edited, which has this `effect`; changes are then those edits and what
-        helps beside them."""
+        helps beside them. `missed` is what predictions missed of the file as it is."""
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
@@ -91,6 +96,7 @@ class Case:
         """The edits after which the file asks for a config."""
         self._runs = {self.run.config: self.run}
         """What the file then asks for."""
+        self._missed = self._shown_missing() if missed is None else missed
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         if self._emulated:
@@ -121,12 +127,10 @@ class Case:
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""
         emulated = self._asks_for_bf16(self.estimation.job.hardware.name)
-        said = self._said(self.estimation.config)
+        said = self.said(self.estimation.config)
         if said is None or product_format(said) == "bf16":
             raise UsageError(f"{emulated}: set fp16: true and bf16: false in it")
-        edited = {**self._edited, **self._edits[said]}
-        effect = max(self._effect, Effect.NUMERICS)
-        case = Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
+        case = self._edited_by(self._edits[said], Effect.NUMERICS)
         return replace(case.diagnosed(report), emulated=f"{emulated}: what follows is of fp16 in its place")
 
     def _asks_for_bf16(self, card: str) -> str:
@@ -148,26 +152,38 @@ class Case:
 
     def _evaluation_fits(self, found: Estimate) -> bool:
         """Whether what evaluation alone takes is within the limit, with room for what predictions are off."""
-        beside = found.breakdown["context"] + self._extra
+        beside = found.breakdown["context"] + self._extra + self._missed
         return found.phase_peaks[EVALUATION] * (1.0 + ROOM) + beside <= self.estimation.memory_limit_bytes
 
     def _if(self, key: str, value: Any, effect: Effect) -> Case:
         """The file with another value of a key, beside what it is edited to already."""
-        edited, effect = {**self._edited, (key,): value}, max(self._effect, effect)
-        return Case(self._file, self._trainer, self._user, self._where, edited=edited, effect=effect)
+        return self._edited_by({(key,): value}, effect)
+
+    def _edited_by(self, edits: Mapping[KeyPath, Any], effect: Effect) -> Case:
+        edited, effect = {**self._edited, **edits}, max(self._effect, effect)
+        case = partial(Case, self._file, self._trainer, self._user, self._where)
+        return case(edited=edited, effect=effect, missed=self._missed)
+
+    def _shown_missing(self) -> int:
+        """By how many bytes the tensors of the run that failed needed more than is predicted of them: at least what was
+        in use and was asked for."""
+        needed = None if self._user.failure is None else self._user.failure.needed_bytes
+        if needed is None:
+            return 0
+        return max(0, needed - self.estimation.estimate().peak_allocated_bytes - self._extra)
 
     def _estimated(self, report: Callable[[int], None]) -> Estimate:
         """The config's estimate within what its weights' format leaves, with changes that help."""
-        limit, model = self.estimation.memory_limit_bytes, self.estimation.job.model
-        if limit > self._extra:
-            under = replace(self.estimation, memory_limit_bytes=limit - self._extra)
+        limit, more = self.estimation.memory_limit_bytes, self._extra + self._missed
+        if limit > more:
+            under = replace(self.estimation, memory_limit_bytes=limit - more)
             if self._edited and (found := under.estimate()).likely_fits:
                 return found  # the edit is the change
-            return under.advised(report, self._said, lambda config: extra_bytes(self._runs[config], model))
-        if self.run.narrower is None:
-            more = format_bytes(self._extra)
+            return under.advised(report, self)
+        if self.run.narrower is None and limit <= self._extra:
+            extra = format_bytes(self._extra)
             raise UsageError(
-                f"the format of its weights takes {more} more, and there are {format_bytes(limit)}: name a larger card"
+                f"the format of its weights takes {extra} more, and there are {format_bytes(limit)}: name a larger card"
             )
         return self.estimation.estimate()
 
@@ -220,15 +236,20 @@ class Case:
         )
 
     def _whole(self, found: Estimate, run: Run) -> Estimate:
-        """With what the format of the frozen weights adds, under the real limit."""
-        more = extra_bytes(run, self.estimation.job.model)
+        """With what the format of the frozen weights adds, and what predictions missed, under the real limit."""
+        extra = extra_bytes(run, self.estimation.job.model)
+        more, parts = extra + self._missed, found.breakdown
         return replace(
             found,
             memory_limit_bytes=self.estimation.memory_limit_bytes,
             device_bytes=found.device_bytes + more,
             peak_allocated_bytes=found.peak_allocated_bytes + more,
             peak_reserved_bytes=found.peak_reserved_bytes + more,
-            breakdown={**found.breakdown, "weights": found.breakdown["weights"] + more},
+            breakdown={
+                **parts,
+                "weights": parts["weights"] + extra,
+                "temporaries": parts["temporaries"] + self._missed,
+            },
             phase_peaks={phase: size + more for phase, size in found.phase_peaks.items()},
         )
 
@@ -243,7 +264,7 @@ class Case:
         """What the user can say beside a file that has no words for it."""
         if self.run.config["method"] == "full":
             adapters = complete({**self.run.config.to_json(), "method": "lora"})
-            if self._said(adapters) is None:
+            if self.said(adapters) is None:
                 yield "the file has no words for adapters: if your script makes them, add --also method=lora"
 
     def _notes(self, found: Estimate) -> Iterator[str]:
@@ -265,11 +286,13 @@ class Case:
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
         expected = found.peak_allocated_bytes + self._extra
-        if failure.allocated_bytes is not None and failure.allocated_bytes > 1.15 * expected:
-            held = format_bytes(failure.allocated_bytes)
-            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
+        if self._missed:
+            needed, missed = format_bytes(expected + self._missed), format_bytes(self._missed)
+            ask = ": is the error of this run?" if self._missed > DOUBTFUL * expected else ""
+            yield f"the error shows {needed}, where this file should take {format_bytes(expected)}{ask}"
+            yield f"those {missed} more are counted in every figure here, as temporaries"
 
-    def _said(self, config: Config) -> Config | None:
+    def said(self, config: Config) -> Config | None:
         """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it
         cannot be edited so."""
         values = self._values
@@ -285,6 +308,15 @@ class Case:
             self._edits.setdefault(run.config, edits)
             self._runs.setdefault(run.config, run)
         return run.config
+
+    def beside(self, config: Config) -> int:
+        """What the weights' format takes, and what predictions missed."""
+        return extra_bytes(self._runs[config], self.estimation.job.model) + self._missed
+
+    def length(self, change: Change) -> int:
+        """In how many of the file's keys; micro-batch and accumulation, which go together, count as one."""
+        keys = len(self._edits.get(change.estimate.config, change.values))
+        return max(1, keys - ("micro_batch" in change.values))
 
     def _remedy(self, change: Change) -> Remedy:
         config = change.estimate.config

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tiny import FSDP_TAKES_QLORA
 
-from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.memory_trace import Category

@@ -130,7 +130,21 @@ def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
     found = diagnosed(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
     assert found.estimate.hardware == "rtx-4090" and found.failure is not None
     assert found.estimate.memory_limit_bytes == int(23.64 * GIB) - found.failure.elsewhere_bytes
-    assert "rtx-3090" in found.notes[0] and "is the error of this run?" in found.notes[-1]
+    assert "rtx-3090" in found.notes[0] and "is the error of this run?" in found.notes[-2]
+
+
+def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> None:
+    """Of the file and of what is advised: a run that has failed at 6 GiB does not fit in 6."""
+    short = ERROR.replace("3.00 GiB", "2.00 GiB").replace("12.00 GiB", "4.00 GiB").replace("23.64 GiB", "6.00 GiB")
+    plain = diagnosed(config, model="smollm2-135m", memory_limit="6GiB")
+    found = diagnosed(config, model="smollm2-135m", memory_limit="6GiB", traceback=short)
+    missed = 6 * GIB - plain.estimate.peak_allocated_bytes
+    assert plain.fits and not found.fits and missed > 0
+    assert found.estimate.peak_allocated_bytes == 6 * GIB
+    assert sum(found.estimate.breakdown.values()) == found.estimate.device_bytes
+    assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in found.remedies)
+    of_evaluation = short + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
+    assert diagnosed(config, model="smollm2-135m", memory_limit="6GiB", traceback=of_evaluation).fits
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:

@@ -26,7 +26,7 @@ from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
 from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates
 from autofit.prediction.estimating import why_not
-from autofit.prediction.helpful_changes import GAIN, _fastest, _Neighbourhood, effect_of
+from autofit.prediction.helpful_changes import GAIN, Words, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
@@ -169,8 +169,16 @@ def test_two_exact_changes_come_before_one_that_only_may_fit_or_rounds_otherwise
 
 
 def test_what_rounds_otherwise_comes_before_what_trains_something_else() -> None:
-    limit = too_little(*exact_changes(HEAVY, 1), *exact_changes(HEAVY, 2))
-    assert {change.effect for change in advice(HEAVY, limit).values()} == {Effect.NUMERICS}
+    light = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=offload,loss=chunked")
+    limit = too_little(light, *(c for changes in (1, 2) for c in exact_changes(light, changes)))
+    assert {change.effect for change in advice(light, limit).values()} == {Effect.NUMERICS}
+
+
+def test_where_two_changes_are_not_enough_one_is_made_beside_the_lightest_step() -> None:
+    for change in advice(HEAVY, too_little(*exact_changes(HEAVY, 1), *exact_changes(HEAVY, 2))).values():
+        assert change.effect is Effect.EXACT and change.estimate.likely_fits
+        assert change.values["micro_batch"] == 1 and change.values["checkpointing"] in ("full", "offload")
+        assert len(change.values) == 3
 
 
 def test_another_method_is_the_last_resort() -> None:
@@ -187,6 +195,7 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
     near = neighbourhood(predicted(heavy))
     lighter = near._lighter
     monkeypatch.setattr(near, "_lighter", lambda effect, n: lighter(effect, n) if effect is Effect.TRAINING else [])
+    monkeypatch.setattr(near, "_beside_the_lightest_step", lambda effect: [])
     kept, *others = near.that_fit()
     assert kept.roles == ("same training",) and kept.effect is Effect.EXACT and kept.estimate.likely_fits
     assert kept.values.keys() <= {"offload", "checkpointing"} and kept.values["offload"] != "none"
@@ -199,7 +208,12 @@ def test_what_other_weights_take_is_counted_for_each_change() -> None:
     limit, beside = predicted(lora).device_bytes * 3 // 2, 8 * GIB
     near = asking(estimator(), lora, limit - beside)
     assert near.advised().advice == ()
-    found = near.advised(beside=lambda c: beside if c["method"] == "lora" else 0)
+
+    class Wide(Words):
+        def beside(self, config: Config) -> int:
+            return beside if config["method"] == "lora" else 0
+
+    found = near.advised(words=Wide())
     assert {change.values.get("method") for change in found.advice} == {"qlora"}
     assert all(change.estimate.memory_limit_bytes == limit for change in found.advice)
 
@@ -238,12 +252,14 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
     full = card("a100-40g").memory_bytes
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.995 * full))) == "a40"
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.8 * full))) == "a100-40g"
+    limited = replace(predicted(HEAVY), device_bytes=int(0.8 * full), memory_limit_bytes=2 * GIB)
+    assert near._card(limited) == near._estimator.job.hardware.name, "it is the limit that lacks memory"
 
 
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
     """What is near to it, of which nothing has been measured."""
     made = CachedEstimator(KnownEstimates(estimator().job, None), RATES, estimator)
-    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, lambda c: c, lambda c: 0)
+    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Words())
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
@@ -372,13 +388,14 @@ def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
         estimate: Any = SimpleNamespace(tokens_per_second=speed, device_bytes=GIB * len(values))
         return Change(values=values, effect=effect, estimate=estimate)
 
+    near = neighbourhood(predicted(HEAVY))
     plain = change(1000.0, Effect.EXACT, checkpointing="none")
     eight_bits = change(1001.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
-    assert _fastest([eight_bits, plain]) is plain
+    assert near._fastest([eight_bits, plain]) is plain
     worth_it = change(1100.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
-    assert _fastest([worth_it, plain]) is worth_it
+    assert near._fastest([worth_it, plain]) is worth_it
     unknown = [change(None, Effect.EXACT, micro_batch=1), change(None, Effect.EXACT, micro_batch=1, rank=8)]
-    assert _fastest(unknown) is unknown[1], "where no speed is known, what takes the most memory"
+    assert near._fastest(unknown) is unknown[1], "where no speed is known, what takes the most memory"
 
 
 def test_the_lightest_that_fits_trains_what_was_asked_for_if_that_fits_too() -> None:

@@ -108,6 +108,16 @@ def test_older_spellings_make_room() -> None:
     assert fused[("plugins",)] == ["mine.Plugin", "axolotl.integrations.liger.LigerPlugin"]
 
 
+def test_all_of_ligers_layers_are_switched_off_for_its_loss_alone() -> None:
+    """Which of the two gated layers a model has is not known here, and Liger takes no notice of the other."""
+    trainer, where = READERS["transformers"], Where()
+    values = {"output_dir": "out", "per_device_train_batch_size": 1}
+    run = trainer.read(values, where)
+    edits, config = said(trainer, values, run, run.config.replace(loss="fused"), where)
+    off = {path[-1] for path, value in edits.items() if value is False}
+    assert off >= {"rope", "rms_norm", "swiglu", "geglu"} and config == run.config.replace(loss="fused")
+
+
 def test_a_key_keeps_the_name_of_the_users_version() -> None:
     trainer, where = READERS["trl"], Where()
     values = {"model_name_or_path": "x", "torch_dtype": "bfloat16", "bf16": True, "activation_checkpointing": False}

@@ -111,13 +111,35 @@ def test_the_hosts_memory_is_another_matter() -> None:
     assert found.findings == ("The host's memory ran out, not the card's.",)
 
 
-def test_a_message_without_figures_is_one_too() -> None:
-    assert read_traceback("RuntimeError: CUDA error: out of memory").capacity_bytes is None
+@pytest.mark.parametrize("text", ["step 3\nKilled\n", "ChildFailedError: exitcode  : -9 (pid: 4)", "OOMKilled"])
+def test_a_killed_process_most_likely_lacked_the_hosts_memory(text: str) -> None:
+    found = read_traceback(text)
+    assert found.on_host and found.needed_bytes is None
+    assert "most likely because the host's memory ran out" in found.findings[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\nKilled\n",
+    ],
+)
+def test_a_message_without_figures_is_one_too(text: str) -> None:
+    found = read_traceback(text)
+    assert (found.capacity_bytes, found.needed_bytes, found.on_host) == (None, None, False)
+
+
+def test_what_a_step_needed_is_what_was_in_use_and_asked_for() -> None:
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 4.00 GiB is allocated by PyTorch"
+    assert read_traceback(text).needed_bytes == 6 * GIB
+    saving = f'File "/x/transformers/trainer.py", line 1, in save_model\n{text}'
+    assert read_traceback(saving).needed_bytes is None
 
 
 @pytest.mark.parametrize("text", ["", "ValueError: no", "Segmentation fault"])
 def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no out-of-memory error"):
+    with pytest.raises(UsageError, match="says of no memory that it ran out"):
         read_traceback(text)
 
 
