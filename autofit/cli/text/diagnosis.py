@@ -28,8 +28,8 @@ def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
     more = [part.key for part in found.run.not_counted if part.effect == "more"]
     unknown = [key.key for key in found.run.unknown]
     left_out = [f"without what {', '.join(more)} adds"] if more and estimate.fits else []
-    left_out += [f"whatever {', '.join(unknown)} is to mean"] if unknown else []
-    without = f" ({', '.join(left_out)}: see below)" if left_out else ""
+    left_out += [f"unknown key: {', '.join(unknown)}"] if unknown else []
+    without = f" ({'; '.join(left_out)}: see below)" if left_out else ""
     parts = [found.emulated] if found.emulated else []
     parts.append(f"{verdict_text(estimate)}{without}\n{_asked(found)}")
     if found.failure is not None:
