@@ -265,8 +265,10 @@ def libraries(config: Config) -> list[str]:
     """Packages that the config needs in Trainer and its heirs, beside those that train, adapt and shard."""
     optimizer = OPTIMIZERS.get(str(config.get("optimizer")))  # a stored config may lack it
     needed = {
-        "bitsandbytes": config["method"] == "qlora" or (optimizer is not None and optimizer.of_bitsandbytes),
+        "bitsandbytes": config["method"] == "qlora",
         "liger-kernel": config.get("loss") == "fused" or by_liger(config),
         "flash-attn": config.get("attention") == "flash",
     }
+    if optimizer is not None and optimizer.package is not None:
+        needed[optimizer.package] = True
     return [name for name, is_needed in needed.items() if is_needed]

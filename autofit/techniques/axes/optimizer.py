@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autofit.core.distribution import install
-from autofit.core.lattice import Axis, Config, Value
+from autofit.core.lattice import Axis, Config, Value, closure
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
@@ -56,7 +56,7 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
         # keys by position, to the next model.
         made.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
         made.mng.initialize()
-        if name.endswith("8bit"):
+        if made.args.optim_bits == 8:
             # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability. With ZeRO, there as
             # here, they do not: the optimizer sees flat partitions, among which bitsandbytes finds no embedding.
             for child in module.modules():
@@ -84,7 +84,13 @@ class Kind:
     weight_decay: float = 0.0
     updates_shards: bool = False
     """Whether torch can run its update on FSDP's sharded tensors."""
-    of_bitsandbytes: bool = False
+    above: str | None = None
+    """An optimizer that is sure to need no more memory; those that this one is above are so, too. None where no such
+    claim is always true."""
+    lowers_losses: bool = True
+    """Whether five updates at `LEARNING_RATE` are sure to lower the loss of one batch."""
+    package: str | None = None
+    """The package that it needs, as `Stack` names it; None where all trials have it."""
     in_8_bits: bool = False
     """Whether its states are."""
     paged: bool = False
@@ -93,13 +99,19 @@ class Kind:
 
 OPTIMIZERS = {
     "sgd": Kind(
-        make=_torch("SGD", fused=True), does="no states", trainer="sgd", state_bytes=0.0, effect=Effect.TRAINING
+        make=_torch("SGD", fused=True),
+        does="no states",
+        trainer="sgd",
+        state_bytes=0.0,
+        effect=Effect.TRAINING,
+        lowers_losses=False,  # a plain gradient step this small is lost in 16-bit weights
     ),
     "adafactor": Kind(
         make=_adafactor,
         does="factorised states; not with ZeRO or FSDP",
         trainer="adafactor",
         state_bytes=0.0,
+        above="sgd",
         effect=Effect.TRAINING,
     ),
     "lion-8bit": Kind(
@@ -107,8 +119,9 @@ OPTIMIZERS = {
         does="one state in 8 bits; needs bitsandbytes, not with FSDP",
         trainer="lion_8bit",
         state_bytes=1.0,
+        above="sgd",
         effect=Effect.TRAINING,
-        of_bitsandbytes=True,
+        package="bitsandbytes",
         in_8_bits=True,
     ),
     "adamw-8bit": Kind(
@@ -116,8 +129,9 @@ OPTIMIZERS = {
         does="two states in 8 bits; needs bitsandbytes, not with FSDP",
         trainer="adamw_bnb_8bit",
         state_bytes=2.0,
+        above="lion-8bit",
         effect=Effect.NUMERICS,
-        of_bitsandbytes=True,
+        package="bitsandbytes",
         in_8_bits=True,
         weight_decay=0.01,
     ),
@@ -127,7 +141,7 @@ OPTIMIZERS = {
         trainer="paged_adamw_8bit",
         state_bytes=0.0,
         effect=Effect.NUMERICS,
-        of_bitsandbytes=True,
+        package="bitsandbytes",
         in_8_bits=True,
         paged=True,
         weight_decay=0.01,
@@ -137,14 +151,16 @@ OPTIMIZERS = {
         does="one state in fp32; needs bitsandbytes, not with FSDP",
         trainer="lion_32bit",
         state_bytes=4.0,
+        above="sgd",
         effect=Effect.TRAINING,
-        of_bitsandbytes=True,
+        package="bitsandbytes",
     ),
     "adamw": Kind(
         make=_torch("AdamW", fused=True),
         does="two states, updated by torch's fused kernel",
         trainer="adamw_torch_fused",
         state_bytes=None,
+        above="lion",
         weight_decay=0.01,
         updates_shards=True,
     ),
@@ -153,6 +169,7 @@ OPTIMIZERS = {
         does="the same, with temporaries as large as the weights; in no built-in space",
         trainer="adamw_torch",
         state_bytes=None,
+        above="adamw",
         weight_decay=0.01,
         updates_shards=True,
     ),
@@ -183,10 +200,7 @@ class Optimizer(Technique):
         # Bytes of state per parameter: sgd 0, lion-8bit 1, adamw-8bit 2, lion 4, adamw 8 (4 in pure bf16). No claim
         # where that is not the whole story: with 8-bit optimizers the embeddings' states stay in fp32 and updates
         # dequantise the states, Adafactor has temporaries, and paged states leave the device only as far as needed.
-        lighter=frozenset(
-            {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
-            | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
-        ),
+        lighter=closure((kind.above, name) for name, kind in OPTIMIZERS.items() if kind.above is not None),
         does="The optimizer, and the number format of its states.",
         meanings={name: kind.does for name, kind in OPTIMIZERS.items()},
     )
@@ -195,8 +209,8 @@ class Optimizer(Technique):
         value, kind = config.text("optimizer"), kind_of(config)
         if kind.paged and job.hardware.kind != "cuda":
             return f"{value} pages states between a CUDA device and its host; here it would page nothing"
-        if kind.of_bitsandbytes and job.stack.bitsandbytes is None:
-            return f"{value} needs bitsandbytes, which is not installed here ({install()})"
+        if kind.package is not None and getattr(job.stack, kind.package) is None:
+            return f"{value} needs {kind.package}, which is not installed here ({install()})"
         return None
 
     def plan(self, plan: BuildPlan) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import Diverged
+from autofit.techniques.axes.optimizer import kind_of
 
 REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
 """Relative difference between the first loss and the plain forward's that rounding explains: several times what the
@@ -114,8 +115,8 @@ def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
 
     `losses` are those of the steps that updated the weights: loss scaling skips the others.
     """
-    if len(losses) <= 4 or config["optimizer"] == "sgd":
-        return None  # a plain gradient step this small is lost in 16-bit weights
+    if len(losses) <= 4 or not kind_of(config).lowers_losses:
+        return None
     if min(losses[4:]) < losses[0]:
         return None
     return f"{len(losses) - 1} updates on one batch did not lower its loss of {losses[0]:.5f}"
