@@ -42,9 +42,7 @@ FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
     "axolotl": export_axolotl,
     "llamafactory": export_llamafactory,
 }
-"""Each format's name and its exporter, a pure function of its task."""
-OF_ANY_TRAINER = ("json", "accelerate", "deepspeed")
-"""Formats that name no trainer."""
+"""Each format's name, which is that of its trainer if it is one's, and its exporter, a pure function of its task."""
 
 
 def formats_for(trainer: str | None, program: str | None = None) -> list[str]:
@@ -53,7 +51,7 @@ def formats_for(trainer: str | None, program: str | None = None) -> list[str]:
     return (
         ["json"]
         if program is not None
-        else [name for name in FORMATS if trainer is None or name in (trainer, *OF_ANY_TRAINER)]
+        else [name for name in FORMATS if trainer is None or name == trainer or name not in TRAINERS]
     )
 
 

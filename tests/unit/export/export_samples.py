@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from autofit import techniques
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Point, Recommendation
 from autofit.core.lattice import Config, Value
@@ -29,35 +30,9 @@ OPTIM = {
 }
 """transformers' `optim` of each optimizer."""
 
-AXES: Mapping[str, tuple[Value, ...]] = {
-    "method": ("qlora", "lora", "full"),
-    "rank": (8, 64),
-    "targets": ("attention", "all-linear"),
-    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "tf32", "fp32"),
-    "micro_batch": (1, 2, 8),
-    "batching": ("packed", "grouped", "padding-free", "padded"),
-    "checkpointing": (
-        *("offload", "full", "save-attention", "every-2", "every-4", "selective"),
-        *("budget-25", "budget-50", "budget-75", "none"),
-    ),
-    "optimizer": (
-        "sgd",
-        "adafactor",
-        "lion-8bit",
-        "adamw-8bit",
-        "paged-adamw-8bit",
-        "lion",
-        "adamw",
-        "adamw-foreach",
-    ),
-    "attention": ("sdpa", "efficient", "flash", "eager"),
-    "kernels": ("liger", "torch"),
-    "loss": ("fused", "chunked", "full"),
-    "compile": (False, True),
-    "offload": ("nvme", "params", "optimizer", "none"),
-    "sharding": ("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
-}
-"""The design's axes, with a few values of the numeric ones."""
+NUMBERS: Mapping[str, tuple[Value, ...]] = {"rank": (8, 64), "micro_batch": (1, 2, 8)}
+AXES: Mapping[str, tuple[Value, ...]] = {axis.name: axis.values or NUMBERS[axis.name] for axis in techniques.AXES}
+"""Every axis, with a few values of the numeric ones."""
 UNCHECKPOINTED = {value for value in AXES["checkpointing"] if value == "none" or str(value).startswith("budget-")}
 """Values with which no layer is checkpointed."""
 

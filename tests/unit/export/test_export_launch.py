@@ -23,7 +23,7 @@ from transformers import training_args as training_args_module
 
 from autofit.catalog.models import architecture
 from autofit.core.lattice import Value
-from autofit.export import Export, export
+from autofit.export import FORMATS, Export, export
 from autofit.export.distributed import NVME_FOLDER
 from autofit.techniques.axes.offload import WITH
 
@@ -196,10 +196,7 @@ def test_notes_of_accelerate() -> None:
     assert any("on accelerators only" in note for note in on_cpu)
 
 
-LAUNCHERS = ["transformers", "trl", "accelerate", "axolotl", "llamafactory", "deepspeed"]
-
-
-@pytest.mark.parametrize("form", LAUNCHERS)
+@pytest.mark.parametrize("form", [name for name in FORMATS if name != "json"])
 def test_updates_on_the_host_have_all_its_cores(form: str) -> None:
     """Which no launcher gives them by itself: torchrun and accelerate set one thread per process."""
 
