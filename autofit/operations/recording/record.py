@@ -32,7 +32,6 @@ from autofit.prediction.calibration import is_detected
 from autofit.prediction.probing import undisturbed_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
 from autofit.search.failures import FailuresInARow
-from autofit.trial.attempt import Attempt
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 
@@ -117,7 +116,7 @@ def record(
             _check_site(pool, job.hardware, job.stack)
             for number, part in itertools.groupby(wanted, key=lambda one: one[0]):
                 for asked, attempt in _run_all(pool, requests(config for _, config in part)):
-                    table_file.append(file, _line(number, asked.config, attempt))
+                    table_file.append(file, table_file.line_of(number, asked.config, attempt))
                     known[number, asked.config] = attempt.outcome
                     report(len(known), total, asked.trial(attempt))
     return RecordResult(
@@ -201,15 +200,6 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
             f"the workers have {found[0].name} and {found[1]}, the recording is of {hardware.name} and {stack}",
             remedy="record where the trials run, in the same environment",
         )
-
-
-def _line(number: int, config: Config, attempt: Attempt) -> dict[str, Any]:
-    """What a recorded table keeps of a trial of this pass."""
-    line: dict[str, Any] = {"config": config.to_json()}
-    if number > 1:
-        line["pass"] = number
-    line |= {**attempt.outcome.to_json(), "seconds": attempt.seconds}
-    return line if attempt.device_state is None else {**line, "device_state": attempt.device_state.to_json()}
 
 
 def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed]:

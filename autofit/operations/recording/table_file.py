@@ -21,13 +21,14 @@ from autofit.core.workload import Workload
 from autofit.operations.recording.pooling import pooled
 from autofit.store.exchange import checked, config_of, outcome_of, read_values
 from autofit.techniques import complete
+from autofit.trial.attempt import Attempt
 
 SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
 BESIDE_OUTCOME = {"config", "pass", "seconds", "device_state"}
-"""A row's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
+"""What `line_of` writes besides a trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
 observed."""
 
 
@@ -158,6 +159,15 @@ def is_table(file: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(header, dict) and "space" in header and "workload" in header
+
+
+def line_of(number: int, config: Config, attempt: Attempt) -> dict[str, Any]:
+    """The row of a trial of this pass."""
+    line: dict[str, Any] = {"config": config.to_json()}
+    if number > 1:
+        line["pass"] = number
+    line |= {**attempt.outcome.to_json(), "seconds": attempt.seconds}
+    return line if attempt.device_state is None else {**line, "device_state": attempt.device_state.to_json()}
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
