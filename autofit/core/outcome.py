@@ -362,7 +362,7 @@ class Trial:
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed, and for trials stored before it was."""
     node: str | None = field(default=None, compare=False)
-    """The machine that it ran on, for the store's own record: no document names it."""
+    """The machine that it ran on, which the store keeps for whoever asks it by SQL; None for a trial that was read."""
 
     @property
     def doubts(self) -> tuple[str, ...]:

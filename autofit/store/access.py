@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select, update
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.store.database.engine import Database
-from autofit.store.rows import check_text, now
+from autofit.store.rows import check_text, precise_now
 from autofit.store.tables import AuditRow, TokenRow
 
 SCOPES = {
@@ -82,7 +82,7 @@ class Access:
                 return  # the connection was lost while it was committed
             if row is not None:
                 raise UsageError(f"there is, or was, a token called {name!r}: take another name")
-            values = {"name": name, "scope": scope, "digest": _digest(secret), "created_at": now()}
+            values = {"name": name, "scope": scope, "digest": _digest(secret), "created_at": precise_now()}
             connection.execute(insert(TokenRow).values(values))
 
         self._database.commit(work)
@@ -101,7 +101,7 @@ class Access:
             if name not in names:
                 raise unknown("token", name, names)
             valid = TokenRow.name == name, TokenRow.revoked_at.is_(None)
-            connection.execute(update(TokenRow).where(*valid).values(revoked_at=now()))
+            connection.execute(update(TokenRow).where(*valid).values(revoked_at=precise_now()))
 
         self._database.commit(work)
 
@@ -135,7 +135,7 @@ def note(connection: Connection, token: str | None, action: str, search_id: str)
         AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == action
     )
     if token is not None and connection.scalar(done.limit(1)) is None:
-        connection.execute(insert(AuditRow).values(at=now(), token=token, action=action, search_id=search_id))
+        connection.execute(insert(AuditRow).values(at=precise_now(), token=token, action=action, search_id=search_id))
 
 
 _TOKENS = select(TokenRow.name, TokenRow.scope, TokenRow.created_at, TokenRow.revoked_at)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
-from autofit.store.rows import now, put
+from autofit.store.rows import precise_now, put
 from autofit.store.tables import Body, EstimateRow
 
 
@@ -37,7 +37,7 @@ class Estimates:
         infinity."""
         bodies = {key: dict(body) for key, body in estimates.items()}
         to_text(list(bodies.values()))
-        recorded_at = now()
+        recorded_at = precise_now()
         # In the same order for every writer, so that no two deadlock.
         rows = [{"key": key, "estimate": bodies[key], "recorded_at": recorded_at} for key in sorted(bodies)]
         if rows:

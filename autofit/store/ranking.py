@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 from autofit.core.frontier import Point, point
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.verdict import standing
-from autofit.store.rows import TRIAL_COLUMNS, Reader
+from autofit.store.rows import Reader
 from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
 
 Columns = Any
@@ -86,7 +86,7 @@ def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
     # Few configs have several trials, and an index alone tells which: only their rows are read.
     candidates = repeated.where(TrialRow.config_key.in_(ran_out)).subquery()
     query = (
-        select(*TRIAL_COLUMNS, *_CONFIG)
+        select(TrialRow, *_CONFIG)
         .join_from(candidates, TrialRow, same_config(TrialRow, candidates.c))
         .where(exists().where(same_config(fitted, candidates.c), only_of_config(fitted.outcome == Fits.kind)))
     )
@@ -111,7 +111,7 @@ def _next_config() -> Select[*tuple[Any, ...]]:
         .limit(1)
     )
     own = (one.device_bytes.label("bytes"), one.tokens_per_second.label("speed"), one.id.label("number"))
-    query = select(*TRIAL_COLUMNS, *own).join(one, same_config(TrialRow, one))
+    query = select(TrialRow, *own).join(one, same_config(TrialRow, one))
     # Not by the column itself: SQLite would read all trials of the hardware, whose index has that order.
     return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
 

@@ -1,4 +1,7 @@
-"""Values as rows and rows as values: the one place that knows which column holds what."""
+"""Values as rows and rows as values: which column holds what a trial says of itself.
+
+What a write adds to it, the number of its attempt and its search, are `attempts`' own columns.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from autofit.core.outcome import (
 from autofit.core.units import LARGEST_INTEGER
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
-from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
+from autofit.store.tables import Base, HardwareRow, StackRow, WorkloadRow
 from autofit.techniques import family
 
 V = TypeVar("V", Hardware, Stack, Workload)
@@ -35,8 +38,8 @@ Values = dict[str, Any]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def now() -> str:
-    """The time as it is stored: ISO 8601 in UTC, with microseconds."""
+def precise_now() -> str:
+    """The time as the store notes what it does itself, and orders searches: ISO 8601 in UTC, with microseconds."""
     return datetime.now(UTC).isoformat()
 
 
@@ -177,7 +180,7 @@ class Reader:
         return value
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
-        """The trial in a row of `TRIAL_COLUMNS`; raises `StoreError` if the row makes no sense."""
+        """The trial in a row that has the columns of `TrialRow`; raises `StoreError` if the row makes no sense."""
         with readable(f"trial {row.id}"):
             return Trial(
                 config=Config.from_json(row.config),
@@ -192,23 +195,6 @@ class Reader:
                 prediction=None if row.prediction is None else Prediction.from_json(row.prediction),
                 device_state=None if row.device_state is None else DeviceState.from_json(row.device_state),
             )
-
-
-TRIAL_COLUMNS = (
-    TrialRow.id,
-    TrialRow.hardware_digest,
-    TrialRow.stack_key,
-    TrialRow.driver,
-    TrialRow.workload_key,
-    TrialRow.memory_limit_bytes,
-    TrialRow.seconds,
-    TrialRow.recorded_at,
-    TrialRow.config,
-    TrialRow.evidence,
-    TrialRow.prediction,
-    TrialRow.device_state,
-)
-"""What `Reader.trial` needs."""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database
 from autofit.store.estimates import Estimates
 from autofit.store.probes import Probes
-from autofit.store.rows import TRIAL_COLUMNS, Reader, is_storable, storable
+from autofit.store.rows import Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
@@ -142,7 +142,7 @@ class Store:
         return added, repeated
 
     def trial(self, trial_id: int) -> Trial | None:
-        found = self._all_trials(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id))
+        found = self._all_trials(select(TrialRow).where(TrialRow.id == trial_id))
         return found[0] if found else None
 
     def trials(
@@ -157,11 +157,11 @@ class Store:
         most `limit`. With `before`, only those with lower numbers."""
         conditions = _where(asked) + ([] if before is None else [TrialRow.id < before])
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
-        query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
+        query = select(TrialRow).where(*conditions).order_by(order)
         if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
             page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit)
-            query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(page)).order_by(order)
+            query = select(TrialRow).where(TrialRow.id.in_(page)).order_by(order)
         return self._all_trials(query)
 
     def count(self, **asked: Unpack[Conditions]) -> int:
@@ -176,14 +176,14 @@ class Store:
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
-        return self._read_trials(select(*TRIAL_COLUMNS).order_by(TrialRow.id))
+        return self._read_trials(select(TrialRow).order_by(TrialRow.id))
 
     def predicted(self, *, hardware_key: str | None = None, latest: int | None = None) -> Iterator[Trial]:
         """The trials that were predicted before they ran, on one hardware if given, in the manner of `stream`; with
         `latest`, only that many of the newest, newest first.
         """
         of_hardware = _where({"hardware_key": hardware_key})
-        query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *of_hardware)
+        query = select(TrialRow).where(TrialRow.prediction.is_not(null()), *of_hardware)
         if latest is None:
             return self._read_trials(query.order_by(TrialRow.id))
         return self._read_trials(query.order_by(TrialRow.id.desc()).limit(latest))

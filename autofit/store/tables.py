@@ -126,7 +126,8 @@ OF_IDENTITY = (*OF_CONFIG, "memory_limit_bytes")
 
 
 class TrialRow(Base):
-    """A `Trial`. Rows are added and never changed or deleted: nothing measured is ever lost."""
+    """A `Trial`. Rows are never deleted, and what was measured is never changed: only `device_state` and `suspect` are
+    written again, where a trial is set aside (`attempts.set_aside`)."""
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -180,7 +181,8 @@ class TrialRow(Base):
     suspect: Mapped[bool] = mapped_column(server_default=false())
     """Whether the trial's time cannot be trusted (`Trial.doubts`); it counts only if there is no clean one."""
     node: Mapped[str | None]
-    """The machine that it ran on; None for trials of before it was recorded, and for those that were imported."""
+    """The machine that it ran on; None for trials of before it was recorded, and for those that were imported. This and
+    the columns after `driver` are for whoever asks the store by SQL."""
     driver: Mapped[str | None]
     """`Stack.driver`."""
     autofit_version: Mapped[str | None]

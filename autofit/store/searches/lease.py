@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Double, cast, func, insert, or
 
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, Interrupted
-from autofit.store.rows import now
+from autofit.store.rows import precise_now
 from autofit.store.tables import EventRow, SearchRow
 
 LEASE_SECONDS = 30.0
@@ -100,7 +100,8 @@ def number(connection: Connection, search_id: str, *conditions: ColumnElement[bo
 
 def tell(connection: Connection, search_id: str, seq: int, kind: str, body: Mapping[str, Any]) -> None:
     """Stores the event with this number."""
-    connection.execute(insert(EventRow).values(search_id=search_id, seq=seq, kind=kind, at=now(), body=dict(body)))
+    event = {"search_id": search_id, "seq": seq, "kind": kind, "at": precise_now(), "body": dict(body)}
+    connection.execute(insert(EventRow).values(event))
 
 
 def own_number(connection: Connection, lease: Lease, **values: Any) -> int:

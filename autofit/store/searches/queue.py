@@ -16,7 +16,7 @@ from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
 from autofit.store.access import note
 from autofit.store.database.engine import Database, to_text
-from autofit.store.rows import check_text, keep, now
+from autofit.store.rows import check_text, keep, precise_now
 from autofit.store.searches.lease import (
     LEASE_SECONDS,
     Lease,
@@ -215,7 +215,8 @@ class SearchQueue:
             raise unknown("ending of a search", state, ENDINGS)
         body = None if result is None else dict(result)
         to_text(body)
-        ended = {"state": state, "ended_at": now(), "result": body, "lease_owner": None, "lease_expires_at": None}
+        no_lease = {"lease_owner": None, "lease_expires_at": None}
+        ended = {"state": state, "ended_at": precise_now(), "result": body, **no_lease}
 
         def work(connection: Connection) -> None:
             same = SearchRow.search_id == lease.search_id, SearchRow.lease_epoch == lease.epoch
@@ -234,7 +235,7 @@ class SearchQueue:
         def work(connection: Connection) -> None:
             if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
                 raise UsageError(f"the store holds no search {search_id!r}")
-            seq = number(connection, search_id, is_active(), state="cancelled", ended_at=now())
+            seq = number(connection, search_id, is_active(), state="cancelled", ended_at=precise_now())
             if seq is not None:
                 tell(connection, search_id, seq, "cancelled", {})
                 note(connection, by, "cancel", search_id)
@@ -273,7 +274,7 @@ class SearchQueue:
 
 
 def _insert(connection: Connection, **values: Any) -> None:
-    connection.execute(insert(SearchRow).values(state="queued", started_at=now(), **values))
+    connection.execute(insert(SearchRow).values(state="queued", started_at=precise_now(), **values))
 
 
 def _write(connection: Connection, lease: Lease, kind: str, body: Mapping[str, Any], **values: Any) -> None:
