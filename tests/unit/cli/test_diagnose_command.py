@@ -43,7 +43,8 @@ def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str
 
 def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, config: str) -> None:
     done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
-    assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in done.out.splitlines()[0]
+    verdict = done.out.splitlines()[0]
+    assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in verdict
     found = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
     assert (found["trainer"], found["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
 
