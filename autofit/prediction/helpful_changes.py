@@ -108,11 +108,13 @@ class _Neighbourhood:
         fit."""
         for effect in Effect:
             near = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
+            beside: list[Config] | None = None
             for method in range(len(METHODS)):
                 self._grant_traces()
                 fits = self._fitting(c for c in near if _method(c) == method)
                 if not fits:
-                    fits = self._fitting(c for c in self._beside_the_lightest_step(effect) if _method(c) == method)
+                    beside = self._beside_the_lightest_step(effect) if beside is None else beside
+                    fits = self._fitting(c for c in beside if _method(c) == method)
                 if fits and effect is Effect.TRAINING:
                     return (*self._offloading(), *self._options(fits))
                 if fits:
@@ -124,11 +126,8 @@ class _Neighbourhood:
         out."""
         if self._estimator.job.hardware.kind == "cpu":
             return ()  # whose host is where everything is anyway
-        ways = [
-            {"offload": offload, **step}
-            for offload in ("optimizer", "params")
-            for step in ({}, *self._lightest_steps())
-        ]
+        steps: list[dict[str, Value]] = [{}, {"checkpointing": "full"}, *self._lightest_steps()]
+        ways = [{"offload": offload, **step} for offload in ("optimizer", "params") for step in steps]
         self._grant_traces()
         fits = self._fitting(self._near(ways, Effect.EXACT))
         return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
@@ -212,12 +211,18 @@ class _Neighbourhood:
         return self._near(({**step, name: v} for name, v in moves for step in steps if name not in step), effect)
 
     def _lightest_steps(self) -> list[dict[str, Value]]:
-        """The smallest micro-batch with every layer recomputed, and with its inputs on the host, too. They leave the
-        training as it is."""
-        config = self._found.config
-        step: dict[str, Value] = {} if config["micro_batch"] == 1 else {"micro_batch": 1}
-        steps = [{**step, "checkpointing": checkpointing} for checkpointing in ("full", "offload")]
-        return [step for step in steps if step["checkpointing"] != config["checkpointing"]]
+        """The smallest micro-batch with every layer recomputed, and with its inputs on the host, too: what is lighter
+        of them. They leave the training as it is."""
+        wanted = ({"micro_batch": 1, "checkpointing": checkpointing} for checkpointing in ("full", "offload"))
+        present = self._present()
+        return [
+            {
+                a.name: values[a.name]
+                for a, now in present
+                if a.name in values and a.place(values[a.name]) < a.place(now)
+            }
+            for values in wanted
+        ]
 
     def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
         """The configs that differ in one value, except those that merely recompute more or launch more operations."""
@@ -308,6 +313,11 @@ class _Neighbourhood:
         own = self._estimator.job.hardware
         if own.kind != "cuda":
             return None
+        estimate = replace(
+            estimate,
+            device_bytes=estimate.device_bytes + self._words.beside(estimate.config),
+            memory_limit_bytes=self._whole_limit,
+        )
         if not estimate.likely_fits and replace(estimate, memory_limit_bytes=own.memory_bytes).likely_fits:
             return own.name
         bf16 = estimate.config.text("precision").startswith("bf16")

@@ -37,6 +37,7 @@ TRAINER_NAMES = (
     TrainerName(
         keys=("load_in_4bit", "qlora", "use_qlora"), target="method", values={"true": "qlora", "false": "lora"}
     ),
+    TrainerName(keys=("quantization_bit",), target="method", values={"4": "qlora"}),
     TrainerName(keys=("use_peft", "use_lora", "lora"), target="method", values={"true": "lora", "false": "full"}),
     TrainerName(keys=("adapter", "finetuning_type"), target="method", values={m: m for m in ("qlora", "lora", "full")}),
     TrainerName(keys=("lora_r", "r", "lora_rank"), target="rank"),
@@ -119,7 +120,9 @@ TRAINER_NAMES = (
     ),
     TrainerName(keys=("lora_dropout",), target="--lora-dropout"),
     TrainerName(keys=("global_batch", "global_batch_size"), target="--global-batch"),
-    TrainerName(keys=("num_processes", "num_gpus", "nproc_per_node"), target="--devices"),
+    TrainerName(keys=("num_processes", "num_gpus", "nproc_per_node", "devices"), target="--devices"),
+    TrainerName(keys=("per_device_eval_batch_size", "eval_batch_size", "eval_batch"), target="--eval-batch"),
+    TrainerName(keys=("memory_limit", "max_memory"), target="--memory-limit"),
     TrainerName(keys=("model", "model_name_or_path", "base_model"), target="--model"),
     TrainerName(keys=("seed",), target="--seed"),
 )

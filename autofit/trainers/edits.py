@@ -7,6 +7,7 @@ from typing import Any
 
 from autofit.core.lattice import Config
 from autofit.export.document import Task
+from autofit.export.trainer_arguments import LIGER_LAYERS
 from autofit.trainers.keys import known_keys
 from autofit.trainers.trainer import Trainer
 
@@ -161,14 +162,14 @@ def _without_idle(
 ) -> dict[KeyPath, Any]:
     """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
     writes alike before and after, which the user has in words of their own, and what it no longer writes."""
-    # Which of Liger's switches a model has is not known here.
-    whole = (
-        {"liger_kernel_config"} if isinstance(values.get("deepspeed"), dict) else {"liger_kernel_config", "deepspeed"}
-    )
+    whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
+    of_layers = {("liger_kernel_config", name) for name in LIGER_LAYERS}  # which a model has is not known here
     idle = [
         path
         for path, value in edits.items()
-        if path[0] not in whole and (path in doubtful or (value is False and not _has(values, path)))
+        if path[0] not in whole
+        and path not in of_layers
+        and (path in doubtful or (value is False and not _has(values, path)))
     ]
     for path in idle:
         fewer = {other: value for other, value in edits.items() if other != path}

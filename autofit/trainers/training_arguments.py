@@ -147,11 +147,12 @@ def liger(keys: Keys) -> dict[str, str]:
         return {"loss": "full"}
     chosen = keys.mapping("liger_kernel_config")
     on = {name: bool(chosen.get(name, True)) for name in ta.LIGER_LAYERS}
-    # A model has one of the two, and Liger takes no notice of the other.
     gated = {on.pop(name) for name in ("swiglu", "geglu")}
     every, none = all(on.values()) and True in gated, not any(on.values()) and False in gated
     if not every and not none:
         keys.count_not("liger_kernel_config", "less", "some of Liger's kernels in decoder layers without the others")
+    elif len(gated) > 1:
+        keys.count_not("liger_kernel_config", "unknown", "a model has swiglu or geglu, taken to be the one as the rest")
     fused = chosen.get("fused_linear_cross_entropy", True)
     return {"loss": "fused" if fused else "full", "kernels": "liger" if every else "torch"}
 

@@ -101,4 +101,4 @@ def _changes(found: Diagnosis) -> list[tuple[str, str]]:
         return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in found.remedies)]
     if found.fits:
         return [("faster with", "nothing near it that this file can say")]
-    return advice_rows(found.estimate) or [("to fit", "no one or two changes that this file can say are enough")]
+    return advice_rows(found.estimate) or [("to fit", "no small change that this file can say is enough")]

@@ -176,7 +176,7 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
             f"and the machine has {format_bytes(light.host_memory_bytes)}: {short(light.config)}"
         )
     elif light.fits:
-        said = f"no one or two changes are enough; {needs}, which {fit_text(light)}, is needed by {short(light.config)}"
+        said = f"no small change is enough; {short(light.config)} {fit_text(light)}, with {needs}"
     else:
         said = f"no change is enough; the lightest config needs {needs}"
         said += f", which {found.lightest.card} has" if found.lightest.card is not None else ""

@@ -117,7 +117,7 @@ def _reach(block: Block) -> int:
 
 
 class CachingAllocator:
-    """One device's allocator. `limit` is what the driver can give it; None for no limit."""
+    """One device's allocator. `limit` is what the driver can give it; None for no limit, as until it is `set_up`."""
 
     def __init__(
         self,
@@ -177,6 +177,15 @@ class CachingAllocator:
                 elif block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved -= block.size
+
+    def set_up(self, limit: int | None) -> None:
+        """As a trial does before its first step: the cache is emptied, and peaks start anew. A library that lacks the
+        memory to set up takes another way (`flatten_on_accelerator` of DeepSpeed), so that only now `limit` counts."""
+        self.empty_cache()
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+        self.limit = limit
+        if limit is not None and self.reserved > limit:
+            raise OutOfDeviceMemory(0, self.reserved)
 
     def _from_driver(self, pool: _Pool, size: int) -> Block:
         if self._exceeds(pool, size):

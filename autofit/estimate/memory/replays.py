@@ -39,7 +39,7 @@ def replay(
     again. Before each of those, the `others`' second steps run: the same step on shorter sequences. Raises
     `OutOfDeviceMemory`.
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped, release=release)
+    allocator = CachingAllocator(expandable_segments=expandable_segments, capped=capped, release=release)
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)
     events = list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
@@ -63,7 +63,7 @@ def replay(
                 allocator.release(own.pop(storage))
 
     run(0, line.setup)
-    allocator.empty_cache()  # as a trial does before its first step
+    allocator.set_up(limit)
     run(line.setup, len(events))
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.

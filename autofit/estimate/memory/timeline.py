@@ -61,7 +61,7 @@ class Timeline:
         """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
         evaluation."""
         there = PHASES if self.evaluation == len(totals) else ALL_PHASES
-        begin = self._ready
+        begin = self.ready
         phases, totals = self.phases[begin:], totals[begin:]
         return {phase: int(totals[phases == index].max(initial=0)) for index, phase in enumerate(there)}
 
@@ -70,14 +70,14 @@ class Timeline:
         return self._fullest >= self.evaluation
 
     @property
-    def _ready(self) -> int:
+    def ready(self) -> int:
         """The event after which all is there that precedes the first step."""
         return max(self.setup - 1, 0)
 
     @property
     def _fullest(self) -> int:
         """The event at which most bytes are in use."""
-        return self._ready + int(self.totals[self._ready :].argmax())
+        return self.ready + int(self.totals[self.ready :].argmax())
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""

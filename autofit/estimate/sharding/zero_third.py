@@ -77,7 +77,7 @@ class ZeroThree(Zero):
             place, events = edit.before_update(stage)
             passing: list[int] = []
             for sizes in ([self.masters * b for b in trained], [b // self.width for b in trained]):
-                passing += edit.allocate(sizes, place, shares=self.ranks, events=events)
+                passing += edit.allocate(sizes, place, shares=self.ranks, stream=self._stream, events=events)
             edit.free(events, passing)
 
     def _persists(self, storage: Storage) -> bool:

@@ -74,7 +74,7 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
     if of_heap:
         levels["fragmentation"] = heap.resident(line) - line.totals
     totals = np.stack(list(levels.values())).sum(axis=0)
-    peak = int(totals.argmax())
+    peak = line.ready + int(totals[line.ready :].argmax())
     levels = {name: level + found.breakdown[name] - level[peak] for name, level in levels.items()}
     first, end = _step_with(peak, line)
     drawn = _highest(totals[first:end])
@@ -88,13 +88,10 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
 
 
 def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
-    """The first event of the step, or of the evaluation, with the event `peak`, and one past its last. Loading the
-    weights, before the first step, is not part of it."""
-    from autofit.estimate.memory.memory_trace import Category
-
+    """The first event of the step, or of the evaluation, with the event `peak`, and one past its last. What precedes
+    the first step, such as loading the weights, is not part of it."""
     updating = line.phases == ALL_PHASES.index("optimizer")
-    start = max(int(np.argmax(line.categories != Category.WEIGHTS)) - 1, 0)
-    edges = [start, *(np.flatnonzero(updating[:-1] & ~updating[1:]) + 1).tolist(), len(line.sizes)]
+    edges = [line.ready, *(np.flatnonzero(updating[:-1] & ~updating[1:]) + 1).tolist(), len(line.sizes)]
     return next((a, b) for a, b in itertools.pairwise(edges) if peak < b)
 
 

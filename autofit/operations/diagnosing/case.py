@@ -10,7 +10,7 @@ from typing import Any
 from autofit.catalog.models import Model, load, shape
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
-from autofit.core.outcome import EVALUATION
+from autofit.core.outcome import EVALUATION, PHASES
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
@@ -152,7 +152,7 @@ class Case(Words):
 
     def _evaluation_fits(self, found: Estimate) -> bool:
         """Whether what evaluation alone takes is within the limit, with room for what predictions are off."""
-        beside = found.breakdown["context"] + self._extra + self._missed
+        beside = found.breakdown["context"] + self._extra
         return found.phase_peaks[EVALUATION] * (1.0 + ROOM) + beside <= self.estimation.memory_limit_bytes
 
     def _if(self, key: str, value: Any, effect: Effect) -> Case:
@@ -168,9 +168,11 @@ class Case(Words):
         """By how many bytes the tensors of the run that failed needed more than is predicted of them: at least what was
         in use and was asked for."""
         needed = None if self._user.failure is None else self._user.failure.needed_bytes
-        if needed is None:
-            return 0
-        return max(0, needed - self.estimation.estimate().peak_allocated_bytes - self._extra)
+        return 0 if needed is None else max(0, needed - self._of_a_step(self.estimation.estimate()))
+
+    def _of_a_step(self, found: Estimate) -> int:
+        """The tensors' bytes at the peak of a step, without evaluation."""
+        return max(found.phase_peaks[phase] for phase in PHASES) + self._extra
 
     def _estimated(self, report: Callable[[int], None]) -> Estimate:
         """The config's estimate within what its weights' format leaves, with changes that help."""
@@ -257,8 +259,7 @@ class Case(Words):
         if found.lightest is None:
             return None
         run = self._runs[found.lightest.estimate.config]
-        card = found.lightest.card if not extra_bytes(run, self.estimation.job.model) else None
-        return Lightest(estimate=self._whole(found.lightest.estimate, run), card=card)
+        return replace(found.lightest, estimate=self._whole(found.lightest.estimate, run))
 
     def _also(self) -> Iterator[str]:
         """What the user can say beside a file that has no words for it."""
@@ -285,12 +286,15 @@ class Case(Words):
             return
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
-        expected = found.peak_allocated_bytes + self._extra
+        expected = self._of_a_step(found)
         if self._missed:
             needed, missed = format_bytes(expected + self._missed), format_bytes(self._missed)
             ask = ": is the error of this run?" if self._missed > DOUBTFUL * expected else ""
             yield f"the error shows {needed}, where this file should take {format_bytes(expected)}{ask}"
             yield f"those {missed} more are counted in every figure here, as temporaries"
+        elif failure.allocated_bytes is not None and failure.allocated_bytes > (1 + DOUBTFUL) * expected:
+            held = format_bytes(failure.allocated_bytes)
+            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
 
     def said(self, config: Config) -> Config | None:
         """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it

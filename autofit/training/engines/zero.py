@@ -44,11 +44,14 @@ def deepspeed(plan: BuildPlan) -> Any:
 
 
 def _ask_the_driver_itself(accelerator: Any) -> None:
-    """Let DeepSpeed ask CUDA how much memory is free. It asks NVML for the device whose number CUDA_VISIBLE_DEVICES
-    gives, and fails in stages 1 and 2 if that is a UUID, as in every trial (`cuda_accelerator.py`, 0.19)."""
+    """Let DeepSpeed ask CUDA how much memory is free, of what a memory limit leaves. It asks NVML for the device whose
+    number CUDA_VISIBLE_DEVICES gives, and fails in stages 1 and 2 if that is a UUID, as in every trial
+    (`cuda_accelerator.py`, 0.19)."""
 
     def available_memory(device_index: int | None = None) -> int:
-        return torch.cuda.mem_get_info(device_index)[0]
+        free, total = torch.cuda.mem_get_info(device_index)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(device_index))
+        return min(free, allowed - torch.cuda.memory_reserved(device_index))
 
     accelerator.available_memory = available_memory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -56,6 +57,19 @@ def test_cublas_takes_a_workspace_after_the_weights_and_one_at_the_first_product
     assert reserved(weights, *forward) == 10 + 32 + 12
     assert reserved(weights, *forward, *backward) == 10 + 32 + 12 + 32 + 14
     assert reserved(weights, *forward, *backward, *again) == 10 + 32 + 12 + 32 + 14, "both threads have theirs"
+
+
+def test_peaks_are_those_of_the_steps_and_not_of_the_set_up() -> None:
+    """The set-up may take more, without counting; the hole that it leaves below the weights does."""
+    set_up = (event(0, 40), event(1, 40, of=WEIGHTS), event(0, -40))
+    of_all = replace(line(*set_up, event(2, 12), event(3, 30), event(3, -30)), setup=3)
+    assert of_all.peak() == (40 + 12 + 30) * MIB and of_all.phase_peaks()["forward"] == of_all.peak()
+    for expandable, limit in itertools.product((True, False), (None, 140 * MIB)):
+        held = replay(of_all, WORKSPACE, expandable_segments=expandable, limit=limit)
+        assert held.peak_allocated == of_all.peak() + WORKSPACE
+        assert held.peak_reserved >= held.peak_allocated
+    with pytest.raises(OutOfDeviceMemory):
+        replay(of_all, WORKSPACE, limit=20 * MIB)
 
 
 def test_a_workspace_stays() -> None:

@@ -1,4 +1,4 @@
-"""Configs recorded on emulated cards that were once predicted 4 to 12 % off: where gradients come to lie twice."""
+"""Configs recorded on emulated cards, of kinds that were once predicted 4 to 12 % off: where gradients lie twice."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ TIED = {"precision": "fp32", "loss": "chunked", "checkpointing": "every-2"}
 @pytest.mark.parametrize(
     ("folder", "card", "model", "config"),
     [
-        (ZERO, "h100-80g", "llama-3.1-8b", {"sharding": "zero1", "precision": "bf16"}),
-        (ZERO, "h100-80g", "llama-3.1-8b", {"sharding": "zero2", "precision": "bf16"}),
-        (ZERO, "a100-40g", "smollm2-360m", {"sharding": "zero2", "precision": "fp32"}),
-        (ZERO, "a100-40g", "pythia-160m", {"sharding": "zero2", "precision": "fp16-mixed"}),
+        (ZERO, "h100-80g", "smollm2-360m", {"sharding": "zero1", "precision": "fp32"}),
+        (ZERO, "h100-80g", "smollm2-360m", {"sharding": "zero2", "precision": "fp32"}),
+        (ZERO, "h100-80g", "qwen2.5-1.5b", {"sharding": "zero1", "precision": "bf16-mixed"}),
+        (ZERO, "h100-80g", "qwen2.5-1.5b", {"sharding": "zero2", "precision": "bf16-mixed"}),
+        (ZERO, "a100-40g", "qwen3-4b", {"sharding": "zero2", "precision": "fp16-mixed"}),
         ("emulated", "h200", "llama-3.2-1b", TIED),
     ],
 )

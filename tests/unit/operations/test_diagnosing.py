@@ -176,7 +176,7 @@ def test_what_runs_out_of_memory_in_its_evaluation_is_told_to_evaluate_fewer(tmp
     """Training one sequence at a time fits, evaluating 8, the default, does not."""
     path = tmp_path / "sft.yaml"
     path.write_text(FACTORY)
-    found = diagnosed(path, model="smollm2-135m", memory_limit="12GiB")
+    found = diagnosed(path, model="smollm2-135m", memory_limit="6GiB")
     assert not found.fits and found.estimate.peak_phase == "evaluation"
     assert max(size for phase, size in found.estimate.phase_peaks.items() if phase != "evaluation") < 5 * GIB
     assert "per_device_eval_batch_size is 8 unless it is set" in found.run.assumed

@@ -252,8 +252,9 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
     full = card("a100-40g").memory_bytes
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.995 * full))) == "a40"
     assert near._card(replace(predicted(HEAVY), device_bytes=int(0.8 * full))) == "a100-40g"
-    limited = replace(predicted(HEAVY), device_bytes=int(0.8 * full), memory_limit_bytes=2 * GIB)
-    assert near._card(limited) == near._estimator.job.hardware.name, "it is the limit that lacks memory"
+    limited = neighbourhood(predicted(HEAVY, 2 * GIB))
+    named = limited._card(replace(predicted(HEAVY, 2 * GIB), device_bytes=int(0.8 * full)))
+    assert named == "h100-80g" == limited._estimator.job.hardware.name, "it is the limit that lacks memory"
 
 
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
