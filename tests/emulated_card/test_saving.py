@@ -98,7 +98,9 @@ def saved(home: Path, folder: Path, model: dict[str, Any], method: str, sharding
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, "-W", "ignore", *launcher, str(folder / "train.py")]
     with Machine(home, *["a10g"] * ranks) as machine:
-        environment = {**os.environ, **machine.environment, "SAVED": str(folder / "saved"), "OMP_NUM_THREADS": "1"}
+        # Another test may have told DeepSpeed to run on the processor.
+        own = {"SAVED": str(folder / "saved"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cuda"}
+        environment = {**os.environ, **machine.environment, **own}
         words = [*command, str(folder / "model"), method, sharding]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"part"')]
