@@ -33,8 +33,8 @@ ROOM = 0.08
 """What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
 is then judged as every other."""
 DOUBTFUL = 0.15
-"""Predictions are off by less than this share, as far as recorded (benchmarks/README.md): an error that shows more may
-be another run's."""
+"""Share of the prediction: an error that shows more beyond it may be another run's. A guess, above what emulated cards
+have shown predictions to be off by (12 %, benchmarks/README.md)."""
 _BEYOND = {
     "all": "the frozen weights are loaded in fp32, which takes",
     "outside": "embeddings, norms and the head are loaded in fp32, which takes",
