@@ -104,8 +104,9 @@ class _Neighbourhood:
 
     def that_fit(self) -> tuple[Change, ...]:
         """The most faithful changes that are likely to make it fit: of one value or two, else of one value beside the
-        lightest step. Where they train something else, first the fastest that offloads instead, if any is likely to
-        fit."""
+        lightest step. What merely moves states or weights to the host may take many times as long: where nothing else
+        trains exactly the same, it comes first, before what keeps them where they are."""
+        moved: list[Estimate] = []
         for effect in Effect:
             near = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
             beside: list[Config] | None = None
@@ -115,11 +116,17 @@ class _Neighbourhood:
                 if not fits:
                     beside = self._beside_the_lightest_step(effect) if beside is None else beside
                     fits = self._fitting(c for c in beside if _method(c) == method)
-                if fits and effect is Effect.TRAINING:
-                    return (*self._offloading(), *self._options(fits))
-                if fits:
-                    return self._options(fits)
-        return self._offloading()
+                staying = [fit for fit in fits if fit.config["offload"] == self._found.config["offload"]]
+                if staying:
+                    first = self._same_training(moved) if moved or effect is not Effect.TRAINING else self._offloading()
+                    return (*first, *self._options(staying))
+                if effect is Effect.EXACT:
+                    moved += fits
+        return self._options(moved) if moved else self._offloading()
+
+    def _same_training(self, fits: list[Estimate]) -> tuple[Change, ...]:
+        """The fastest of some that train exactly the same, if there are any."""
+        return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
 
     def _offloading(self) -> tuple[Change, ...]:
         """The fastest change that moves states or weights to the host, which the default space of one card leaves
@@ -129,8 +136,7 @@ class _Neighbourhood:
         steps: list[dict[str, Value]] = [{}, {"checkpointing": "full"}, *self._lightest_steps()]
         ways = [{"offload": offload, **step} for offload in ("optimizer", "params") for step in steps]
         self._grant_traces()
-        fits = self._fitting(self._near(ways, Effect.EXACT))
-        return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
+        return self._same_training(self._fitting(self._near(ways, Effect.EXACT)))
 
     def faster(self) -> tuple[Change, ...]:
         """Changes that are likely to fit and gain enough, exact ones, else those in numerics: single ones, and those

@@ -9,7 +9,7 @@ from autofit.core.lattice import Config
 from autofit.export.document import Task
 from autofit.export.trainer_arguments import LIGER_LAYERS
 from autofit.trainers.keys import known_keys
-from autofit.trainers.trainer import Trainer
+from autofit.trainers.trainer import TrainerFiles
 
 KeyPath = tuple[str, ...]
 """A key, and the keys within it."""
@@ -21,7 +21,7 @@ _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
 
 
 def edits_for(
-    trainer: Trainer,
+    trainer: TrainerFiles,
     values: Mapping[str, Any],
     before: Task,
     after: Task,
@@ -57,7 +57,7 @@ def edits_for(
 
 
 def _edits(
-    trainer: Trainer,
+    trainer: TrainerFiles,
     values: Mapping[str, Any],
     then: Mapping[KeyPath, tuple[str, Any]],
     now: Mapping[KeyPath, tuple[str, Any]],
@@ -97,7 +97,7 @@ def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     return made
 
 
-def _written(trainer: Trainer, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
+def _written(trainer: TrainerFiles, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
     """What the export writes: each key, as the user spells it, with its axis and value."""
     found: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
@@ -107,7 +107,7 @@ def _written(trainer: Trainer, task: Task, values: Mapping[str, Any]) -> dict[Ke
     return found
 
 
-def _spelled(trainer: Trainer, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
+def _spelled(trainer: TrainerFiles, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
     """A key by the name that the user's version of the trainer has for it."""
     alias = trainer.aliases.get(path[0])
     if alias is not None and (alias in values or alias.removesuffix("_kwargs") in values):

@@ -38,7 +38,7 @@ MOST_CONTEXT_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory(Document):
+class ReportedOutOfMemory(Document):
     """What an error's text says; None for what it does not say."""
 
     requested_bytes: int | None
@@ -110,7 +110,7 @@ _MEANING = {
 }
 
 
-def read_traceback(text: str) -> OutOfMemory:
+def read_traceback(text: str) -> ReportedOutOfMemory:
     """Raises `UsageError` for text in which no memory has run out."""
     flat = " ".join(text.split())
     on_device = _ON_DEVICE.search(flat) is not None
@@ -123,7 +123,7 @@ def read_traceback(text: str) -> OutOfMemory:
     allocated, unallocated = found["allocated"], found["unallocated"]
     if unallocated is None and found["reserved"] is not None and allocated is not None:
         unallocated = max(0, found["reserved"] - allocated)
-    return OutOfMemory(
+    return ReportedOutOfMemory(
         requested_bytes=found["requested"],
         capacity_bytes=found["capacity"],
         free_bytes=found["free"],

@@ -15,7 +15,7 @@ from autofit.trainers.run import Run, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class TrainerFiles:
     """One trainer: how its file is read, and how it says a config."""
 
     name: str
@@ -42,10 +42,10 @@ class Trainer:
         )
 
 
-READERS: Mapping[str, Trainer] = {
+READERS: Mapping[str, TrainerFiles] = {
     trainer.name: trainer
     for trainer in (
-        Trainer(
+        TrainerFiles(
             name="axolotl",
             model_key="base_model",
             reader=axolotl.read,
@@ -57,14 +57,14 @@ READERS: Mapping[str, Trainer] = {
                 "precision": ("bfloat16", "float16"),
             },
         ),
-        Trainer(
+        TrainerFiles(
             name="llamafactory",
             model_key="model_name_or_path",
             reader=llamafactory.read,
             table=llamafactory_format.TABLE,
             other_spellings={**dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)), "optimizer": ("adafactor",)},
         ),
-        Trainer(
+        TrainerFiles(
             name="trl",
             model_key="model_name_or_path",
             reader=trl.read,
@@ -72,7 +72,7 @@ READERS: Mapping[str, Trainer] = {
             other_spellings={"optimizer": ("adafactor",)},
             aliases={"dtype": "torch_dtype", **training_arguments.ALIASES},
         ),
-        Trainer(
+        TrainerFiles(
             name="transformers",
             model_key=None,
             reader=training_arguments.read,
@@ -101,14 +101,14 @@ OTHERS: Mapping[str, str] = {
 """What a file is that has one of these keys and is no trainer's."""
 
 
-def trainer_named(name: str) -> Trainer:
+def trainer_named(name: str) -> TrainerFiles:
     """Raises `UsageError` for a name that is none."""
     if name.lower() not in READERS:
         raise unknown("trainer", name, READERS)
     return READERS[name.lower()]
 
 
-def recognised(values: Mapping[str, Any]) -> Trainer:
+def recognised(values: Mapping[str, Any]) -> TrainerFiles:
     """The trainer that a file is of, by the keys that only one has. Raises `UsageError` where that is not sure."""
     for key, what in OTHERS.items():
         parent, _, inner = key.partition(".")
@@ -129,7 +129,7 @@ def recognised(values: Mapping[str, Any]) -> Trainer:
     return READERS[candidates[0]]
 
 
-def _own_keys(trainer: Trainer) -> frozenset[str]:
+def _own_keys(trainer: TrainerFiles) -> frozenset[str]:
     """The keys that no other trainer has."""
     others = [known_keys(other).all for other in READERS if other != trainer.name]
     return known_keys(trainer.name).all - frozenset[str]().union(*others) | {trainer.model_key or ""}

@@ -89,5 +89,5 @@ async def look(store: Store, work: Callable[[], T]) -> T:
 def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
-    key = find_hardware(hardware, store).key
+    key = find_hardware(hardware, store, asked).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))

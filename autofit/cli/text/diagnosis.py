@@ -10,7 +10,7 @@ from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
-    from autofit.trainers.out_of_memory import OutOfMemory
+    from autofit.trainers.out_of_memory import ReportedOutOfMemory
 
 EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
 """What is said of each effect of what no estimate covers."""
@@ -59,7 +59,7 @@ def _edit_text(remedy: Remedy) -> str:
     return "set " + ", ".join(f"without {key}" if value is None else f"{key}: {value}" for key, value in settings)
 
 
-def failure_text(failure: OutOfMemory) -> str:
+def failure_text(failure: ReportedOutOfMemory) -> str:
     """What an error's text says, and what that means."""
     sizes = {
         "asked for": failure.requested_bytes,

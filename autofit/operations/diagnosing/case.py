@@ -27,7 +27,7 @@ from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import Trainer
+from autofit.trainers.trainer import TrainerFiles
 
 ROOM = 0.08
 """What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
@@ -51,7 +51,7 @@ class Case(Words):
     def __init__(
         self,
         file: SourceFile,
-        trainer: Trainer,
+        trainer: TrainerFiles,
         user: DiagnosisRequest,
         where: Where,
         *,

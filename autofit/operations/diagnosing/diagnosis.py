@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.estimate.estimate import Change, Estimate
 from autofit.planning.requests import WorkloadOptions
-from autofit.trainers.out_of_memory import OutOfMemory
+from autofit.trainers.out_of_memory import ReportedOutOfMemory
 from autofit.trainers.run import Run
 
 
@@ -37,7 +37,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
     """How the card was found, and what else explains the answer; one sentence each."""
-    failure: OutOfMemory | None = None
+    failure: ReportedOutOfMemory | None = None
     emulated: str | None = None
     """Set where the card only emulates the bf16 that the file asks for: `run`, `estimate` and changes are then of the
     file with fp16 in its place, and each of the changes makes that one, too."""
@@ -78,5 +78,5 @@ class DiagnosisRequest:
     memory_limit_bytes: int | None = None
     also: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Axes that the file does not decide, or that the user knows better."""
-    failure: OutOfMemory | None = None
+    failure: ReportedOutOfMemory | None = None
     """The error that the run ended with."""

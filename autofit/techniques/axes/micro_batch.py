@@ -22,8 +22,10 @@ class MicroBatch(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         size, batch = config.number("micro_batch"), job.workload.batch_per_device
         if batch % size:
+            possible = sorted((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: abs(d - size))[:2]
             return (
-                f"micro_batch {size} does not divide the {batch} sequences of a step on one device (see --global-batch)"
+                f"micro_batch {size} does not divide the {batch} sequences of a step on one device (see "
+                f"--global-batch): {' or '.join(map(str, sorted(possible)))} does"
             )
         return None
 

@@ -232,6 +232,7 @@ def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch
         refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
         assert refused.status_code == 404, "an export states what was measured"
         assert "nothing has been measured on rtx-4090" in refused.json()["detail"]
+        assert "run autofit search --model" in refused.json()["detail"]
     both = client.get("/v1/recommendation", params={**WORKLOAD, "provenance": "predicted", "format": "trl"})
     assert (both.status_code, "leave provenance=predicted out" in both.json()["detail"]) == (400, True)
     assert client.get("/v1/recommendation", params=WORKLOAD).json()["provenance"] == "measured"

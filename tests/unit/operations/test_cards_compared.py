@@ -119,7 +119,11 @@ def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
     ("global_batch", "micro_batch", "reason"),
     [
         (3, 1, "global-batch 3 is not a multiple of 2 devices"),
-        (4, 4, "micro_batch 4 does not divide the 2 sequences of a step on one device (see --global-batch)"),
+        (
+            4,
+            4,
+            "micro_batch 4 does not divide the 2 sequences of a step on one device (see --global-batch): 1 or 2 does",
+        ),
         (4, 1, None),
     ],
 )

@@ -202,6 +202,28 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
     assert others and {change.effect for change in others} == {Effect.TRAINING}
 
 
+def test_what_rounds_otherwise_is_told_of_where_the_same_training_would_need_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
+    near = {Effect.EXACT: [heavy.replace(offload="params")], Effect.NUMERICS: [heavy.replace(precision="bf16")]}
+    first, *others = changes_among(near, heavy, monkeypatch)
+    assert first.roles == ("same training",) and first.values == {"offload": "params"}
+    assert [change.values for change in others] == [{"precision": "bf16"}]
+    (alone,) = changes_among({Effect.EXACT: near[Effect.EXACT]}, heavy, monkeypatch)
+    assert alone.values == {"offload": "params"} and set(alone.roles) == {"smallest", "fastest", "safest"}
+
+
+def changes_among(
+    near: dict[Effect, list[Config]], heavy: Config, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Change, ...]:
+    """The changes to `heavy`, which does not fit, where no other configs are near."""
+    found = neighbourhood(predicted(heavy))
+    monkeypatch.setattr(found, "_lighter", lambda effect, changes: near.get(effect, []))
+    monkeypatch.setattr(found, "_beside_the_lightest_step", lambda effect: [])
+    return found.that_fit()
+
+
 def test_what_other_weights_take_is_counted_for_each_change() -> None:
     """They leave with the method that has them, as fp32 weights do when they are quantised."""
     lora = config("method=lora,precision=bf16-mixed,micro_batch=1,checkpointing=full,loss=chunked")

@@ -22,7 +22,7 @@ from autofit.trainers.edits import REMOVED, applied, edits_for
 from autofit.trainers.run import Run, Where
 from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import READERS, Trainer
+from autofit.trainers.trainer import READERS, TrainerFiles
 from autofit.trainers.yaml_text import edited_text
 
 SMALL = "smollm2-135m"
@@ -50,7 +50,7 @@ def neighbours(run: Run) -> Iterator[Config]:
                     yield complete(changed)
 
 
-def said(trainer: Trainer, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
+def said(trainer: TrainerFiles, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
     """The edits for a config, with what the file asks for then; None if there are none."""
     task = task_of(run)
     try:

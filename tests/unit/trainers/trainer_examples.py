@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from autofit.trainers.run import Run, Where
-from autofit.trainers.trainer import READERS, Trainer
+from autofit.trainers.trainer import READERS, TrainerFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Example:
         return {**self.keys, **dict.fromkeys(self.others)}
 
     @property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> TrainerFiles:
         return READERS[self.asks["trainer"]]
 
     @property
