@@ -287,14 +287,10 @@ class StepWork:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
-        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with transfers in
-        seconds."""
-        if data is None or "amounts" not in data:
+        """The inverse of `to_json`; None for work that an earlier version counted in other kinds."""
+        if data is None or "amounts" not in data or data.keys() - {f.name for f in fields(cls)}:
             return None
-        in_seconds = {name: data[name] for name in ("moved_bytes", "beside_seconds", "waiting_seconds") if name in data}
-        if any(in_seconds.values()):
-            return None
-        return cls(**{name: value for name, value in data.items() if name not in in_seconds})
+        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

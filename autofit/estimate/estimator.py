@@ -14,7 +14,6 @@ from autofit.core.outcome import StepWork
 from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.garbage import without_collections
 from autofit.estimate.kernels.column_sums import blocks_at_a_time
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
@@ -32,6 +31,7 @@ from autofit.estimate.time.transfers import amounts as transferred
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
+from autofit.estimate.warm import without_collections
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import keeps_apart, micro_batches, packs
 from autofit.techniques.axes.checkpointing import interval
@@ -98,6 +98,7 @@ class Estimator:
         """What was seen to be fragmented, by what it takes to be alike."""
         self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None, bool]] = {}
 
+    @without_collections()
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
 

@@ -8,7 +8,7 @@ import importlib.util
 import warnings
 from contextlib import nullcontext
 
-from autofit.estimate.garbage import without_collections
+from autofit.estimate.warm import without_collections
 from autofit.training.postponed import import_postponed
 
 NEEDED = ("autofit.estimate.estimator", "torch._dynamo", "transformers.modeling_utils", "peft", "bitsandbytes")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
 
@@ -45,3 +48,15 @@ def context() -> ForkServerContext:
     found = _Context()
     found.set_forkserver_preload(["autofit.estimate.preloaded"])
     return found
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Suspend garbage collection: scanning again and again what imports and traces hold takes much of their time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -21,11 +21,10 @@ from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
 from autofit.store import attempts, contexts, ranking, repeats
 from autofit.store.access import Access
+from autofit.store.caches import Estimates, Probes
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database
-from autofit.store.estimates import Estimates
-from autofit.store.probes import Probes
 from autofit.store.rows import Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -52,7 +53,11 @@ KUBECTL = shutil.which("kubectl", path=os.pathsep.join([BESIDE_PYTHON, os.enviro
 @functools.cache
 def render(variant: str) -> tuple[Object, ...]:
     """What is applied."""
-    done = subprocess.run([KUBECTL, "kustomize", str(K8S / variant)], capture_output=True, text=True)
+    return kustomized(K8S / variant)
+
+
+def kustomized(folder: Path) -> tuple[Object, ...]:
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "kustomize warns of what it will refuse one day"
     return tuple(yaml.safe_load_all(done.stdout))
@@ -118,11 +123,10 @@ def all_containers(objects: tuple[Object, ...]) -> Iterator[Object]:
 
 def selects(selector: Object, template: Object) -> bool:
     labels = template["metadata"]["labels"]
-    plain = selector.get("matchLabels", selector)
-    expressions = selector.get("matchExpressions", [])
-    assert all(e["operator"] == "In" for e in expressions)
+    plain = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
     return all(labels.get(k) == v for k, v in plain.items()) and all(
-        labels.get(e["key"]) in e["values"] for e in expressions
+        {"In": labels.get(e["key"]) in e["values"], "NotIn": labels.get(e["key"]) not in e["values"]}[e["operator"]]
+        for e in selector.get("matchExpressions", [])
     )
 
 
@@ -205,13 +209,13 @@ def test_pods_meet_the_restricted_standard(objects: tuple[Object, ...]) -> None:
             assert not {"privileged", "runAsUser", "runAsNonRoot"} & set(own)
 
 
-def test_servers_have_a_read_only_root_and_room_for_scratch(objects: tuple[Object, ...]) -> None:
-    for component in ("api", "store"):
-        for container in containers(templates(objects)[component]):
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    for container in containers(templates(objects)["api"]):
-        if container["image"].startswith("autofit"):
-            assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tmp", "/home/autofit"}
+def test_roots_are_read_only_with_room_for_scratch(objects: tuple[Object, ...]) -> None:
+    for component, template in templates(objects).items():
+        for container in containers(template):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, (component, container["name"])
+    for component in {"api", "ray-head", "ray-worker"} & templates(objects).keys():
+        for container in templates(objects)[component]["spec"]["containers"]:
+            assert {"/tmp", "/home/autofit"} <= {m["mountPath"] for m in container["volumeMounts"]}
 
 
 def test_containers_say_what_they_need(objects: tuple[Object, ...]) -> None:
@@ -378,16 +382,21 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     assert mount["name"] not in {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
 
 
+@functools.cache
+def with_component(component: str) -> tuple[Object, ...]:
+    """What is applied by an overlay that adds the component to that of the H100."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(K8S, Path(folder, "k8s"))
+        overlay = Path(folder, "k8s", "overlays", "own")
+        overlay.mkdir()
+        named = {"resources": ["../h100"], "components": [f"../../components/{component}"]}
+        (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
+        return kustomized(overlay)
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_components_render(component: str, tmp_path: Path) -> None:
-    shutil.copytree(K8S, tmp_path / "k8s")
-    overlay = tmp_path / "k8s" / "overlays" / "own"
-    overlay.mkdir()
-    named = {"resources": ["../h100"], "components": [f"../../components/{component}"]}
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
-    done = subprocess.run([KUBECTL, "kustomize", str(overlay)], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    made = tuple(yaml.safe_load_all(done.stdout))
+def test_components_render(component: str) -> None:
+    made = with_component(component)
     if component == "kueue":
         (queue,) = of_kind(made, "LocalQueue")
         assert ray_job(made)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
@@ -518,6 +527,19 @@ def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], 
     assert protected == ({"store"} if policy == "autofit-store" else {"ray-head", "ray-worker"})
     sources = [peer for rule in spec["ingress"] for peer in rule["from"] if "namespaceSelector" not in peer]
     assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed & set(pods)
+
+
+def test_only_who_needs_it_reaches_anything_outside(objects: tuple[Object, ...]) -> None:
+    """The store begins no connection, trials none beyond Ray; who opens the store may use one elsewhere."""
+    leaving: dict[str, set[int]] = {}
+    for component, template in templates(objects).items():
+        own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
+        rules = [rule for spec in own if "Egress" in spec["policyTypes"] for rule in spec.get("egress", [])]
+        assert any("Egress" in spec["policyTypes"] for spec in own), f"{component} may reach anything"
+        leaving[component] = {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+    outside = {53, 443, 6443, 5432}
+    allowed = {"store": set(), "api": outside, "ray-head": outside, "ray-worker": {53}, "ray-submitter": {53}}
+    assert leaving == {component: allowed[component] for component in leaving}
 
 
 def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from autofit.core.device.hardware import Hardware
@@ -22,10 +22,6 @@ THROTTLE_WORDS = {
     0x80: "power brake",
 }
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
-_UNREAD = frozenset(
-    ("held_periods", "frequency_mhz", "memory_clock_mhz", "memory_clock_max_mhz", "power_watts", "temperature_celsius")
-)
-"""Fields that states once had, and that nothing read."""
 
 
 class _State(Document):
@@ -33,8 +29,9 @@ class _State(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`, of older states too."""
-        return read(cls, {name: value for name, value in data.items() if name not in _UNREAD})
+        """The inverse of `to_json`, also of older states, which had fields that nothing read."""
+        known = {field.name for field in fields(cls)}
+        return read(cls, {name: value for name, value in data.items() if name in known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +142,6 @@ class DeviceState(Document):
     set_aside: str | None = None
     """Why the device is not what it is called: it is clearly slower than others of its type
     (`workers.slots.comparing`); None for one that is as fast, or was not compared."""
-
-    def to_json(self) -> dict[str, Any]:
-        """`set_aside` is said only where it is so: earlier versions do not read it."""
-        said = super(DeviceState, self).to_json()
-        return {name: value for name, value in said.items() if name != "set_aside" or value is not None}
 
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What

@@ -1,0 +1,75 @@
+"""What can be had again at the price of time: estimates and probes. Their tables may be emptied at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from autofit.core.device.probe import PROBE_VERSION, Probe
+from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
+from autofit.store.rows import precise_now, put
+from autofit.store.tables import Body, EstimateRow, ProbeRow
+
+
+class Estimates:
+    """Estimates by keys that cover everything they depend on, each as the JSON object that was kept."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def known(self, keys: Iterable[str]) -> dict[str, Body]:
+        """Those with these keys that are here, by key."""
+        asked = list(dict.fromkeys(keys))
+
+        def work(connection: Connection) -> dict[str, Body]:
+            found: dict[str, Body] = {}
+            for start in range(0, len(asked), ROWS_AT_ONCE):
+                part = EstimateRow.key.in_(asked[start : start + ROWS_AT_ONCE])
+                for key, body in connection.execute(select(EstimateRow.key, EstimateRow.estimate).where(part)):
+                    found[key] = body
+            return found
+
+        return self._database.fetch(work)
+
+    def keep(self, estimates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keeps estimates by key, in place of those that have the same keys; raises `ValueError` if one holds NaN or
+        infinity."""
+        bodies = {key: dict(body) for key, body in estimates.items()}
+        to_text(list(bodies.values()))
+        recorded_at = precise_now()
+        # In the same order for every writer, so that no two deadlock.
+        rows = [{"key": key, "estimate": bodies[key], "recorded_at": recorded_at} for key in sorted(bodies)]
+        if rows:
+            self._database.commit(lambda c: put(c, EstimateRow, rows))
+
+
+class Probes:
+    """The measured rates of devices, one probe for each hardware, stack and model's shapes: the newest."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
+        """The probe of this hardware and stack for models of these shapes or, if there is none, the latest whatever its
+        shapes. None of another `PROBE_VERSION`."""
+        query = select(ProbeRow.body).where(ProbeRow.hardware_key == hardware_key, ProbeRow.stack_key == stack_key)
+        newest_first = query.order_by(ProbeRow.recorded_at.desc())
+        bodies = self._database.fetch(lambda c: c.scalars(newest_first).all())
+        latest = [body for body in bodies if body.get("version") == PROBE_VERSION]
+        best = next((body for body in latest if body["shapes_key"] == shapes_key), next(iter(latest), None))
+        return None if best is None else Probe.from_json(best)
+
+    def keep(self, probe: Probe) -> None:
+        """Keeps a probe in place of one of the same keys; raises `ValueError` if it holds NaN or infinity."""
+        body = probe.to_json()
+        to_text(body)
+        row = {
+            "hardware_key": probe.hardware.key,
+            "stack_key": probe.stack.key,
+            "shapes_key": probe.shapes_key,
+            "body": body,
+            "recorded_at": probe.recorded_at,
+        }
+        self._database.commit(lambda c: put(c, ProbeRow, [row]))
