@@ -30,7 +30,7 @@ class _State(Document):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`, also of older states, which had fields that nothing read."""
-        known = {field.name for field in fields(cls)}
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # each is a dataclass
         return read(cls, {name: value for name, value in data.items() if name in known})
 
 
