@@ -96,8 +96,7 @@ def test_a_budget_is_kept_at_the_micro_batch_and_rank_of_the_config() -> None:
         assert kept < 0.5 * whole
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("micro_batch", [1, BATCH])
+@pytest.mark.parametrize(("precision", "micro_batch"), [("bf16", 1), ("fp32", BATCH)])
 def test_a_card_is_predicted_to_keep_what_it_would_of_a_trace_at_the_configs_own_sizes(
     monkeypatch: pytest.MonkeyPatch, precision: str, micro_batch: int
 ) -> None:
