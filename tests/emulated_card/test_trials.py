@@ -26,7 +26,8 @@ from tests.emulated_card.cards import CONTEXT_BYTES, MOST_CARDS, Machine
 if TYPE_CHECKING:
     from tests.emulated_card.conftest import Start
 
-SHARDED = ("zero3", "fsdp")
+SHARDED = ("sharding=zero3,precision=fp32", "sharding=fsdp")
+"""With fp32, both gradients of the embedding that is the head, too, are most of what is there at the peak."""
 CLOSE = 0.005
 """How near the prediction is."""
 
@@ -44,7 +45,7 @@ def autofit(*words: str, store: Path, environment: Mapping[str, str] | None = No
 def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
     """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read. Both evaluate too,
     which gathers what is sharded."""
-    asked = ("trial", *JOB, "--devices", "2", "--config", f"sharding={sharding}", "--eval-batch", "1", "--json")
+    asked = ("trial", *JOB, "--devices", "2", "--config", sharding, "--eval-batch", "1", "--json")
     with Machine(home, "a10g", "a10g") as machine:
         done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
         assert done.returncode == 0, done.stderr
@@ -52,7 +53,7 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
         assert found["outcome"] == "fits" and found["measurement"]["phase_peaks"]["evaluation"]
         assert [machine.held_bytes(place) for place in range(2)] == [0, 0]
     job = {"seq_len": 64, "global_batch": 2, "devices": 2, "eval_batch": 1, "hardware": "a10g"}
-    said = estimate("smollm2-135m", {"sharding": sharding}, **job, advice=False)
+    said = estimate("smollm2-135m", sharding, **job, advice=False)
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autofit.core.lattice import Config
 from autofit.estimate.sharding.ddp import Ddp
 from autofit.estimate.sharding.fsdp import Fsdp
@@ -10,6 +12,7 @@ from autofit.estimate.sharding.zero import Zero
 from autofit.estimate.sharding.zero_amounts import Buckets
 from autofit.estimate.sharding.zero_third import ZeroThree
 from autofit.techniques import Job, needs_process_group
+from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
@@ -31,17 +34,18 @@ def library(config: Config, job: Job) -> Library | None:
             foreach=config["optimizer"] == "adamw-foreach",
         )
     stage = deepspeed_stage(config)
-    return (ZeroThree if stage == 3 else Zero)(
-        stage=stage,
-        ranks=ranks,
-        offload=offload,
-        mixed=is_mixed(config),
-        wide=product_format(config) == "fp32",
-        bf16=config["precision"] != "fp16-mixed",
-        pinned=job.hardware.kind != "cpu",
-        buckets=Buckets.of(deepspeed_settings(config, job)),
-        rank=int(config.get("rank") or 1),
-    )
+    of_any_stage: dict[str, Any] = {
+        "stage": stage,
+        "ranks": ranks,
+        "offload": offload,
+        "mixed": is_mixed(config),
+        "wide": product_format(config) == "fp32",
+        "bf16": config["precision"] != "fp16-mixed",
+        "pinned": job.hardware.kind != "cpu",
+        "buckets": Buckets.of(deepspeed_settings(config, job)),
+        "rank": int(config.get("rank") or 1),
+    }
+    return ZeroThree(interval=interval(config), **of_any_stage) if stage == 3 else Zero(**of_any_stage)
 
 
 __all__ = ["Buckets", "Holdings", "Hosted", "Library", "Traffic", "library"]

@@ -42,7 +42,7 @@ class Ddp(Library):
             return edit.trace
         for layer in edit.layers:
             edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
-        heads = [index for index in made[ROOT] if _of_head(edit, index) and not _tied(edit, index)]
+        heads = [index for index in made[ROOT] if _of_head(edit, index) and not is_tied(edit, index)]
         edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
         edit.free(edit.after_stage("backward-2"), [index for index in made[ROOT] if index not in heads])
         return edit.trace
@@ -63,7 +63,7 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
             continue
         for at, event in reversed(list(enumerate(events))):
             if event.allocates and event.storage in gradients:
-                if _of_head(edit, event.storage) and _tied(edit, event.storage):
+                if _of_head(edit, event.storage) and is_tied(edit, event.storage):
                     at_end.append(event.storage)
                 else:
                     events.insert(len(events) if place.layer in OUTSIDE else at + 1, Event(event.storage, False))
@@ -75,7 +75,7 @@ def _of_head(edit: Edit, gradient: int) -> bool:
     return allocated is not None and allocated.layer == LOSS
 
 
-def _tied(edit: Edit, gradient: int) -> bool:
+def is_tied(edit: Edit, gradient: int) -> bool:
     """Whether the gradient of a head is also that of the input embedding: else there are two parameters of its size."""
     of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
     return of_root.count(edit.trace.storages[gradient].bytes) == 1

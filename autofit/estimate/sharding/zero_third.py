@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
-from autofit.estimate.sharding.ddp import into_buckets
+from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.sharding.ddp import into_buckets, is_tied
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
@@ -26,6 +26,9 @@ cores of an AMD EPYC (pythia-160m with offload=params and without), where an ope
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroThree(Zero):
     """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
+
+    interval: int = 0
+    """Every how many layers the backward recomputes one, beginning with the first; 0 for none."""
 
     def traced(self, config: Config) -> Config:
         """As of other stages, but never compiled: the hooks that gather parameters leave torch only pieces of a layer
@@ -43,6 +46,7 @@ class ZeroThree(Zero):
         edit = Edit(alike(trace))
         trained = self.trained(edit)
         for number in (1, 2):
+            self._add_in_place(edit, f"backward-{number}")
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
             outside = self._gather(edit, number) if self._gathers else ()
             into_buckets(edit, f"backward-{number}", made)
@@ -70,6 +74,19 @@ class ZeroThree(Zero):
         moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()
         return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
+    def _add_in_place(self, edit: Edit, stage: str) -> None:
+        """DeepSpeed's linear layer (runtime/zero/linear.py) returns a gradient of its own, to which autograd may add:
+        that of a head which is the input embedding takes the embedding's, where plain training makes a third."""
+        storages = edit.trace.storages
+        for total in edit.gradients(stage)[ROOT]:
+            place, size = Place(stage, LOSS), storages[total].bytes
+            heads = [i for i, s in enumerate(storages) if s.allocated == place and s.freed and s.bytes == size]
+            if len(heads) == 1 and is_tied(edit, total):
+                storages[total].freed = storages[total].allocated
+                storages[heads[0]].freed = None
+                for _, events in edit.trace.segments:
+                    events[:] = [e for e in events if e.storage != total and e != Event(heads[0], False)]
+
     def _overflow_checked(self, edit: Edit, stage: str, trained: Sequence[int]) -> None:
         """With fp16 the whole of a rank's gradients is looked through for infinities (`has_overflow`): `torch.isinf`
         takes their absolute values, and a byte for each."""
@@ -95,16 +112,16 @@ class ZeroThree(Zero):
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
         parameters too, until as many parameters as may be live are whole (`fetch_sub_module`).
 
-        The backward recomputes a layer and then needs it again, so that all of it is whole. The root itself reads the
-        head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start of the
-        forward to the end of the backward. Returns what is whole there still, while the last gradients are handed on.
+        The backward recomputes a layer and then needs it again, so that all of it is whole: its frozen weights beside
+        what was prefetched, as they are released first, and are not prefetched again. The root itself reads the head
+        (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start of the forward
+        to the end of the backward. Returns what is whole there still, while the last gradients are handed on.
         """
         forward, backward = f"forward-{number}", f"backward-{number}"
-        first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
+        last = edit.at_end(Place(backward, 0))
         start = edit.before_stage(forward)
         lead, rest = self._around(edit)
         head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
-        edit.free(first, embedded)
         room = self.buckets.live - sum(map(self._elements, rest))
         packed: dict[Unit, Sequence[int]] = {}
         for layer in edit.layers:
@@ -115,6 +132,7 @@ class ZeroThree(Zero):
             ahead = self._ahead(following, room) or ([largest] if largest else [])
             whole = self._fetch(edit, ahead, start_of)
             edit.free(end_of, whole)
+        edit.free(edit.at_start(Place(forward, 0)), embedded)  # nothing is prefetched before
         whole = self._fetch(edit, self._ahead(self._backwards(edit, edit.layers), room), end_of)
         for layer in reversed(edit.layers):
             start_of, end_of = edit.at_start(Place(backward, layer)), edit.at_end(Place(backward, layer))
@@ -141,7 +159,9 @@ class ZeroThree(Zero):
     def _behind(self, edit: Edit, layer: int, room: int) -> list[Storage]:
         """What is whole when a layer's backward begins."""
         own = self._gathered(edit, layer)
-        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), room - sum(map(self._elements, own)))]
+        recomputes = self.interval and layer % self.interval == 0
+        left = room - sum(self._elements(p) for p in own if p.trained or not recomputes)
+        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), left)]
 
     def _backwards(self, edit: Edit, layers: range) -> list[Storage]:
         return [parameter for layer in reversed(layers) for parameter in reversed(self._gathered(edit, layer))]

@@ -6,12 +6,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import shape
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, LINK
+from autofit.core.outcome import PHASES
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
@@ -106,13 +108,19 @@ def test_more_devices_never_take_more_of_each(sharding: str) -> None:
     assert found == sorted(found, reverse=True) and found[0] > found[-1]
 
 
+DEEP = model("llama", num_hidden_layers=24, hidden_size=256, intermediate_size=1024, vocab_size=2048)
+"""Of which more than two layers may be whole at once."""
+
+
+def of_deep() -> Job:
+    of = job(2)
+    return replace(of, model=DEEP, workload=replace(of.workload, model=DEEP.name, model_digest=DEEP.digest))
+
+
 def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
     """Those of rank 16 are gathered, too: the layers that are whole beside them stay whole."""
-    deep = model("llama", num_hidden_layers=24, hidden_size=256, intermediate_size=1024, vocab_size=2048)
-    of = replace(job(2), model=deep)
-    of = replace(of, workload=replace(of.workload, model=deep.name, model_digest=deep.digest))
     kept, gathered = (
-        estimator(of)
+        estimator(of_deep())
         .estimate(
             complete(parse(f"method=lora,rank={rank},targets=attention,sharding=zero3,micro_batch=1,precision=bf16")),
             memory_limit_bytes=80 * GIB,
@@ -121,6 +129,29 @@ def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
         for rank in (8, 16)
     )
     assert gathered >= kept
+
+
+def whole(checkpointing: str) -> dict[str, int]:
+    """The most parameters that stage 3 has gathered in each phase of a step that trains small adapters."""
+    config = complete(
+        parse(f"method=lora,rank=1,sharding=zero3,micro_batch=1,precision=bf16,checkpointing={checkpointing}")
+    )
+    line = estimator(of_deep()).trace(config).timeline
+    gathered = np.cumsum(np.where(line.streams == 1, line.sizes, 0)) // 2
+    return {phase: int(gathered[line.phases == index].max()) for index, phase in enumerate(PHASES)}
+
+
+def test_no_more_is_prefetched_than_may_be_live_and_a_recomputed_frozen_layer_comes_beside_it() -> None:
+    """The input embedding is given back before layers are prefetched. Layers whose recomputed weights DeepSpeed has
+    released are fetched when they are used, whatever may be live."""
+    of = shape(DEEP)
+    layer, live = (of.parameters - 2 * of.embedding_parameters) // DEEP.config["num_hidden_layers"], of.parameters // 8
+    largest = 256 * 1024
+    kept, recomputed = whole("none"), whole("full")
+    for found in (kept, recomputed):
+        assert live - largest < found["forward"] <= live + 2 * largest
+    assert live - largest < kept["backward"] <= live + 2 * largest
+    assert recomputed["backward"] - kept["backward"] == pytest.approx(layer, abs=largest)
 
 
 def test_frozen_layers_keep_their_inputs_under_stage_3_alone() -> None:
