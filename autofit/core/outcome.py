@@ -287,7 +287,8 @@ class StepWork:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
-        """The inverse of `to_json`; None for work that an earlier version counted in other kinds."""
+        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with fields
+        that are no more."""
         if data is None or "amounts" not in data or data.keys() - {f.name for f in fields(cls)}:
             return None
         return cls(**data)

@@ -275,7 +275,7 @@ class Change:
     estimate: Estimate
     roles: tuple[str, ...] = ()
     """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory);
-    `same training`: it offloads, where all others train something else."""
+    `same training`: it offloads, where all others alter rounding or train something else."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -37,7 +37,8 @@ def frontier(
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
-    goal, device = goal or Goal(), find_hardware(hardware, store, asked)
+    goal = goal or Goal()
+    device = find_hardware(hardware, store, search_command(asked, goal, memory_limit_bytes))
     found = _frontier(asked, device, goal, memory_limit_bytes, store)
     if not found.points:
         _tried_within(goal, asked, found, store)
@@ -75,7 +76,7 @@ def frontier_and_recommendation(
     """The frontier within the goal, which may be empty, and what recommends from the same points: it raises as
     `recommend` does. Raises `NotMeasured`."""
     goal = goal or Goal()
-    device = find_hardware(hardware, store, asked)
+    device = find_hardware(hardware, store, search_command(asked, goal, memory_limit_bytes))
     limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
     # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
@@ -192,11 +193,11 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
     return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
 
 
-def find_hardware(name: str, store: Store, asked: Asked | None = None) -> Hardware:
+def find_hardware(name: str, store: Store, search: str | None = None) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
     Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
-    no trial has run on, naming the search to run if it is told what was `asked`.
+    no trial has run on, naming the `search` that would answer.
     """
     stored = store.hardware()
     if name == "auto":
@@ -215,10 +216,8 @@ def find_hardware(name: str, store: Store, asked: Asked | None = None) -> Hardwa
         return measured[0]
     if meant:
         found = card(name).name  # raises if the name may be several cards'
-        raise NotMeasured(
-            f"nothing has been measured on {found} yet",
-            remedy=f"run {search_command(asked) if asked else 'the search'} there, or add --dry-run to predict it here",
-        )
+        there = f"run {search} there, or here with --hardware {found} --dry-run for what is predicted"
+        raise NotMeasured(f"nothing has been measured on {found} yet", remedy=there if search else "run a search there")
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 

@@ -104,8 +104,9 @@ class _Neighbourhood:
 
     def that_fit(self) -> tuple[Change, ...]:
         """The most faithful changes that are likely to make it fit: of one value or two, else of one value beside the
-        lightest step. What merely moves states or weights to the host may take many times as long: where nothing else
-        trains exactly the same, it comes first, before what keeps them where they are."""
+        lightest step. What moves states or weights to the host may take many times as long: where nothing else trains
+        exactly the same, it comes first, before what keeps them where they are."""
+        exact: list[Estimate] = []
         moved: list[Estimate] = []
         for effect in Effect:
             near = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
@@ -113,16 +114,21 @@ class _Neighbourhood:
             for method in range(len(METHODS)):
                 self._grant_traces()
                 fits = self._fitting(c for c in near if _method(c) == method)
-                if not fits:
+                if not self._staying(fits):
                     beside = self._beside_the_lightest_step(effect) if beside is None else beside
-                    fits = self._fitting(c for c in beside if _method(c) == method)
-                staying = [fit for fit in fits if fit.config["offload"] == self._found.config["offload"]]
-                if staying:
-                    first = self._same_training(moved) if moved or effect is not Effect.TRAINING else self._offloading()
+                    fits += self._fitting(c for c in beside if _method(c) == method and c not in near)
+                if staying := self._staying(fits):
+                    first = (
+                        self._offloading() if effect is Effect.TRAINING and not exact else self._same_training(exact)
+                    )
                     return (*first, *self._options(staying))
-                if effect is Effect.EXACT:
-                    moved += fits
+                moved = moved or fits
+                exact += fits if effect is Effect.EXACT else []
         return self._options(moved) if moved else self._offloading()
+
+    def _staying(self, fits: list[Estimate]) -> list[Estimate]:
+        """Those that keep states and weights where they are."""
+        return [fit for fit in fits if fit.config["offload"] == self._found.config["offload"]]
 
     def _same_training(self, fits: list[Estimate]) -> tuple[Change, ...]:
         """The fastest of some that train exactly the same, if there are any."""

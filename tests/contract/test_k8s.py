@@ -213,9 +213,11 @@ def test_roots_are_read_only_with_room_for_scratch(objects: tuple[Object, ...]) 
     for component, template in templates(objects).items():
         for container in containers(template):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, (component, container["name"])
-    for component in {"api", "ray-head", "ray-worker"} & templates(objects).keys():
-        for container in templates(objects)[component]["spec"]["containers"]:
-            assert {"/tmp", "/home/autofit"} <= {m["mountPath"] for m in container["volumeMounts"]}
+            if container["image"].startswith("autofit"):
+                mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+                assert {"/tmp", "/home/autofit"} <= mounted, (component, container["name"])
+    autoscaler = ray_cluster(objects).get("autoscalerOptions", {"securityContext": {"readOnlyRootFilesystem": True}})
+    assert autoscaler["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_containers_say_what_they_need(objects: tuple[Object, ...]) -> None:
@@ -530,16 +532,20 @@ def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], 
 
 
 def test_only_who_needs_it_reaches_anything_outside(objects: tuple[Object, ...]) -> None:
-    """The store begins no connection, trials none beyond Ray; who opens the store may use one elsewhere."""
-    leaving: dict[str, set[int]] = {}
-    for component, template in templates(objects).items():
-        own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
-        rules = [rule for spec in own if "Egress" in spec["policyTypes"] for rule in spec.get("egress", [])]
-        assert any("Egress" in spec["policyTypes"] for spec in own), f"{component} may reach anything"
-        leaving[component] = {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+    """The store begins no connection. All others reach what is autofit's, and trials nothing else."""
+    (backup,) = of_kind(with_component("backup"), "CronJob")
+    pods = {**templates(objects), "backup": backup["spec"]["jobTemplate"]["spec"]["template"]}
     outside = {53, 443, 6443, 5432}
-    allowed = {"store": set(), "api": outside, "ray-head": outside, "ray-worker": {53}, "ray-submitter": {53}}
-    assert leaving == {component: allowed[component] for component in leaving}
+    allowed = {"ray-worker": {53}, "ray-submitter": {53}}
+    for component, template in pods.items():
+        own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
+        leaving = [spec for spec in own if "Egress" in spec["policyTypes"]]
+        assert leaving, f"{component} may reach anything"
+        rules = [rule for spec in leaving for rule in spec.get("egress", [])]
+        inside = [rule for rule in rules if rule.get("to") == [{"podSelector": {"matchLabels": {PART: "autofit"}}}]]
+        ports = {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+        assert len(inside) == (component != "store") and all("to" not in r for r in rules if r not in inside), component
+        assert ports == (set() if component == "store" else allowed.get(component, outside)), component
 
 
 def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...]) -> None:

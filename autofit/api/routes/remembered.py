@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 
 from autofit import __version__
 from autofit.core.workload import Workload
-from autofit.operations.recommendation import Asked, find_hardware
+from autofit.operations.recommendation import Asked, find_hardware, search_command
 from autofit.store import Store
 
 T = TypeVar("T")
@@ -89,5 +89,5 @@ async def look(store: Store, work: Callable[[], T]) -> T:
 def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
-    key = find_hardware(hardware, store, asked).key
+    key = find_hardware(hardware, store, search_command(asked)).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))

@@ -19,8 +19,8 @@ from autofit.core.device.work_kinds import (
 
 SLOW_FORMAT = 1.5
 """A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
-_UNITS = {", bytes per second": "GB/s", ", bytes": "GB"}
-"""By how a figure's name ends."""
+_UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
+"""By how a figure's name ends. FLOP: speeds of attention kernels, which stored probes of this version have measured."""
 
 _ROWS = (
     *(((lambda f, layout=layout: product(f, layout)), f"products, {role}") for layout, role in LAYOUTS.items()),

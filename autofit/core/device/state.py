@@ -143,6 +143,11 @@ class DeviceState(Document):
     """Why the device is not what it is called: it is clearly slower than others of its type
     (`workers.slots.comparing`); None for one that is as fast, or was not compared."""
 
+    def to_json(self) -> dict[str, Any]:
+        """`set_aside` is said only where it is so: earlier versions do not read it."""
+        said = super(DeviceState, self).to_json()
+        return {name: value for name, value in said.items() if name != "set_aside" or value is not None}
+
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What
         it shows of memory can be trusted anyway. A card's host needs one core, to launch operations."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autofit.core.lattice import Config
 from autofit.estimate.sharding.ddp import Ddp
 from autofit.estimate.sharding.fsdp import Fsdp
@@ -34,18 +32,18 @@ def library(config: Config, job: Job) -> Library | None:
             foreach=config["optimizer"] == "adamw-foreach",
         )
     stage = deepspeed_stage(config)
-    of_any_stage: dict[str, Any] = {
-        "stage": stage,
-        "ranks": ranks,
-        "offload": offload,
-        "mixed": is_mixed(config),
-        "wide": product_format(config) == "fp32",
-        "bf16": config["precision"] != "fp16-mixed",
-        "pinned": job.hardware.kind != "cpu",
-        "buckets": Buckets.of(deepspeed_settings(config, job)),
-        "rank": int(config.get("rank") or 1),
-    }
-    return ZeroThree(interval=interval(config), **of_any_stage) if stage == 3 else Zero(**of_any_stage)
+    return (ZeroThree if stage == 3 else Zero)(
+        stage=stage,
+        ranks=ranks,
+        offload=offload,
+        mixed=is_mixed(config),
+        wide=product_format(config) == "fp32",
+        bf16=config["precision"] != "fp16-mixed",
+        pinned=job.hardware.kind != "cpu",
+        buckets=Buckets.of(deepspeed_settings(config, job)),
+        rank=int(config.get("rank") or 1),
+        interval=interval(config),
+    )
 
 
 __all__ = ["Buckets", "Holdings", "Hosted", "Library", "Traffic", "library"]

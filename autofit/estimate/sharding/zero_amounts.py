@@ -71,6 +71,8 @@ class ZeroAmounts(Library):
     buckets: Buckets
     rank: int
     """Of the adapters."""
+    interval: int
+    """Every how many layers the backward recomputes one, beginning with the first; 0 for none."""
 
     @property
     def flat(self) -> float:

@@ -27,9 +27,6 @@ cores of an AMD EPYC (pythia-160m with offload=params and without), where an ope
 class ZeroThree(Zero):
     """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
 
-    interval: int = 0
-    """Every how many layers the backward recomputes one, beginning with the first; 0 for none."""
-
     def traced(self, config: Config) -> Config:
         """As of other stages, but never compiled: the hooks that gather parameters leave torch only pieces of a layer
         to compile."""
@@ -77,10 +74,10 @@ class ZeroThree(Zero):
     def _add_in_place(self, edit: Edit, stage: str) -> None:
         """DeepSpeed's linear layer (runtime/zero/linear.py) returns a gradient of its own, to which autograd may add:
         that of a head which is the input embedding takes the embedding's, where plain training makes a third."""
-        storages = edit.trace.storages
+        storages, place = edit.trace.storages, Place(stage, LOSS)
+        of_loss = [e.storage for at, events in edit.trace.segments if at == place for e in events if e.allocates]
         for total in edit.gradients(stage)[ROOT]:
-            place, size = Place(stage, LOSS), storages[total].bytes
-            heads = [i for i, s in enumerate(storages) if s.allocated == place and s.freed and s.bytes == size]
+            heads = [i for i in of_loss if storages[i].freed and storages[i].bytes == storages[total].bytes]
             if len(heads) == 1 and is_tied(edit, total):
                 storages[total].freed = storages[total].allocated
                 storages[heads[0]].freed = None
@@ -132,7 +129,7 @@ class ZeroThree(Zero):
             ahead = self._ahead(following, room) or ([largest] if largest else [])
             whole = self._fetch(edit, ahead, start_of)
             edit.free(end_of, whole)
-        edit.free(edit.at_start(Place(forward, 0)), embedded)  # nothing is prefetched before
+        edit.free(edit.at_start(Place(forward, 0)), embedded)  # counts among what may be live: layers take its place
         whole = self._fetch(edit, self._ahead(self._backwards(edit, edit.layers), room), end_of)
         for layer in reversed(edit.layers):
             start_of, end_of = edit.at_start(Place(backward, layer)), edit.at_end(Place(backward, layer))

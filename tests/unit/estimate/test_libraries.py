@@ -22,7 +22,7 @@ from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.estimate.sharding import library
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.sharding.library import Traffic
-from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
+from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS, ZeroThree
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.transfers import amounts, seconds_per_byte
 from autofit.estimate.tracing import traces
@@ -142,7 +142,7 @@ def whole(checkpointing: str) -> dict[str, int]:
 
 
 def test_no_more_is_prefetched_than_may_be_live_and_a_recomputed_frozen_layer_comes_beside_it() -> None:
-    """The input embedding is given back before layers are prefetched. Layers whose recomputed weights DeepSpeed has
+    """The input embedding counts among what may be live. Layers whose recomputed weights DeepSpeed has
     released are fetched when they are used, whatever may be live."""
     of = shape(DEEP)
     layer, live = (of.parameters - 2 * of.embedding_parameters) // DEEP.config["num_hidden_layers"], of.parameters // 8
@@ -152,6 +152,26 @@ def test_no_more_is_prefetched_than_may_be_live_and_a_recomputed_frozen_layer_co
         assert live - largest < found["forward"] <= live + 2 * largest
     assert live - largest < kept["backward"] <= live + 2 * largest
     assert recomputed["backward"] - kept["backward"] == pytest.approx(layer, abs=largest)
+
+
+@pytest.mark.parametrize(("loss", "tied", "spared"), [("full", True, 1), ("fused", True, 0), ("full", False, 0)])
+def test_stage_3_adds_to_the_gradient_of_a_head_that_is_the_input_embedding(
+    loss: str, tied: bool, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain training has three tensors of its size for a moment. A fused loss keeps what it has computed."""
+    small = model("llama", num_hidden_layers=2, hidden_size=256, vocab_size=8192, tie_word_embeddings=tied)
+    of = job(2)
+    of = replace(of, model=small, workload=replace(of.workload, model=small.name, model_digest=small.digest))
+    config = complete(parse(f"method=full,precision=fp32,sharding=zero3,micro_batch=1,loss={loss}"))
+
+    def made() -> int:
+        """How many tensors of its size two steps of two micro-steps make while gradients are computed."""
+        line = Estimator(of, None).trace(config).timeline
+        return int(np.count_nonzero((line.sizes == 4 * 8192 * 256) & (line.phases == PHASES.index("backward"))))
+
+    found = made()
+    monkeypatch.setattr(ZeroThree, "_add_in_place", lambda *_: None)
+    assert made() - found == spared * 2 * 2
 
 
 def test_frozen_layers_keep_their_inputs_under_stage_3_alone() -> None:

@@ -41,4 +41,5 @@ def test_where_all_that_fitted_ran_on_a_slow_node_nothing_is_said_of_what_fits()
         _check_any_is_of_its_type([failed], [slow, failed])
     _check_any_is_of_its_type([sound], [slow, sound])
     _check_any_is_of_its_type([failed], [failed])
+    assert "set_aside" not in DeviceState(seconds=1.0).to_json()
     assert DeviceState.from_json(slow.device_state.to_json()) == slow.device_state  # type: ignore[union-attr]

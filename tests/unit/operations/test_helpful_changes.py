@@ -202,25 +202,32 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
     assert others and {change.effect for change in others} == {Effect.TRAINING}
 
 
-def test_what_rounds_otherwise_is_told_of_where_the_same_training_would_need_the_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_needs_the_host_comes_first_or_last_and_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First where nothing else trains the same, last where something does, and alone where nothing else fits."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
-    near = {Effect.EXACT: [heavy.replace(offload="params")], Effect.NUMERICS: [heavy.replace(precision="bf16")]}
-    first, *others = changes_among(near, heavy, monkeypatch)
+    on_host, rounded = heavy.replace(offload="params"), heavy.replace(precision="bf16")
+    first, *others = changes_among({Effect.EXACT: [on_host], Effect.NUMERICS: [rounded]}, heavy, monkeypatch)
     assert first.roles == ("same training",) and first.values == {"offload": "params"}
     assert [change.values for change in others] == [{"precision": "bf16"}]
-    (alone,) = changes_among({Effect.EXACT: near[Effect.EXACT]}, heavy, monkeypatch)
-    assert alone.values == {"offload": "params"} and set(alone.roles) == {"smallest", "fastest", "safest"}
+    recomputed = {Effect.EXACT: [heavy.replace(checkpointing="full", loss="fused")]}
+    (same,) = changes_among({Effect.EXACT: [on_host]}, heavy, monkeypatch, beside=recomputed)
+    assert "offload" not in same.values and same.effect is Effect.EXACT
+    for effect, alone in ((Effect.EXACT, on_host), (Effect.NUMERICS, on_host.replace(precision="bf16"))):
+        (change,) = changes_among({effect: [alone]}, heavy, monkeypatch)
+        assert change.estimate.config == alone and set(change.roles) == {"smallest", "fastest", "safest"}
 
 
 def changes_among(
-    near: dict[Effect, list[Config]], heavy: Config, monkeypatch: pytest.MonkeyPatch
+    near: dict[Effect, list[Config]],
+    heavy: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    beside: dict[Effect, list[Config]] | None = None,
 ) -> tuple[Change, ...]:
-    """The changes to `heavy`, which does not fit, where no other configs are near."""
+    """The changes to `heavy`, which does not fit, where no other configs are near, or beside the lightest step."""
     found = neighbourhood(predicted(heavy))
     monkeypatch.setattr(found, "_lighter", lambda effect, changes: near.get(effect, []))
-    monkeypatch.setattr(found, "_beside_the_lightest_step", lambda effect: [])
+    monkeypatch.setattr(found, "_beside_the_lightest_step", lambda effect: (beside or {}).get(effect, []))
     return found.that_fit()
 
 
