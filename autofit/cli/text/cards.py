@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | N
     they cost."""
     rows = [["card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost"]]
     costs: dict[str, float] = {}
+    formats = Counter(row.estimate.config["precision"] for row in found if row.estimate).most_common()
     for row in found:
         e = row.estimate
         if e is None:
@@ -41,7 +43,9 @@ def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | N
             "" if cost is None or tokens is None else f"{cost * tokens / 1e6:,.4g}",
         ]
         memory = f"{format_bytes(row.device_bytes or 0)} of {format_bytes(e.memory_limit_bytes)}"
-        rows.append([called, memory, _verdict_of(row, e, devices), *(shown if trains else [""] * 5)])
+        own = e.config["precision"]
+        verdict = _verdict_of(row, e, devices) + (f", in {own}" if own != formats[0][0] else "")
+        rows.append([called, memory, verdict, *(shown if trains else [""] * 5)])
     hidden = {name for name, there in (("per million tokens", prices), ("cost", prices and tokens)) if not there}
     hidden |= set() if tokens else {"time"}
     kept = [index for index, name in enumerate(rows[0]) if name not in hidden]

@@ -62,6 +62,17 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     assert "ran out of memory" in cards_text([again], {})
 
 
+def test_a_card_that_trains_in_another_format_says_so(tmp_path: Path) -> None:
+    cards = {**CARDS, "t4": CONFIG.replace(precision="fp16-mixed")}
+    said = cards_text(estimate_each(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
+    assert [", in " in line for line in said.splitlines()[3:]] == [
+        line.startswith("t4 ") for line in said.splitlines()[3:]
+    ]
+    assert "fits, in fp16-mixed" in said
+    alone = cards_text(estimate_each(OPTIONS, {"t4": cards["t4"]}, store=str(tmp_path / "store.db")), {})
+    assert ", in " not in alone
+
+
 def test_where_the_host_limits_the_speed_is_said(tmp_path: Path) -> None:
     small, large = (
         estimate_each(
