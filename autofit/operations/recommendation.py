@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 
 from autofit.catalog.hardware import called, card
@@ -38,7 +39,7 @@ def frontier(
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal = goal or Goal()
-    device = find_hardware(hardware, store, search_command(asked, goal, memory_limit_bytes))
+    device = find_hardware(hardware, store, partial(search_command, asked, goal, memory_limit_bytes))
     found = _frontier(asked, device, goal, memory_limit_bytes, store)
     if not found.points:
         _tried_within(goal, asked, found, store)
@@ -76,7 +77,7 @@ def frontier_and_recommendation(
     """The frontier within the goal, which may be empty, and what recommends from the same points: it raises as
     `recommend` does. Raises `NotMeasured`."""
     goal = goal or Goal()
-    device = find_hardware(hardware, store, search_command(asked, goal, memory_limit_bytes))
+    device = find_hardware(hardware, store, partial(search_command, asked, goal, memory_limit_bytes))
     limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
     # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
@@ -193,11 +194,11 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
     return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
 
 
-def find_hardware(name: str, store: Store, search: str | None = None) -> Hardware:
+def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
     Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
-    no trial has run on, naming the `search` that would answer.
+    no trial has run on, naming the `search` that would answer, which is asked for only then.
     """
     stored = store.hardware()
     if name == "auto":
@@ -216,8 +217,10 @@ def find_hardware(name: str, store: Store, search: str | None = None) -> Hardwar
         return measured[0]
     if meant:
         found = card(name).name  # raises if the name may be several cards'
-        there = f"run {search} there, or here with --hardware {found} --dry-run for what is predicted"
-        raise NotMeasured(f"nothing has been measured on {found} yet", remedy=there if search else "run a search there")
+        there = "run a search there"
+        if search is not None:
+            there = f"run {search()} there, or here with --hardware {found} --dry-run for what is predicted"
+        raise NotMeasured(f"nothing has been measured on {found} yet", remedy=there)
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -89,5 +90,5 @@ async def look(store: Store, work: Callable[[], T]) -> T:
 def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
-    key = find_hardware(hardware, store, search_command(asked)).key
+    key = find_hardware(hardware, store, partial(search_command, asked)).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))
