@@ -106,7 +106,6 @@ class _Neighbourhood:
         """The most faithful changes that are likely to make it fit: of one value or two, else of one value beside the
         lightest step. What moves states or weights to the host may take many times as long: where nothing else trains
         exactly the same, it comes first, before what keeps them where they are."""
-        exact: list[Estimate] = []
         moved: list[Estimate] = []
         for effect in Effect:
             near = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
@@ -116,14 +115,13 @@ class _Neighbourhood:
                 fits = self._fitting(c for c in near if _method(c) == method)
                 if not self._staying(fits):
                     beside = self._beside_the_lightest_step(effect) if beside is None else beside
-                    fits += self._fitting(c for c in beside if _method(c) == method and c not in near)
+                    fits += self._fitting(c for c in beside if _method(c) == method)
                 if staying := self._staying(fits):
-                    first = (
-                        self._offloading() if effect is Effect.TRAINING and not exact else self._same_training(exact)
-                    )
+                    exact = [e for e in moved if effect_of(self._found.config, e.config) is Effect.EXACT]
+                    on_host = effect is Effect.TRAINING and not exact
+                    first = self._offloading() if on_host else self._same_training(exact)
                     return (*first, *self._options(staying))
                 moved = moved or fits
-                exact += fits if effect is Effect.EXACT else []
         return self._options(moved) if moved else self._offloading()
 
     def _staying(self, fits: list[Estimate]) -> list[Estimate]:
