@@ -19,15 +19,15 @@ from autofit.trial.program.command import Command
 
 
 def _export_json(task: Recommended) -> Export:
-    """The whole recommendation, for programs, as the contract has it: without the task's source. With a user's program,
-    the `command` to run it by."""
-    found, source = task.recommendation, task.source
-    run = {} if found.workload.program is None else {"command": command_line(found, source)}
-    return Export(text=json.dumps({**found.to_json(), **run}, indent=2) + "\n")
+    """The whole recommendation for programs, as the contract defines it, without the task's source. With a user's
+    program it also has the `command` that runs it."""
+    recommendation, source = task.recommendation, task.source
+    run = {} if recommendation.workload.program is None else {"command": command_line(recommendation, source)}
+    return Export(text=json.dumps({**recommendation.to_json(), **run}, indent=2) + "\n")
 
 
 def command_line(recommendation: Recommendation, source: str) -> str:
-    """The recommended config's command, as a shell takes it, of what was measured with a user's program."""
+    """The shell command that runs the user's program with the recommended config."""
     program = recommendation.workload.program
     assert program is not None
     return Command.parse(program).line(recommendation.point.config, recommendation.workload, source)
@@ -42,12 +42,12 @@ FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
     "axolotl": export_axolotl,
     "llamafactory": export_llamafactory,
 }
-"""Each format's name, which is that of its trainer if it is one's, and its exporter, a pure function of its task."""
+"""Each format's name and its exporter, a pure function of its task. A trainer's format has the trainer's name."""
 
 
 def formats_for(trainer: str | None, program: str | None = None) -> list[str]:
-    """The formats in which what was measured with a trainer's habits can be exported; all without. A program reads
-    none but its command line, which the JSON has."""
+    """The formats that fit what was measured with a trainer's habits; without a trainer, all. A program reads only its
+    command line, which the JSON has."""
     return (
         ["json"]
         if program is not None
@@ -80,9 +80,9 @@ def check_memory(exported: Export, format: str, *, trainer: str | None = None) -
     """Raise `UsageError` if training with what was exported is known to need more memory than was measured, with the
     habits of `trainer` if one is given."""
     if exported.needs_more:
-        said = "; ".join(exported.needs_more)
+        reasons = "; ".join(exported.needs_more)
         remedy = f"search with --for {format}, " if format in TRAINERS and trainer is None else ""
-        raise UsageError(f"this needs more memory as {format} than was measured ({said}): {remedy}or add --anyway")
+        raise UsageError(f"this needs more memory as {format} than was measured ({reasons}): {remedy}or add --anyway")
 
 
 __all__ = ["FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for"]

@@ -36,8 +36,8 @@ def _micro_batch(value: Value, task: Task) -> Settings:
     if distributed.by_deepspeed(task):
         return settings()
     count = task.workload.batch_per_device // int(value)
-    how = ", GradientAccumulationPlugin(sync_each_batch=True)" if distributed.by_fsdp(task) and count > 1 else ""
-    return settings(f"micro_batch={value}: the training script must set it, and accumulate {count} of them{how}")
+    plugin = ", GradientAccumulationPlugin(sync_each_batch=True)" if distributed.by_fsdp(task) and count > 1 else ""
+    return settings(f"micro_batch={value}: the training script must set it, and accumulate {count} of them{plugin}")
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -66,12 +66,12 @@ def _deepspeed(task: Task) -> Settings:
             f" sets weight_decay, of which {weight_decay('adamw')} was measured"
         )
     text = json.dumps(distributed.deepspeed_config(task, filled=FILLED), indent=2)
-    inside = {"deepspeed_config_file": text, "zero3_init_flag": deepspeed_stage(task.config) == 3}
-    return settings(*notes, launch={"distributed_type": "DEEPSPEED", "deepspeed_config": inside})
+    deepspeed = {"deepspeed_config_file": text, "zero3_init_flag": deepspeed_stage(task.config) == 3}
+    return settings(*notes, launch={"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed})
 
 
 def _fsdp(task: Task) -> Settings:
-    inside = {
+    fsdp = {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": distributed.reshards(task),
         "fsdp_offload_params": task.config["offload"] == "params",
@@ -83,7 +83,7 @@ def _fsdp(task: Task) -> Settings:
     if task.config["method"] == "qlora":
         storage = ta.compute_dtype(task.config)
         notes.append(f"method=qlora: load it with bnb_4bit_quant_storage={storage}: FSDP shards only floating point")
-    return settings(*notes, launch={"distributed_type": "FSDP", "fsdp_config": inside})
+    return settings(*notes, launch={"distributed_type": "FSDP", "fsdp_config": fsdp})
 
 
 TABLE: Mapping[str, Emit] = {
@@ -99,22 +99,22 @@ def export_accelerate(task: Recommended) -> Export:
     """The file only says how to launch a script; what is trained is up to the script."""
     devices, kind = task.workload.devices, task.hardware.kind
     notes = distributed.machine_notes(task, otherwise="num_machines, machine_rank and main_process_ip")
-    made = merge(settings(*notes), collect(TABLE, task, starts_a_script=True))
+    merged = merge(settings(*notes), collect(TABLE, task, starts_a_script=True))
     launch: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,
         "num_processes": devices,
         "use_cpu": kind == "cpu",
         **({"gpu_ids": "0"} if devices == 1 and kind != "cpu" else {}),
-        **made.sections.get("launch", {}),
+        **merged.sections.get("launch", {}),
     }
     top = header(
         task,
         needs=["accelerate >= 1.15", *(["deepspeed >= 0.18"] if distributed.by_deepspeed(task) else [])],
         launch=f"{distributed.threads(task)}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
-        notes=made.notes,
+        notes=merged.notes,
     )
-    return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", notes=made.notes)
+    return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", notes=merged.notes)
 
 
 class _Dumper(yaml.SafeDumper):

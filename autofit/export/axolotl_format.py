@@ -57,13 +57,13 @@ def _targets(value: Value, task: Task) -> Settings:
 def _precision(value: Value, task: Task) -> Settings:
     """Its keys name the format in which weights are loaded, and turn on autocast for the same one."""
     config = task.config
-    sixteen = value in ("bf16", "bf16-mixed")
-    training: dict[str, object] = {"bf16": sixteen, "fp16": value == "fp16-mixed", "tf32": value == "tf32"}
+    is_bf16 = value in ("bf16", "bf16-mixed")
+    training: dict[str, object] = {"bf16": is_bf16, "fp16": value == "fp16-mixed", "tf32": value == "tf32"}
     if config["method"] != "full":
         training["peft_autocast_adapter_dtype"] = value != "bf16"
-    kept = distributed.by_deepspeed(task) or distributed.by_fsdp(task)  # whose own masters are in fp32
+    keeps_masters = distributed.by_deepspeed(task) or distributed.by_fsdp(task)  # whose own masters are in fp32
     notes = []
-    if config["method"] == "full" and not kept:
+    if config["method"] == "full" and not keeps_masters:
         if value == "bf16-mixed":
             notes.append(
                 "precision=bf16-mixed: axolotl loads the weights in bf16 and keeps none in fp32: less memory and "
@@ -75,9 +75,9 @@ def _precision(value: Value, task: Task) -> Settings:
             )
     if value == "bf16" and distributed.by_fsdp(task):
         notes.append(NeedsMore("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured"))
-    if sixteen and task.workload.trainer is None and not distributed.by_deepspeed(task):
-        said = "axolotl runs the forward pass under autocast, and may keep norms and embeddings in fp32"
-        notes.append(Near(f"precision={value}: {said}"))
+    if is_bf16 and task.workload.trainer is None and not distributed.by_deepspeed(task):
+        difference = "axolotl runs the forward pass under autocast, and may keep norms and embeddings in fp32"
+        notes.append(Near(f"precision={value}: {difference}"))
     return settings(*notes, training=training)
 
 
@@ -90,7 +90,7 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     if kwargs is None:
-        return settings(*ta.no_budget(value, "axolotl"), training={"gradient_checkpointing": False})
+        return settings(*ta.budget_notes(value, "axolotl"), training={"gradient_checkpointing": False})
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     if kwargs.pop("offload", False):
         training["activation_offloading"] = "hidden_states"
@@ -105,10 +105,12 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes: list[str] = [*ta.keeps_apart(value, task, "axolotl", every=True), *ta.first_labels(value, "axolotl")]
+    notes: list[str] = [*ta.packing_notes(value, task, "axolotl", every=True), *ta.first_label_notes(value, "axolotl")]
     if value == "padding-free" and task.config["attention"] == "sdpa":
-        said = "axolotl has sdpa keep sequences apart without a mask where torch can: less memory than was measured"
-        notes.append(Near(f"batching=padding-free: {said}"))
+        difference = (
+            "axolotl has sdpa keep sequences apart without a mask where torch can: less memory than was measured"
+        )
+        notes.append(Near(f"batching=padding-free: {difference}"))
     return merge(ta.batching(value, task, ("group_by_length", True)), settings(*notes))
 
 
@@ -129,8 +131,8 @@ def _loss(value: Value, task: Task) -> Settings:
         return _liger(task)
     notes = []
     if value == "chunked":
-        said = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
-        notes.append(NeedsMore(f"loss=chunked: {said}"))
+        difference = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
+        notes.append(NeedsMore(f"loss=chunked: {difference}"))
     return merge(_liger(task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
 
 
@@ -203,10 +205,10 @@ _TITLES = {
 def export_axolotl(task: Recommended) -> Export:
     """Every value is stated: bf16 and tf32 are `auto` by default."""
     workload, kind = task.workload, task.hardware.kind
-    made = merge(
+    merged = merge(
         settings(
-            *ta.whole_checkpoint(task, "axolotl"),
-            *ta.padding(task, "axolotl"),
+            *ta.checkpoint_notes(task, "axolotl"),
+            *ta.padding_notes(task, "axolotl"),
             *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
             *distributed.machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"base_model": task.source},
@@ -231,12 +233,12 @@ def export_axolotl(task: Recommended) -> Export:
         needs.append("deepspeed")
     if task.config.get("attention") == "flash":
         needs.append("flash-attn")
-    return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
+    return yaml_file(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Recommended) -> str:
     """For one device the others are hidden. Expandable segments are axolotl's default."""
     devices = task.workload.devices
-    alone = devices == 1 and task.hardware.kind == "cuda"
-    environment = distributed.threads(task) + (distributed.FIRST_GPU if alone else "")
+    hides_gpus = devices == 1 and task.hardware.kind == "cuda"
+    environment = distributed.threads(task) + (distributed.FIRST_GPU if hides_gpus else "")
     return f"{environment}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"

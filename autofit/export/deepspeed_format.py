@@ -29,18 +29,18 @@ _WITHOUT_ZERO = {
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    own: dict[str, object] = {}
+    keys: dict[str, object] = {}
     if not distributed.on_host(task):
         if value not in OPTIMIZERS:
             note = f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize"
             return settings(note)
         name, arguments = OPTIMIZERS[str(value)]
         parameters = {"lr": "auto", "weight_decay": weight_decay(value), **arguments}
-        own = {"optimizer": {"type": name, "params": parameters}}
+        keys = {"optimizer": {"type": name, "params": parameters}}
     return settings(
         "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
         f"weight decay: {weight_decay(value)} was measured; Trainer and accelerate must be given the same",
-        zero=own,
+        zero=keys,
     )
 
 
@@ -62,27 +62,27 @@ def _sharding(value: Value, task: Task) -> Settings:
 def _without_zero(task: Task) -> dict[str, object]:
     """The config's batch, clipping and precision, without ZeRO."""
     config = task.config.replace(sharding="zero1", offload="none")
-    made = distributed.deepspeed_config(replace(task, config=config), filled=FILLED)
-    made["zero_optimization"] = {"stage": 0}
-    if "bf16" in made:
-        made["bf16"] = {"enabled": True}
-    return made
+    deepspeed = distributed.deepspeed_config(replace(task, config=config), filled=FILLED)
+    deepspeed["zero_optimization"] = {"stage": 0}
+    if "bf16" in deepspeed:
+        deepspeed["bf16"] = {"enabled": True}
+    return deepspeed
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    """Said with sharding, but for what DeepSpeed has no line for."""
+    """A note on what DeepSpeed has no line for; `_sharding` writes the rest."""
     switch = 'torch.set_float32_matmul_precision("high")'
     return settings(*([f"precision=tf32: the training script must call {switch}"] if value == "tf32" else []))
 
 
-def _said_by_sharding(value: Value, task: Task) -> Settings:
+def _written_by_sharding(value: Value, task: Task) -> Settings:
     return settings()
 
 
 TABLE: Mapping[str, Emit] = {
     "precision": _precision,
-    "micro_batch": _said_by_sharding,
-    "offload": _said_by_sharding,
+    "micro_batch": _written_by_sharding,
+    "offload": _written_by_sharding,
     "sharding": _sharding,
     "optimizer": _optimizer,
 }
@@ -95,6 +95,6 @@ def export_deepspeed(task: Recommended) -> Export:
     ranks = (
         f"ranks: start {workload.devices}; with another number a step does not have {workload.global_batch} sequences"
     )
-    made = merge(settings(ranks), collect(TABLE, task, starts_a_script=True))
-    text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"
-    return Export(text=text, notes=made.notes)
+    merged = merge(settings(ranks), collect(TABLE, task, starts_a_script=True))
+    text = json.dumps(merged.sections.get("zero", {}), indent=2) + "\n"
+    return Export(text=text, notes=merged.notes)

@@ -23,8 +23,8 @@ leaves visible. CUDA by itself numbers them by speed, nvidia-smi by slot."""
 
 def by_deepspeed(task: Task) -> bool:
     """Whether the config was trained with DeepSpeed."""
-    known = task.config
-    return "sharding" in known and "offload" in known and uses_deepspeed(known)
+    config = task.config
+    return "sharding" in config and "offload" in config and uses_deepspeed(config)
 
 
 def by_fsdp(task: Task) -> bool:
@@ -32,7 +32,7 @@ def by_fsdp(task: Task) -> bool:
     return str(task.config.get("sharding")).startswith("fsdp")
 
 
-def offload_is_said(task: Task) -> bool:
+def offload_is_covered(task: Task) -> bool:
     """Whether the settings written for `sharding` also cover the config's `offload`."""
     value = task.config.text("offload")
     return value == "none" or task.config.get("sharding") in WITH[value]
@@ -49,7 +49,7 @@ def threads(task: Task) -> str:
     Otherwise torchrun (torch/distributed/run.py) and accelerate (utils/launch.py) start processes with one thread.
     Empty where nothing is offloaded.
     """
-    if task.config.get("offload") in (None, "none") or not offload_is_said(task):
+    if task.config.get("offload") in (None, "none") or not offload_is_covered(task):
         return ""
     devices = task.workload.devices
     return f"OMP_NUM_THREADS=$({'nproc' if devices == 1 else f'($(nproc) / {devices})'}) "
@@ -68,13 +68,13 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
         hardware=task.hardware,
         stack=task.stack,
     )
-    made = deepspeed_settings(task.config, job, folder=folder)
-    if made["zero_optimization"]["stage"] == 3:
-        made["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    deepspeed = deepspeed_settings(task.config, job, folder=folder)
+    if deepspeed["zero_optimization"]["stage"] == 3:
+        deepspeed["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if on_host(task):
-        stated = {"weight_decay": weight_decay(task.config["optimizer"])}
-        made["optimizer"] = {"type": "AdamW", "params": {**stated, **dict.fromkeys(filled, "auto")}}
-    return made
+        arguments = {"weight_decay": weight_decay(task.config["optimizer"])}
+        deepspeed["optimizer"] = {"type": "AdamW", "params": {**arguments, **dict.fromkeys(filled, "auto")}}
+    return deepspeed
 
 
 def nvme_notes(task: Task) -> list[str]:
@@ -86,8 +86,8 @@ def nvme_notes(task: Task) -> list[str]:
 
 def ddp_notes(task: Task, trainer: str) -> list[str]:
     """How `trainer`'s DDP differs from trials, where gradients are views of the buckets."""
-    said = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
-    return [NeedsMore(said) if task.config["method"] == "full" else Near(said)]
+    note = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
+    return [NeedsMore(note) if task.config["method"] == "full" else Near(note)]
 
 
 def machine_notes(task: Task, *, otherwise: str) -> list[str]:
@@ -106,7 +106,7 @@ def sharded_layers(task: Task) -> list[str]:
     """Class names of the decoder layers, which FSDP gathers one at a time. Imports torch and transformers."""
     from autofit.training.decoder import decoder_layers
 
-    return sorted({type(layer).__name__ for layer in decoder_layers(task.laid_out())})
+    return sorted({type(layer).__name__ for layer in decoder_layers(task.meta_model())})
 
 
 def reshards(task: Task) -> bool:

@@ -43,21 +43,21 @@ class Task:
         of_catalog = self.workload.model in names() and not is_path(self.source)
         return load(self.workload.model if of_catalog else self.source)
 
-    def laid_out(self) -> Any:
+    def meta_model(self) -> Any:
         """The model on the meta device; not to be modified. Imports torch and transformers, which takes seconds."""
         import torch
         from transformers import AutoModelForCausalLM
 
         model = self.model()
-        if model.digest not in _LAID_OUT:
-            _LAID_OUT.clear()
+        if model.digest not in _META_MODELS:
+            _META_MODELS.clear()
             with torch.device("meta"):
-                _LAID_OUT[model.digest] = AutoModelForCausalLM.from_config(architecture(model))
-        return _LAID_OUT[model.digest]
+                _META_MODELS[model.digest] = AutoModelForCausalLM.from_config(architecture(model))
+        return _META_MODELS[model.digest]
 
 
-_LAID_OUT: dict[str, Any] = {}
-"""The model that was laid out last, by its digest: several axes of one export need it."""
+_META_MODELS: dict[str, Any] = {}
+"""The model last built on the meta device, by its digest: several axes of one export need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +108,13 @@ class Export:
 
 def fidelity(config: Config, notes: Sequence[str]) -> dict[str, str]:
     """Axis -> how close its technique comes to what was measured: `same`, `near` or `differs`."""
-    found = {axis: "same" for axis in config}
+    words = {axis: "same" for axis in config}
     for note in notes:
         for axis in note.partition(":")[0].split(", "):
             name = axis.partition("=")[0]
-            if name in found and found[name] != "differs":
-                found[name] = "near" if isinstance(note, Near) else "differs"
-    return found
+            if name in words and words[name] != "differs":
+                words[name] = "near" if isinstance(note, Near) else "differs"
+    return words
 
 
 class Code(str):
@@ -149,10 +149,10 @@ def merge(*parts: Settings) -> Settings:
     sections: dict[str, dict[str, object]] = {}
     for part in parts:
         for section, values in part.sections.items():
-            known = sections.setdefault(section, {})
+            merged = sections.setdefault(section, {})
             for key, value in values.items():
-                assert known.get(key, value) == value, f"{section}.{key} is set to two values"
-                known[key] = value
+                assert merged.get(key, value) == value, f"{section}.{key} is set to two values"
+                merged[key] = value
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
@@ -176,11 +176,13 @@ def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = Fa
             parts.append(emit(config[name], task))
         elif name not in _MAY_LACK:
             parts.append(settings(f"{name}: the config does not name it; the trainer's own default applies"))
-    others = [f"{name}={config[name]}" for name in config if name not in table]
-    if others and starts_a_script:
-        parts.append(settings(f"{', '.join(others)}: this format has no line for them; the training script sets them"))
+    missing_axes = [f"{name}={config[name]}" for name in config if name not in table]
+    if missing_axes and starts_a_script:
+        parts.append(
+            settings(f"{', '.join(missing_axes)}: this format has no line for them; the training script sets them")
+        )
     else:
-        parts += [settings(f"{other}: this format has no line for it; set it by hand") for other in others]
+        parts += [settings(f"{missing}: this format has no line for it; set it by hand") for missing in missing_axes]
     return merge(*parts)
 
 
@@ -211,20 +213,22 @@ def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Seque
 
 
 def _fidelity(words: Mapping[str, str]) -> str:
-    others = [f"{axis} {word}" for axis, word in words.items() if word != "same"]
-    return f"{', '.join(others)}; all else same" if others else "all same"
+    unequal = [f"{axis} {word}" for axis, word in words.items() if word != "same"]
+    return f"{', '.join(unequal)}; all else same" if unequal else "all same"
 
 
 def _workload(workload: Workload, config: Config) -> str:
     devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
     devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
-    own = "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"
-    sequences = f"{workload.global_batch} sequences of {own or workload.seq_len} tokens"
+    lengths = (
+        "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"
+    )
+    sequences = f"{workload.global_batch} sequences of {lengths or workload.seq_len} tokens"
     if packs(config):
         share = workload.global_batch / rows_per_sequence(config, workload)
         sequences = f"{workload.global_batch} rows of {workload.seq_len} tokens, {share:.0f} sequences,"
-    evaluated = "" if workload.eval_batch is None else f"; {workload.eval_batch} evaluated at a time"
-    return f"{sequences} per optimizer step, on {devices}{evaluated}"
+    evaluation = "" if workload.eval_batch is None else f"; {workload.eval_batch} evaluated at a time"
+    return f"{sequences} per optimizer step, on {devices}{evaluation}"
 
 
 def _measurement(recommendation: Recommendation, rows: float) -> str:
@@ -250,15 +254,15 @@ CHOOSE = "CHOOSE"
 
 
 def yaml_file(
-    task: Recommended, made: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str
+    task: Recommended, merged: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str
 ) -> Export:
     """For a trainer that reads one flat YAML file: the header, then the keys of each section of `made` below its title.
 
     Sections come in the order of `titles`; empty ones are left out.
     """
-    parts = [header(task, needs=needs, launch=launch, notes=made.notes)]
+    parts = [header(task, needs=needs, launch=launch, notes=merged.notes)]
     for section, title in titles.items():
-        if values := made.sections.get(section):
+        if values := merged.sections.get(section):
             keys = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
             parts.append(f"# {title}\n{keys}" if title else keys)
-    return Export(text="\n".join(parts), notes=made.notes)
+    return Export(text="\n".join(parts), notes=merged.notes)

@@ -68,9 +68,9 @@ def _precision(value: Value, task: Task) -> Settings:
 
 def _checkpointing(value: Value, task: Task) -> Settings:
     # Reentrant by default, unlike trials.
-    off = ta.checkpointing(value) is None
-    model: dict[str, object] = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
-    notes = ta.no_budget(value, "LLaMA-Factory")
+    disabled = ta.checkpointing(value) is None
+    model: dict[str, object] = {"disable_gradient_checkpointing": disabled, "use_reentrant_gc": False}
+    notes = ta.budget_notes(value, "LLaMA-Factory")
     if value in ("every-2", "every-4", SAVE_ATTENTION, "selective"):
         notes.append(
             f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "
@@ -83,7 +83,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = ta.first_labels(value, "LLaMA-Factory")
+    notes = ta.first_label_notes(value, "LLaMA-Factory")
     if value == "padding-free" and task.config["attention"] == "flash" and task.config["micro_batch"] != 1:
         notes.append(
             "batching=padding-free: LLaMA-Factory takes one row at a time with flash attention, or ends at once"
@@ -92,21 +92,23 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(*ta.shares_keys(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION.get(str(value), "sdpa")})
+    return settings(
+        *ta.shared_key_notes(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION.get(str(value), "sdpa")}
+    )
 
 
 def _loss(value: Value, task: Task) -> Settings:
     notes: list[str] = []
     if by_liger(task.config):
         if value != "fused":
-            said = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
-            notes.append(Near(f"loss={value}: {said}"))
+            difference = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
+            notes.append(Near(f"loss={value}: {difference}"))
     elif value == "fused":
-        said = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"
-        notes.append(Near(f"loss=fused: {said}"))
+        difference = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"
+        notes.append(Near(f"loss=fused: {difference}"))
     elif value == "chunked":
-        said = "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured"
-        notes.append(NeedsMore(f"loss=chunked: {said}"))
+        difference = "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured"
+        notes.append(NeedsMore(f"loss=chunked: {difference}"))
     return settings(*notes, model=_liger(task))
 
 
@@ -175,10 +177,10 @@ _TITLES = {
 
 def export_llamafactory(task: Recommended) -> Export:
     """Every value is stated: checkpointing is on by default, and reentrant."""
-    made = merge(
+    merged = merge(
         settings(
-            *ta.whole_checkpoint(task, "LLaMA-Factory"),
-            *ta.padding(task, "LLaMA-Factory"),
+            *ta.checkpoint_notes(task, "LLaMA-Factory"),
+            *ta.padding_notes(task, "LLaMA-Factory"),
             *distributed.machine_notes(
                 task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
             ),
@@ -198,7 +200,7 @@ def export_llamafactory(task: Recommended) -> Export:
     needs = [f"llamafactory >= {LLAMAFACTORY.release}", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
     needs += ["transformers >= 5.2"] if task.config.get("batching") == "grouped" else []
     needs += ta.libraries(task.config)
-    return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
+    return yaml_file(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Recommended) -> str:

@@ -42,12 +42,12 @@ def excerpt(module: str, name: str) -> Excerpt:
     """The definition of `name` in `module`, with all module-level names that it refers to; no module is imported."""
     imports: set[str] = set()
     blocks: list[str] = []
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
 
     def take(module: str, name: str) -> None:
-        if (module, name) in seen:
+        if (module, name) in visited:
             return
-        seen.add((module, name))
+        visited.add((module, name))
         source = _read(module)
         if name in source.definitions:
             for used in _names(source.definitions[name]):
@@ -70,18 +70,18 @@ def _read(module: str) -> _Module:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8")
-    made = _Module(lines=text.splitlines())
+    source = _Module(lines=text.splitlines())
     for node in _statements(ast.parse(text).body):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                made.definitions[name] = node
+                source.definitions[name] = node
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                made.definitions[name] = node
+                source.definitions[name] = node
             case ast.Import():
-                made.imports.update({alias.name: (alias.name, True) for alias in node.names})
+                source.imports.update({alias.name: (alias.name, True) for alias in node.names})
             case ast.ImportFrom(module=str(origin)):
-                made.imports.update({alias.name: (origin, False) for alias in node.names})
-    return made
+                source.imports.update({alias.name: (origin, False) for alias in node.names})
+    return source
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -66,8 +66,8 @@ def precision(task: Task) -> dict[str, object]:
     return {"bf16": bf16, "fp16": value == "fp16-mixed", **wide}
 
 
-def padding(task: Task, name: str) -> list[str]:
-    """What is said of a trainer that pads micro-batches of sequences with lengths, unless it was measured so
+def padding_notes(task: Task, name: str) -> list[str]:
+    """A note that the trainer pads micro-batches of sequences with lengths, unless it was measured so
     (`habits.masks_padding`)."""
     config = task.config
     measured = task.packs or task.workload.trainer is not None
@@ -78,19 +78,19 @@ def padding(task: Task, name: str) -> list[str]:
 
 def run(task: Task) -> dict[str, object]:
     """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
-    where: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
+    device: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
         "max_grad_norm": MAX_GRADIENT_NORM,
         # The filter synchronises with the device after each micro-batch; trials do not.
         "logging_nan_inf_filter": False,
-        **where,
+        **device,
     }
 
 
 def evaluation(task: Task, trainer: str, key: str = "per_device_eval_batch_size") -> Settings:
-    """How many sequences to evaluate at a time, under the key of this trainer: the workload's or, where training alone
-    counted, as many as a micro-batch has, which take less than training on them."""
+    """How many sequences to evaluate at a time, under the key of this trainer. It is the workload's number. Where
+    training alone counted, it is the micro-batch, because evaluation takes less memory than training on it."""
     size = task.workload.eval_batch or task.config.get("micro_batch")
     of_logits = [habit for habit in TRAINERS[trainer].habits if isinstance(habit, LogitsInEvaluation)]
     makes_logits = any(habit.applies(task.config) for habit in of_logits)
@@ -116,27 +116,27 @@ def batch(value: Value, task: Task) -> Settings:
 
 
 def batching(value: Value, task: Task, grouping: tuple[str, object] = GROUPING) -> Settings:
-    """The argument that groups sequences by length. Packing is said with the data: see `Task.packs`."""
+    """The argument that groups sequences by length. The export's data section sets packing: see `Task.packs`."""
     return settings(training=dict([grouping]) if value == "grouped" else {})
 
 
-def keeps_apart(value: Value, task: Task, trainer: str, *, every: bool = False) -> list[str]:
+def packing_notes(value: Value, task: Task, trainer: str, *, every: bool = False) -> list[str]:
     """A note where the trainer's flash attention, or `every`, does not look beyond a packed sequence, as trials do."""
     if value != "packed" or not (every or task.config["attention"] == "flash"):
         return []
     return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
 
 
-def first_labels(value: Value, trainer: str) -> list[str]:
-    """A note of a trainer that leaves the label at the first token of a sequence to the data."""
-    said = f"{trainer} trains on a sequence's first token after another's last, if your data has a label there"
-    return [Near(f"batching=padding-free: {said}")] if value == "padding-free" else []
+def first_label_notes(value: Value, trainer: str) -> list[str]:
+    """A note where the trainer leaves the label at the first token of a sequence to the data."""
+    difference = f"{trainer} trains on a sequence's first token after another's last, if your data has a label there"
+    return [Near(f"batching=padding-free: {difference}")] if value == "padding-free" else []
 
 
-def liger(task: Task, *, own_loss: bool = False) -> Settings:
-    """The arguments that turn on those of Liger's kernels that were measured, and no others; with `own_loss`, without
+def liger(task: Task, *, without_loss: bool = False) -> Settings:
+    """The arguments that turn on those of Liger's kernels that were measured, and no others; `without_loss` leaves out
     Liger's loss."""
-    layers, loss = by_liger(task.config), task.config.get("loss") == "fused" and not own_loss
+    layers, loss = by_liger(task.config), task.config.get("loss") == "fused" and not without_loss
     switches = {
         **dict.fromkeys(LIGER_LAYERS, layers),
         "layer_norm": False,
@@ -177,10 +177,10 @@ def compilation(value: Value, task: Task) -> Settings:
 
 def offload(value: Value, task: Task) -> Settings:
     """No settings: those for offloading are written by `sharding`. A note if that cannot cover `value`."""
-    if distributed.offload_is_said(task):
+    if distributed.offload_is_covered(task):
         return settings()
-    said = f"not possible with sharding={task.config['sharding']}; it is left out"
-    return settings(NeedsMore(f"offload={value}: {said}"))
+    reason = f"not possible with sharding={task.config['sharding']}; it is left out"
+    return settings(NeedsMore(f"offload={value}: {reason}"))
 
 
 def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
@@ -220,24 +220,24 @@ def checkpointing(value: Value) -> dict[str, object] | None:
     return kwargs
 
 
-def no_budget(value: Value, trainer: str) -> list[str]:
+def budget_notes(value: Value, trainer: str) -> list[str]:
     """A note where `value` is a budget, for which `trainer` has no setting."""
-    said = f"{trainer} sets no budget of torch's, and nothing is recomputed: more memory than was measured"
-    return [NeedsMore(f"checkpointing={value}: {said}")] if value in BUDGETS else []
+    difference = f"{trainer} sets no budget of torch's, and nothing is recomputed: more memory than was measured"
+    return [NeedsMore(f"checkpointing={value}: {difference}")] if value in BUDGETS else []
 
 
 def attention(value: Value, trainer: str) -> Settings:
     """`attn_implementation`, by which the model is loaded."""
     name = "sdpa" if value == "efficient" else IMPLEMENTATIONS[str(value)]
-    return settings(*shares_keys(value, trainer), model={"attn_implementation": name})
+    return settings(*shared_key_notes(value, trainer), model={"attn_implementation": name})
 
 
-def shares_keys(value: Value, trainer: str) -> list[str]:
+def shared_key_notes(value: Value, trainer: str) -> list[str]:
     """A note where `trainer` leaves to torch how heads share keys, for which it has no fused kernel."""
-    said = (
+    difference = (
         f"{trainer} repeats no keys, and torch keeps all scores where nothing is padded: more memory than was measured"
     )
-    return [NeedsMore(f"attention=efficient: {said}")] if value == "efficient" else []
+    return [NeedsMore(f"attention=efficient: {difference}")] if value == "efficient" else []
 
 
 def rank(value: Value, task: Task) -> Settings:
@@ -247,7 +247,7 @@ def rank(value: Value, task: Task) -> Settings:
 
 def target_modules(value: Value, task: Task) -> list[str] | str:
     """`target_modules` of a LoRA configuration, found in the architecture as in trials."""
-    return attention_projections(task.laid_out()) if value == "attention" else "all-linear"
+    return attention_projections(task.meta_model()) if value == "attention" else "all-linear"
 
 
 def is_part(task: Task) -> bool:
@@ -255,7 +255,7 @@ def is_part(task: Task) -> bool:
     return str(task.model().config["model_type"]).endswith("_text")
 
 
-def whole_checkpoint(task: Task, trainer: str) -> list[str]:
+def checkpoint_notes(task: Task, trainer: str) -> list[str]:
     """A note where `trainer` may load more than the model that was measured."""
     note = f"the model: {trainer} loads the whole checkpoint, but only the text model was measured"
     return [note] if is_part(task) else []
@@ -264,11 +264,11 @@ def whole_checkpoint(task: Task, trainer: str) -> list[str]:
 def libraries(config: Config) -> list[str]:
     """Packages that the config needs in Trainer and its heirs, beside those that train, adapt and shard."""
     optimizer = OPTIMIZERS.get(str(config.get("optimizer")))  # a stored config may lack it
-    needed = {
+    packages = {
         "bitsandbytes": config["method"] == "qlora",
         "liger-kernel": config.get("loss") == "fused" or by_liger(config),
         "flash-attn": config.get("attention") == "flash",
     }
     if optimizer is not None and optimizer.package is not None:
-        needed[optimizer.package] = True
-    return [name for name, is_needed in needed.items() if is_needed]
+        packages[optimizer.package] = True
+    return [name for name, is_needed in packages.items() if is_needed]

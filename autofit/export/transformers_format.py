@@ -66,13 +66,13 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     if value in BUDGETS:
         line = f"torch._functorch.config.activation_memory_budget = {BUDGETS[str(value)]}  # read at the first step"
-        needed = {"import torch._functorch.config": None}
-        return settings(checkpointing={"on": False, "kwargs": None}, budget={line: None}, imports=needed)
+        imports = {"import torch._functorch.config": None}
+        return settings(checkpointing={"on": False, "kwargs": None}, budget={line: None}, imports=imports)
     if kwargs is None or not keeps_results(task.config):
         return settings(checkpointing={"on": kwargs is not None, "kwargs": kwargs})
     policy = excerpt("autofit.techniques.selective", "selective_contexts")
-    kept = f"adapters={task.config.get('rank') is not None}" if value == "selective" else "products=False"
-    kwargs["context_fn"] = Code(f"partial(selective_contexts, {kept})")
+    argument = f"adapters={task.config.get('rank') is not None}" if value == "selective" else "products=False"
+    kwargs["context_fn"] = Code(f"partial(selective_contexts, {argument})")
     return settings(
         checkpointing={"on": True, "kwargs": kwargs},
         imports=_imports_of(policy, "from functools import partial"),
@@ -80,24 +80,24 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     )
 
 
-def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
-    return dict.fromkeys((*part.imports, *others))
+def _imports_of(part: Excerpt, *statements: str) -> dict[str, object]:
+    return dict.fromkeys((*part.imports, *statements))
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    said = f"batching={value}: the script takes rows; put whole sequences into them yourself"
-    notes = [said] if packs(task.config) else []
+    note = f"batching={value}: the script takes rows; put whole sequences into them yourself"
+    notes = [note] if packs(task.config) else []
     return merge(ta.batching(value, task), settings(*notes))
 
 
 def _attention(value: Value, task: Task) -> Settings:
     name = IMPLEMENTATIONS[str(value)]
-    written = settings(model={"attn_implementation": name})
+    implementation = settings(model={"attn_implementation": name})
     if value != "efficient":
-        return written
-    made = excerpt("autofit.techniques.repeated_keys", "register_repeated_keys")
-    code = f"{made.code}\n\nregister_repeated_keys({name!r})\n"
-    return merge(written, settings(imports=_imports_of(made), code={"attention": code}))
+        return implementation
+    function = excerpt("autofit.techniques.repeated_keys", "register_repeated_keys")
+    code = f"{function.code}\n\nregister_repeated_keys({name!r})\n"
+    return merge(implementation, settings(imports=_imports_of(function), code={"attention": code}))
 
 
 def _loss(value: Value, task: Task) -> Settings:
@@ -116,31 +116,31 @@ def _loss(value: Value, task: Task) -> Settings:
 
 def _compilation(value: Value, task: Task) -> Settings:
     """Compiles decoder layers alone, as trials do; `torch_compile` would compile all, and allow TF32 products."""
-    marked = "from transformers.modeling_layers import GradientCheckpointingLayer"
-    compiled = {"compile": {"on": None}, "imports": {marked: None}} if value is True else {}
+    checkpointing_layer = "from transformers.modeling_layers import GradientCheckpointingLayer"
+    compiled = {"compile": {"on": None}, "imports": {checkpointing_layer: None}} if value is True else {}
     return settings(training={"torch_compile": False}, **compiled)
 
 
 def _sharding(value: Value, task: Task) -> Settings:
     """DeepSpeed's configuration as a constant of its own, and settings for which Trainer has no argument."""
-    made = ta.sharding(value, task, narrow_sums=False)
+    trainer_settings = ta.sharding(value, task, narrow_sums=False)
     if by_deepspeed(task):
         offloaded = task.config["offload"] == "nvme"
         folder = {"NVME_FOLDER": "None  # yours to choose: a folder on an NVMe disk"} if offloaded else {}
         library = deepspeed_config(task, filled=ta.FILLED, folder=Code("NVME_FOLDER"))
         return Settings(
             sections={"training": {"deepspeed": Code("DEEPSPEED")}, "deepspeed": library, "constants": folder},
-            notes=made.notes,
+            notes=trainer_settings.notes,
         )
     if value == "ddp":
         line = (
             "trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # one copy of each gradient, as measured"
         )
-        return merge(made, settings(trainer={line: None}))
+        return merge(trainer_settings, settings(trainer={line: None}))
     if by_fsdp(task) and is_mixed(task.config) and task.hardware.kind != "cpu":
         compute = ta.compute_dtype(task.config)
         return merge(
-            made,
+            trainer_settings,
             settings(
                 imports={"from torch.distributed.fsdp import MixedPrecisionPolicy": None},
                 trainer={
@@ -150,7 +150,7 @@ def _sharding(value: Value, task: Task) -> Settings:
                 },
             ),
         )
-    return made
+    return trainer_settings
 
 
 TABLE: Mapping[str, Emit] = {
@@ -175,10 +175,10 @@ TABLE: Mapping[str, Emit] = {
 def export_transformers(task: Recommended) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
-    yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
-    made = merge(yours, ta.evaluation(task, "transformers"), collect(TABLE, task))
-    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
-    return Export(text=top + script(made, task), notes=made.notes)
+    run = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
+    merged = merge(run, ta.evaluation(task, "transformers"), collect(TABLE, task))
+    top = header(task, needs=_needs(task), launch=_launch(task), notes=merged.notes)
+    return Export(text=top + script(merged, task), notes=merged.notes)
 
 
 def _launch(task: Recommended) -> str:
@@ -197,9 +197,9 @@ def _needs(task: Task) -> list[str]:
     config = task.config
     newer = config.get("checkpointing") in ("every-2", "every-4", "offload") or by_fsdp(task)
     oldest = "5.2" if config.get("batching") == "grouped" else "5.0"
-    needed = {
+    packages = {
         f"transformers >= {'5.17' if newer else oldest}": True,
         "peft": config["method"] != "full",
         "deepspeed >= 0.18": by_deepspeed(task),
     }
-    return [*(name for name, is_needed in needed.items() if is_needed), *ta.libraries(config)]
+    return [*(name for name, is_needed in packages.items() if is_needed), *ta.libraries(config)]

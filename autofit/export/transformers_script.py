@@ -73,7 +73,7 @@ def make_trainer(train_dataset):
 """LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
 
 _ITEMS = "items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding"
-"""What is said of full sequences; here are others and, by collator, what each needs."""
+"""The words of `FUNCTIONS` for full sequences. `_ITEMS_OF` has those that take their place, by collator."""
 _ITEMS_OF = {
     "padded": "items of `input_ids` and `labels`: at most SEQ_LEN tokens each",
     "apart": "rows, each a list of the token ids of sequences that have at most SEQ_LEN tokens together",
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     rows = [row[:SEQ_LEN] for row in torch.load(sys.argv[1])]  # your data: a list with the token ids of each sequence
     make_trainer([{"input_ids": row, "labels": row} for row in rows]).train()
 """
-"""Both for data whose sequences have lengths."""
+"""`PADDING` and `MAIN_PADDED` are for data whose sequences have lengths."""
 APART = """\
 def apart(rows):
     \"\"\"A micro-batch of rows, each of several sequences: positions that restart keep these apart.\"\"\"
@@ -116,80 +116,81 @@ MAIN_APART = """\
 if __name__ == "__main__":
     make_trainer(torch.load(sys.argv[1])).train()  # your data: a list of rows, each a list of its sequences' token ids
 """
-"""The same where sequences share rows and are kept apart; ONE_ROW says whether a micro-batch becomes one row."""
+"""`APART` and `MAIN_APART` are for sequences that share rows and are kept apart. ONE_ROW says whether a micro-batch
+becomes one row."""
 COLLATORS = {"padded": (PADDING, MAIN_PADDED), "apart": (APART, MAIN_APART), "": ("", MAIN)}
-"""By what puts items together: its code, and what the script does when run."""
+"""By collator: its code, and what the script does when run."""
 
 
 def _collator(task: Recommended) -> str:
-    """What puts items together; none where every row is full."""
+    """The name of the script's collator; empty where every row is full."""
     if keeps_apart(task.config):
         return "apart"
     return "" if task.packs else "padded"
 
 
-def script(made: Settings, task: Recommended) -> str:
-    """The script without its header, from the sections of `made`."""
+def script(merged: Settings, task: Recommended) -> str:
+    """The script without its header, from the sections of `merged`."""
     constants = (
         f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
         "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
-    ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
-    code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
+    ) + "".join(f"{name} = {value}\n" for name, value in merged.sections.get("constants", {}).items())
+    code = [str(block).strip("\n") + "\n" for block in merged.sections.get("code", {}).values()]
     collate, main = COLLATORS[_collator(task)]
     collate = collate.replace("ONE_ROW", str(task.config.get("attention") == "flash"))
-    parts = [_imports(made, task), constants, *code, _definitions(made), *([collate] if collate else [])]
-    return "\n\n".join([*parts, _functions(made, task), main])
+    parts = [_imports(merged, task), constants, *code, _definitions(merged), *([collate] if collate else [])]
+    return "\n\n".join([*parts, _functions(merged, task), main])
 
 
-def _imports(made: Settings, task: Recommended) -> str:
+def _imports(merged: Settings, task: Recommended) -> str:
     expandable_segments = task.recommendation.point.measurement.expandable_segments
     names, collator = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"], _collator(task)
     if collator == "apart":
         names.append("DataCollatorWithFlattening")
-    if "quantization_config" in made.sections.get("model", {}):
+    if "quantization_config" in merged.sections.get("model", {}):
         names.append("BitsAndBytesConfig")
     if ta.is_part(task):
         names.append("AutoConfig")
-    needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
-    needed.add(f"from transformers import {', '.join(sorted(names))}")
+    imports = {*merged.sections.get("imports", {}), "import sys", "import torch"}
+    imports.add(f"from transformers import {', '.join(sorted(names))}")
     if collator:
-        needed.add("from torch.nn.utils.rnn import pad_sequence")
+        imports.add("from torch.nn.utils.rnn import pad_sequence")
     if expandable_segments:
-        needed.add("import os")
-    if "adapter" in made.sections:
+        imports.add("import os")
+    if "adapter" in merged.sections:
         of_peft = ["LoraConfig", "get_peft_model"]
-        if any("prepare_model_for_kbit_training" in line for line in made.sections.get("prepare", {})):
+        if any("prepare_model_for_kbit_training" in line for line in merged.sections.get("prepare", {})):
             of_peft.append("prepare_model_for_kbit_training")
-        needed.add(f"from peft import {', '.join(of_peft)}")
-    ours = sorted(needed, key=lambda line: (line.startswith("from"), line))
-    standard = [line for line in ours if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+        imports.add(f"from peft import {', '.join(of_peft)}")
+    statements = sorted(imports, key=lambda line: (line.startswith("from"), line))
+    standard = [line for line in statements if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
     lines = [
         "",
-        *(["from __future__ import annotations", ""] if made.sections.get("code") else []),
+        *(["from __future__ import annotations", ""] if merged.sections.get("code") else []),
         *standard,
         "",
         *([environment, ""] if expandable_segments else []),
-        *(line for line in ours if line not in standard),
+        *(line for line in statements if line not in standard),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _definitions(made: Settings) -> str:
-    checkpointing = made.sections.get("checkpointing")
-    arguments = _arguments(made.sections["training"])
-    before = ""
-    if "deepspeed" in made.sections:
-        before = f"DEEPSPEED = {_literal(dict(made.sections['deepspeed']), '')}\n\n"
+def _definitions(merged: Settings) -> str:
+    checkpointing = merged.sections.get("checkpointing")
+    arguments = _arguments(merged.sections["training"])
+    constants = ""
+    if "deepspeed" in merged.sections:
+        constants = f"DEEPSPEED = {_literal(dict(merged.sections['deepspeed']), '')}\n\n"
     if checkpointing is not None:
-        before += CHECKPOINTING_NAME
+        constants += CHECKPOINTING_NAME
         arguments += f"    **{{CHECKPOINTING: {checkpointing['on']!r}, "
         arguments += f'f"{{CHECKPOINTING}}_kwargs": {checkpointing["kwargs"]!r}}},\n'
-    entries = "".join(f"    {key!r}: {value!r},\n" for key, value in made.sections.get("model", {}).items())
-    adapter = made.sections.get("adapter")
+    entries = "".join(f"    {key!r}: {value!r},\n" for key, value in merged.sections.get("model", {}).items())
+    adapter = merged.sections.get("adapter")
     lora = "None" if adapter is None else f"LoraConfig(\n{_arguments(adapter)})"
     return (
-        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{before}"
+        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{constants}"
         f"training_args = TrainingArguments(\n{arguments})\n"
     )
 
@@ -206,20 +207,20 @@ def _arguments(values: Mapping[str, object]) -> str:
     return "".join(f"    {key}={_literal(value)},\n" for key, value in values.items())
 
 
-def _functions(made: Settings, task: Recommended) -> str:
-    lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
-    if "adapter" in made.sections:
-        lines += made.sections.get("prepare", {})
+def _functions(merged: Settings, task: Recommended) -> str:
+    lines: list[str] = ["model.config.use_cache = False", *merged.sections.get("load", {})]
+    if "adapter" in merged.sections:
+        lines += merged.sections.get("prepare", {})
         lines += [
             "model = get_peft_model(model, peft_config)",
             "for parameter in model.parameters():",
             "    if parameter.requires_grad:",
             f"        parameter.data = parameter.data.to(torch.{ta.trained_dtype(task)})",
         ]
-    if "compile" in made.sections:
+    if "compile" in merged.sections:
         lines += [
             f"torch._dynamo.config.recompile_limit = {VARIANTS}  # kinds of layers, not runs",
-            *made.sections.get("budget", {}),
+            *merged.sections.get("budget", {}),
             "for layer in model.modules():",
             "    if isinstance(layer, GradientCheckpointingLayer):",
             "        layer.compile()  # each decoder layer and nothing else, as it was measured",
@@ -227,22 +228,22 @@ def _functions(made: Settings, task: Recommended) -> str:
     load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
     collator = _collator(task)
     functions = FUNCTIONS.replace(_ITEMS, _ITEMS_OF.get(collator, _ITEMS))
-    trainer = _trainer(made, collator)
+    trainer = _trainer(merged, collator)
     return functions.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(trainer))
 
 
-def _trainer(made: Settings, collator: str) -> list[str]:
+def _trainer(merged: Settings, collator: str) -> list[str]:
     lines = []
-    if made.sections.get("constants"):
+    if merged.sections.get("constants"):
         lines += [
             "if NVME_FOLDER is None:",
             '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
         ]
-    given = f", data_collator={collator}" if collator else ""
-    call = f"Trainer(model=load_model(), args=training_args, train_dataset=train_dataset{given})"
-    if "trainer" not in made.sections:
+    collate = f", data_collator={collator}" if collator else ""
+    call = f"Trainer(model=load_model(), args=training_args, train_dataset=train_dataset{collate})"
+    if "trainer" not in merged.sections:
         return [*lines, f"return {call}"]
-    return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]
+    return [*lines, f"trainer = {call}", *merged.sections["trainer"], "return trainer"]
 
 
 def _indented(lines: Iterable[str]) -> str:

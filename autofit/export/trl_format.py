@@ -45,12 +45,12 @@ def _precision(value: Value, task: Task) -> Settings:
     notes: list[str] = []
     if task.workload.trainer is None and not by_deepspeed(task):  # which casts all weights itself
         if method == "lora" and value == "bf16":
-            said = "trl trains the adapters of a 16-bit base in fp32; bf16 was measured"
-            notes.append(NeedsMore(f"precision=bf16: {said}"))
+            difference = "trl trains the adapters of a 16-bit base in fp32; bf16 was measured"
+            notes.append(NeedsMore(f"precision=bf16: {difference}"))
         if method == "qlora" and value != "bf16":
-            said = f"precision={value}: trl trains the adapters of a 4-bit base in bf16"
-            dies = f"{said}, for which torch refuses loss scaling: it ends at the first step"
-            notes.append(dies if value == "fp16-mixed" else Near(f"{said}; fp32 was measured"))
+            difference = f"precision={value}: trl trains the adapters of a 4-bit base in bf16"
+            failure = f"{difference}, for which torch refuses loss scaling: it ends at the first step"
+            notes.append(failure if value == "fp16-mixed" else Near(f"{difference}; fp32 was measured"))
     return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=ta.precision(task))
 
 
@@ -58,7 +58,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs, notes = ta.checkpointing(value), []
     training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
     if kwargs is None:
-        return settings(*ta.no_budget(value, "trl"), training=training)
+        return settings(*ta.budget_notes(value, "trl"), training=training)
     if keeps_results(task.config):
         kwargs["selective"] = True
         if value == "selective":
@@ -72,7 +72,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = ta.keeps_apart(value, task, "trl")
+    notes = ta.packing_notes(value, task, "trl")
     if value == "packed" and not notes:
         notes.append(Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted"))
     if value == "padding-free" and task.config["attention"] != "flash":
@@ -92,16 +92,16 @@ def _attention(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    different = {
+    differences = {
         "full": "trl always chunks the loss: less memory than was measured",
         "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
-    notes = [Near(f"loss={value}: {different[str(value)]}")] if value in different else []
-    return merge(ta.liger(task, own_loss=True), settings(*notes, training={"loss_type": "nll"}))
+    notes = [Near(f"loss={value}: {differences[str(value)]}")] if value in differences else []
+    return merge(ta.liger(task, without_loss=True), settings(*notes, training={"loss_type": "nll"}))
 
 
 def _kernels(value: Value, task: Task) -> Settings:
-    return ta.liger(task, own_loss=True)
+    return ta.liger(task, without_loss=True)
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -144,10 +144,10 @@ def export_trl(task: Recommended) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
     segments = {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
-    made = merge(
+    merged = merge(
         settings(
-            *ta.whole_checkpoint(task, "trl"),
-            *ta.padding(task, "trl"),
+            *ta.checkpoint_notes(task, "trl"),
+            *ta.padding_notes(task, "trl"),
             *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             environment=segments if task.recommendation.point.measurement.expandable_segments else {},
             model={"model_name_or_path": task.source},
@@ -160,7 +160,7 @@ def export_trl(task: Recommended) -> Export:
     processes = f"--num_processes {workload.devices}{' --use_deepspeed' if by_deepspeed(task) else ''}"
     return yaml_file(
         task,
-        made,
+        merged,
         titles=_TITLES,
         needs=["trl >= 1.16", "transformers >= 5.17"],
         launch=f"{threads(task)}trl sft --config THIS_FILE --learning_rate YOURS {processes}",

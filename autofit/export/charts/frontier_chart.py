@@ -35,7 +35,7 @@ def figure(frontier: Frontier) -> Figure:
 
     figure, devices = Figure(), frontier.workload.devices
     memory_title, speed_title = axis_titles(frontier)
-    each = "" if devices == 1 else " (%{customdata:,.0f} of each device)"
+    per_device = "" if devices == 1 else " (%{customdata:,.0f} of each device)"
     for method, points in by_method(frontier.points).items():
         figure.add_scatter(
             name=method,
@@ -52,7 +52,7 @@ def figure(frontier: Frontier) -> Figure:
             text=[str(p.config).replace(",", "<br>") for p in points],
             customdata=[p.measurement.tokens_per_second / devices for p in points],
             hovertemplate=(
-                f"%{{y:,.0f}} tokens/s{each} at %{{x:.2f}} GiB<br><br>%{{text}}<extra>%{{fullData.name}}</extra>"
+                f"%{{y:,.0f}} tokens/s{per_device} at %{{x:.2f}} GiB<br><br>%{{text}}<extra>%{{fullData.name}}</extra>"
             ),
         )
     figure.update_layout(
@@ -66,7 +66,7 @@ def figure(frontier: Frontier) -> Figure:
 
 
 def png(frontier: Frontier) -> bytes:
-    """The same as a PNG of 1600 x 1000 pixels."""
+    """This chart as a PNG of 1600 x 1000 pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,8 +94,10 @@ def png(frontier: Frontier) -> bytes:
     axes.set_ylim(bottom=0)
     if frontier.workload.devices > 1:
         devices: Any = frontier.workload.devices  # Any: the functions are applied to arrays, too
-        of_each = axes.secondary_yaxis("right", functions=(lambda speed: speed / devices, lambda each: each * devices))
-        of_each.set_ylabel("tokens per second of each device")
+        per_device = axes.secondary_yaxis(
+            "right", functions=(lambda speed: speed / devices, lambda speed: speed * devices)
+        )
+        per_device.set_ylabel("tokens per second of each device")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)

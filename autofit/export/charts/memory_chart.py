@@ -29,7 +29,7 @@ COLOURS = {
     "temporaries": "#56B4E9",
     "fragmentation": "#F0E442",
 }
-"""By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""Colour of each category, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB", "evaluation": "#999999"}
 
 
@@ -57,7 +57,7 @@ class Course:
         return next(phase for phase, first, end in self.phases if first <= self.peak < end)
 
 
-def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
+def course(line: Timeline, estimate: Estimate, *, of_heap: bool) -> Course:
     """The step with the peak, from a timeline of two steps.
 
     What no event allocates is there throughout, in the category in which the breakdown counts it: library workspaces,
@@ -75,13 +75,13 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
         levels["fragmentation"] = heap.resident(line) - line.totals
     totals = np.stack(list(levels.values())).sum(axis=0)
     peak = line.ready + int(totals[line.ready :].argmax())
-    levels = {name: level + found.breakdown[name] - level[peak] for name, level in levels.items()}
+    levels = {name: level + estimate.breakdown[name] - level[peak] for name, level in levels.items()}
     first, end = _step_with(peak, line)
-    drawn = _highest(totals[first:end])
+    events = _highest(totals[first:end])
     edges = [0, *(np.flatnonzero(np.diff(line.phases[first:end])) + 1).tolist(), end - first]
     return Course(
-        events=drawn,
-        levels={name: level[first:end][drawn] for name, level in levels.items()},
+        events=events,
+        levels={name: level[first:end][events] for name, level in levels.items()},
         phases=tuple((ALL_PHASES[line.phases[first + a]], a, b) for a, b in itertools.pairwise(edges)),
         peak=peak - first,
     )
@@ -102,31 +102,31 @@ def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique([0, *highest, len(totals) - 1])
 
 
-def title(found: Estimate, workload: Workload) -> str:
+def title(estimate: Estimate, workload: Workload) -> str:
     return (
         f"Predicted memory of an optimizer step: {workload.model}, {workload.sequence} x "
-        f"{workload.global_batch} sequences, on {found.hardware}"
+        f"{workload.global_batch} sequences, on {estimate.hardware}"
     )
 
 
-def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
+def figure(line: Timeline, estimate: Estimate, job: Job) -> Figure:
     """The bytes alive over the step with the peak, by category, below the memory limit if that is in sight."""
     from plotly.graph_objects import Figure
 
     of_heap = job.hardware.kind == "cpu"
-    drawn = course(line, found, of_heap=of_heap)
+    step = course(line, estimate, of_heap=of_heap)
     figure = Figure()
-    for name, level in drawn.levels.items():
+    for name, level in step.levels.items():
         figure.add_scatter(
             name=name.replace("_", " "),
-            x=drawn.events.tolist(),
+            x=step.events.tolist(),
             y=np.round(level / GIB, 4).tolist(),
             stackgroup="alive",
             mode="lines",
             line={"width": 0.5, "color": COLOURS[name]},
             hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
         )
-    for phase, first, end in drawn.phases:
+    for phase, first, end in step.phases:
         figure.add_vrect(
             x0=first,
             x1=end,
@@ -136,26 +136,26 @@ def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
             annotation_text=phase,
             annotation_position="top left",
         )
-    highest = int(drawn.totals.max())
+    highest = int(step.totals.max())
     figure.add_annotation(
-        x=drawn.peak,
+        x=step.peak,
         y=highest / GIB,
-        text=f"peak: {format_bytes(highest)}, {drawn.peak_phase}",
+        text=f"peak: {format_bytes(highest)}, {step.peak_phase}",
         arrowhead=2,
         bgcolor="white",
         bordercolor="black",
     )
     top = highest
-    if found.memory_limit_bytes <= 2 * highest:  # a higher one would flatten everything else
-        top = max(highest, found.memory_limit_bytes)
+    if estimate.memory_limit_bytes <= 2 * highest:  # a higher one would flatten everything else
+        top = max(highest, estimate.memory_limit_bytes)
         figure.add_hline(
-            y=found.memory_limit_bytes / GIB,
+            y=estimate.memory_limit_bytes / GIB,
             line_dash="dash",
-            annotation_text=f"memory limit: {format_bytes(found.memory_limit_bytes)}",
+            annotation_text=f"memory limit: {format_bytes(estimate.memory_limit_bytes)}",
             annotation_position="bottom right",
         )
     figure.update_layout(
-        title={"text": title(found, job.workload), "subtitle": {"text": subtitle(found, drawn)}},
+        title={"text": title(estimate, job.workload), "subtitle": {"text": subtitle(estimate, step)}},
         xaxis_title="allocations and frees, in order",
         yaxis_title="resident, GiB" if of_heap else "alive, GiB",
         yaxis_range=[0, 1.15 * top / GIB],
@@ -166,13 +166,13 @@ def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
     return figure
 
 
-def subtitle(found: Estimate, drawn: Course) -> str:
+def subtitle(estimate: Estimate, step: Course) -> str:
     """The config and, where the device holds more than is drawn, how much."""
-    beyond = [name for name in found.breakdown if name not in drawn.levels]
-    more = sum(found.breakdown[name] for name in beyond)
-    if not more:
-        return str(found.config)
+    categories = [name for name in estimate.breakdown if name not in step.levels]
+    bytes_beyond = sum(estimate.breakdown[name] for name in categories)
+    if not bytes_beyond:
+        return str(estimate.config)
     return (
-        f"{found.config}<br>with {format_bytes(more)} of {' and '.join(beyond)} "
-        f"{format_bytes(found.device_bytes)} on the device"
+        f"{estimate.config}<br>with {format_bytes(bytes_beyond)} of {' and '.join(categories)} "
+        f"{format_bytes(estimate.device_bytes)} on the device"
     )
