@@ -42,7 +42,7 @@ def read(keys: Keys, where: Where) -> Run:
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
         evaluates=_evaluation(keys, size),
-        beyond=_beyond(keys, method),
+        beyond=_extra_bytes(keys, method),
         config=complete(
             {
                 "method": method,
@@ -63,50 +63,50 @@ def read(keys: Keys, where: Where) -> Run:
 
 
 def _accumulation(keys: Keys, size: int) -> int:
-    """Of `batch_size`, an older way to say it, too: the sequences of a step on one device."""
+    """Micro-batches per step; an older key, `batch_size`, has the sequences of a step on one device."""
     if keys.value("gradient_accumulation_steps") is None and keys.value("batch_size") is not None:
         return max(1, keys.count("batch_size", size) // size)
     return keys.count("gradient_accumulation_steps", 1)
 
 
 def _evaluation(keys: Keys, size: int) -> Evaluates | None:
-    """As many at a time as a micro-batch has unless it is set (utils/config). Nothing is evaluated without a validation
-    set, nor unless the file says when (`_configure_save_and_eval_strategy` of core/builders/base.py)."""
+    """The evaluation batch is the micro-batch unless it is set (utils/config). Nothing is evaluated without a set to
+    evaluate, nor unless the file says when (`_configure_save_and_eval_strategy` of core/builders/base.py)."""
     has_set = keys.value("val_set_size") not in (None, 0, 0.0) or bool(keys.value("test_datasets"))
     when = ("eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy")
     if not has_set or all(keys.value(name) in (None, False, 0, "no") for name in when):
         return None
-    asked = keys.value("eval_batch_size") is not None
-    return Evaluates(key="eval_batch_size", sequences=keys.count("eval_batch_size", size) if asked else size)
+    is_set = keys.value("eval_batch_size") is not None
+    return Evaluates(key="eval_batch_size", sequences=keys.count("eval_batch_size", size) if is_set else size)
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     kind = keys.text("adapter")
-    four = keys.flag("load_in_4bit")
+    is_four_bit = keys.flag("load_in_4bit")
     if kind is None:
-        if four or keys.flag("load_in_8bit"):
+        if is_four_bit or keys.flag("load_in_8bit"):
             raise UsageError("load_in_4bit and load_in_8bit need an adapter: quantised weights cannot be trained")
         return "full", {}
     if kind not in ("lora", "qlora"):
         keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
-    if kind == "qlora" and not four:
+    if kind == "qlora" and not is_four_bit:
         raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")
     _count_kernels(keys)
     targets = "all-linear" if keys.flag("lora_target_linear") else keys.targets("lora_target_modules")
-    return "qlora" if four else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
+    return "qlora" if is_four_bit else "lora", {"rank": keys.count("lora_r", 8), "targets": targets}
 
 
 def _count_kernels(keys: Keys) -> None:
     """axolotl's own kernels for adapters, which are on unless one of them is set, or where they cannot be
     (`check_auto_enable_lora_kernels` of src/axolotl/utils/schemas/config.py)."""
-    asked = [keys.value(f"lora_{part}_kernel") for part in ("mlp", "qkv", "o", "embedding")]
-    cannot = keys.flag("load_in_8bit") or keys.flag("trust_remote_code") or keys.text("rl") is not None
-    by_default = asked == [None] * 4 and not cannot and keys.text("adapter") in ("lora", "qlora")
-    if by_default or any(asked):
+    switches = [keys.value(f"lora_{part}_kernel") for part in ("mlp", "qkv", "o", "embedding")]
+    unsupported = keys.flag("load_in_8bit") or keys.flag("trust_remote_code") or keys.text("rl") is not None
+    by_default = switches == [None] * 4 and not unsupported and keys.text("adapter") in ("lora", "qlora")
+    if by_default or any(switches):
         keys.count_not("lora_*_kernel", "less", "axolotl's own kernels for adapters" + " are on" * by_default)
 
 
-def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
+def _extra_bytes(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
     if method == "full":
         return ()
     narrow = (EIGHT_BITS,) if keys.flag("load_in_8bit") and method == "lora" else ()
@@ -136,8 +136,8 @@ def _checkpointing(keys: Keys) -> str:
     if offloading:
         keys.count_not("activation_offloading", "unknown", "every activation moves; offload stands for it")
         return "offload"
-    if kept := keys.mapping("selective_checkpointing"):
-        if kept == {"save": ["attention"]}:
+    if selection := keys.mapping("selective_checkpointing"):
+        if selection == {"save": ["attention"]}:
             return SAVE_ATTENTION
         keys.count_not("selective_checkpointing", "unknown", "what it keeps is chosen otherwise")
         return "selective"
@@ -161,7 +161,7 @@ def _attention(keys: Keys) -> str | None:
 def _loss(keys: Keys) -> str:
     plugins = " ".join(keys.names("plugins"))
     for name in keys.names("plugins"):
-        if not any(known in name for known in _PLUGINS):
+        if not any(plugin in name for plugin in _PLUGINS):
             keys.count_not(f"plugins: {name}", "unknown", "a plugin that autofit does not know")
     if "liger" in plugins and keys.flag("liger_fused_linear_cross_entropy"):
         return "fused"
@@ -174,7 +174,7 @@ def _loss(keys: Keys) -> str:
 
 
 def _kernels(keys: Keys) -> str:
-    """Liger's where its plugin replaces norms, rotary embeddings and gates alike. `liger_swiglu` is the older name."""
+    """`liger` where its plugin replaces norms, rotary embeddings and gates. `liger_swiglu` is the older name."""
     names = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_swiglu")
     chosen = [name for name in names if keys.flag(name)]
     if not any("liger" in name for name in keys.names("plugins")):

@@ -17,7 +17,7 @@ Edits = Mapping[KeyPath, Any]
 """What each key becomes; `REMOVED` for one that goes."""
 REMOVED = object()
 _DEEPSPEED = frozenset({"sharding", "offload", "precision"})
-"""Axes that are said in DeepSpeed's own settings. Of the batch it takes Trainer's word (`auto`)."""
+"""Axes that DeepSpeed's own settings state. The batch is Trainer's (`auto`)."""
 
 
 def edits_for(
@@ -28,83 +28,87 @@ def edits_for(
     read: Callable[[Mapping[str, Any]], Config],
     deepspeed: Mapping[str, Any] | None = None,
 ) -> dict[KeyPath, Any]:
-    """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`, or for what
-    comes nearest in the trainer's words.
+    """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`, or for the
+    nearest that the trainer can express.
 
     `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
-    change neither memory nor speed. `deepspeed` is what the file that the key of this name says has in it: whatever
-    takes its place goes on with that.
+    change neither memory nor speed. `deepspeed` holds the contents of the file that the key `deepspeed` names; settings
+    that replace the name start from them.
     """
     if deepspeed is not None and isinstance(values.get("deepspeed"), str):
-        whole = {**values, "deepspeed": dict(deepspeed)}
-        edits = edits_for(trainer, whole, before, after, read)
+        inlined = {**values, "deepspeed": dict(deepspeed)}
+        edits = edits_for(trainer, inlined, before, after, read)
         if not any(path[0] == "deepspeed" for path in edits):
             return edits
-        changed = applied(whole, edits).get("deepspeed")
-        beside = {path: value for path, value in edits.items() if path[0] != "deepspeed"}
-        return beside | (dict(_leaves(changed, ("deepspeed",))) if changed else {("deepspeed",): REMOVED})
-    differ = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
-    then, now = (_written(trainer, task, values) for task in (before, after))
-    edits = _edits(trainer, values, then, now, differ)
-    found = read(applied(values, edits))
-    if others := {axis for axis in after.config if found.get(axis) != after.config[axis]} - differ:
-        # What the user has in other words means something else with the change.
-        more = _edits(trainer, values, then, now, differ | others)
-        if read(applied(values, more)) == after.config:
-            edits, found = more, after.config
-    doubtful = {path for path, (_, value) in now.items() if path in then and then[path][1] == value}
-    return _without_idle(values, edits, doubtful | (then.keys() - now.keys()), found, read)
+        changed = applied(inlined, edits).get("deepspeed")
+        other_edits = {path: value for path, value in edits.items() if path[0] != "deepspeed"}
+        return other_edits | (dict(_leaves(changed, ("deepspeed",))) if changed else {("deepspeed",): REMOVED})
+    changed_axes = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
+    keys_before, keys_after = (_exported_keys(trainer, task, values) for task in (before, after))
+    edits = _edits(trainer, values, keys_before, keys_after, changed_axes)
+    config = read(applied(values, edits))
+    if missed_axes := {axis for axis in after.config if config.get(axis) != after.config[axis]} - changed_axes:
+        # Keys that the user spells differently mean something else after the change.
+        wider_edits = _edits(trainer, values, keys_before, keys_after, changed_axes | missed_axes)
+        if read(applied(values, wider_edits)) == after.config:
+            edits, config = wider_edits, after.config
+    doubtful = {
+        path for path, (_, value) in keys_after.items() if path in keys_before and keys_before[path][1] == value
+    }
+    return _without_idle(values, edits, doubtful | (keys_before.keys() - keys_after.keys()), config, read)
 
 
 def _edits(
     trainer: TrainerFiles,
     values: Mapping[str, Any],
-    then: Mapping[KeyPath, tuple[str, Any]],
-    now: Mapping[KeyPath, tuple[str, Any]],
+    keys_before: Mapping[KeyPath, tuple[str, Any]],
+    keys_after: Mapping[KeyPath, tuple[str, Any]],
     changed: Collection[str],
 ) -> dict[KeyPath, Any]:
-    """What the export writes differently, and of the axes that have `changed` whatever the user has otherwise."""
+    """What the export writes differently. For the axes that `changed`, also every key that the user sets otherwise."""
     edits: dict[KeyPath, Any] = {}
     irrelevant = known_keys(trainer.name).irrelevant
     older = {axis: [key for key in trainer.other_spellings.get(axis, ()) if key in values] for axis in changed}
-    added = {axis for axis, _ in now.values()} - {axis for axis, _ in then.values()}
-    for path, (axis, value) in now.items():
-        has = _has(values, path)
-        differs = path not in then or then[path][1] != value or (has and axis in changed) or older.get(axis)
-        idle = path[0] in irrelevant and (has or axis not in added)
+    added = {axis for axis, _ in keys_after.values()} - {axis for axis, _ in keys_before.values()}
+    for path, (axis, value) in keys_after.items():
+        is_set = _has(values, path)
+        differs = (
+            path not in keys_before or keys_before[path][1] != value or (is_set and axis in changed) or older.get(axis)
+        )
+        idle = path[0] in irrelevant and (is_set or axis not in added)
         by_deepspeed = path[0] != "deepspeed" or not _DEEPSPEED.isdisjoint(changed)
-        if differs and not idle and by_deepspeed and not (has and _at(values, path) == value):
+        if differs and not idle and by_deepspeed and not (is_set and _at(values, path) == value):
             edits[path] = value
-    edits |= {path: REMOVED for path in then if path not in now and _has(values, path)}
+    edits |= {path: REMOVED for path in keys_before if path not in keys_after and _has(values, path)}
     edits |= {(key,): REMOVED for keys in older.values() for key in keys}
-    return _whole(values, edits, now)
+    return _completed(values, edits, keys_after)
 
 
 def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The file's keys with the edits made; what is not edited is shared with `values`."""
-    made = dict(values)
+    edited = dict(values)
     for path, value in edits.items():
-        inside = made
+        mapping = edited
         for key in path[:-1]:
-            within = inside.get(key)
-            copied = dict(within) if isinstance(within, dict) else {}
-            inside[key] = copied
-            inside = copied
+            child = mapping.get(key)
+            copy = dict(child) if isinstance(child, dict) else {}
+            mapping[key] = copy
+            mapping = copy
         if value is REMOVED:
-            inside.pop(path[-1], None)
+            mapping.pop(path[-1], None)
         else:
-            inside[path[-1]] = value
-    return made
+            mapping[path[-1]] = value
+    return edited
 
 
-def _written(trainer: TrainerFiles, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
-    """What the export writes: each key, as the user spells it, with its axis and value."""
-    found: dict[KeyPath, tuple[str, Any]] = {}
+def _exported_keys(trainer: TrainerFiles, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:
+    """Each key that the export writes, as the user spells it, with its axis and value."""
+    exported: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
             for section in emit(task.config[axis], task).sections.values():
-                found |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
-    return found
+                exported |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
+    return exported
 
 
 def _spelled(trainer: TrainerFiles, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
@@ -135,33 +139,33 @@ def _at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-def _whole(
-    values: Mapping[str, Any], edits: dict[KeyPath, Any], now: Mapping[KeyPath, tuple[str, Any]]
+def _completed(
+    values: Mapping[str, Any], edits: dict[KeyPath, Any], keys_after: Mapping[KeyPath, tuple[str, Any]]
 ) -> dict[KeyPath, Any]:
-    """A list of plugins keeps the user's own. A mapping that the user has as something else, such as the name of a
-    file, is written as a whole, and so are DeepSpeed's settings where there are none: it starts with all of them only.
+    """The edits, completed. A list of plugins keeps the user's own. A mapping that the user has as something else, such
+    as the name of a file, is written as a whole. So are DeepSpeed's settings where there are none: it needs them all.
     """
-    made: dict[KeyPath, Any] = {}
+    completed: dict[KeyPath, Any] = {}
     for path, value in edits.items():
-        own = values.get(path[0])
-        if path == ("plugins",) and isinstance(own, list) and isinstance(value, list):
-            made[path] = [*own, *(name for name in value if name not in own)]
-        elif len(path) > 1 and not isinstance(own, dict) and (own is not None or path[0] == "deepspeed"):
-            made |= {inner: said for inner, (_, said) in now.items() if inner[0] == path[0]}
+        user_value = values.get(path[0])
+        if path == ("plugins",) and isinstance(user_value, list) and isinstance(value, list):
+            completed[path] = [*user_value, *(name for name in value if name not in user_value)]
+        elif len(path) > 1 and not isinstance(user_value, dict) and (user_value is not None or path[0] == "deepspeed"):
+            completed |= {inner: exported for inner, (_, exported) in keys_after.items() if inner[0] == path[0]}
         else:
-            made[path] = value
-    return made
+            completed[path] = value
+    return completed
 
 
 def _without_idle(
     values: Mapping[str, Any],
     edits: dict[KeyPath, Any],
     doubtful: Collection[KeyPath],
-    wanted: Config,
+    config: Config,
     read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
-    """The edits but for those that change nothing: switches that are off anyway, and `doubtful` ones: what the export
-    writes alike before and after, which the user has in words of their own, and what it no longer writes."""
+    """The edits without those that change nothing: switches that are off anyway, and `doubtful` ones. Doubtful are keys
+    that the export writes alike before and after but the user spells otherwise, and keys that it no longer writes."""
     whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
     of_layers = {("liger_kernel_config", name) for name in LIGER_LAYERS}  # which a model has is not known here
     idle = [
@@ -172,7 +176,7 @@ def _without_idle(
         and (path in doubtful or (value is False and not _has(values, path)))
     ]
     for path in idle:
-        fewer = {other: value for other, value in edits.items() if other != path}
-        if read(applied(values, fewer)) == wanted:
+        fewer = {key: value for key, value in edits.items() if key != path}
+        if read(applied(values, fewer)) == config:
             edits = fewer
     return edits

@@ -35,12 +35,14 @@ class KnownKeys:
 
 @cache
 def known_keys(trainer: str) -> KnownKeys:
-    """The keys of a trainer, and of what it inherits from, as `known_keys.yaml` lists them."""
+    """The keys of a trainer, with those that it inherits, as `known_keys.yaml` lists them."""
     import yaml
 
-    listed = yaml.safe_load(resources.files("autofit.trainers").joinpath("known_keys.yaml").read_text(encoding="utf-8"))
-    own = listed[trainer]
-    chain = [own, *([listed[own["inherits"]]] if "inherits" in own else [])]
+    sections = yaml.safe_load(
+        resources.files("autofit.trainers").joinpath("known_keys.yaml").read_text(encoding="utf-8")
+    )
+    section = sections[trainer]
+    chain = [section, *([sections[section["inherits"]]] if "inherits" in section else [])]
     not_counted = {
         key: (effect, what) for part in chain for effect in EFFECTS for key, what in part.get(effect, {}).items()
     }
@@ -71,14 +73,14 @@ class Keys:
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false. Raises `UsageError`, as the others do, for a value of another type."""
         value = self.value(name)
-        said = {"true": True, "false": False, "yes": True, "no": False, "auto": True}
-        found = value if isinstance(value, bool) else said.get(str(value).lower())
-        if value is not None and found is None:
+        words = {"true": True, "false": False, "yes": True, "no": False, "auto": True}
+        parsed = value if isinstance(value, bool) else words.get(str(value).lower())
+        if value is not None and parsed is None:
             raise _wrong(name, value, "true or false")
-        return default if found is None else found
+        return default if parsed is None else parsed
 
     def count(self, name: str, default: int) -> int:
-        """A whole number of at least 1; a default that decides is said."""
+        """A whole number of at least 1; a default that decides is added to `assumed`."""
         value = self.value(name)
         if value is None:
             self.assumed.append(f"{name} is {default} unless it is set")
@@ -114,7 +116,7 @@ class Keys:
         return [item.strip() for item in listed if item.strip()]
 
     def targets(self, name: str, default: Sequence[str] = ()) -> str:
-        """The value of `targets` that stands for a list of modules; how the list differs from it is said."""
+        """The value of `targets` that stands for a list of modules; how the list differs goes to `not_counted`."""
         modules = self.names(name) or default
         if not modules:
             self.count_not(name, "less", _PEFT_CHOOSES)
@@ -124,21 +126,21 @@ class Keys:
             self.count_not(name, "less", f"{differs}; targets={targets} stands for it")
         return targets
 
-    def mapping(self, name: str, known: Collection[str] | None = None) -> Mapping[str, Any]:
-        """A key that holds keys of its own; those that are not `known` are named as unknown."""
+    def mapping(self, name: str, allowed: Collection[str] | None = None) -> Mapping[str, Any]:
+        """The mapping under a key; keys in it that are not `allowed` are listed as unknown."""
         value = self.value(name) or {}
         if not isinstance(value, dict):
             raise _wrong(name, value, "a mapping of keys")
-        if known is not None:
-            self._unknown += [_unknown(inner, known, f"{name}.") for inner in value if inner not in known]
+        if allowed is not None:
+            self._unknown += [_unknown(inner, allowed, f"{name}.") for inner in value if inner not in allowed]
         return value
 
-    def one_of(self, name: str, ours: Mapping[str, Any], value: str) -> Any:
+    def one_of(self, name: str, meanings: Mapping[str, Any], value: str) -> Any:
         """What `value`, the file's or its default, stands for; raises `UsageError` with the nearest for another."""
-        if value not in ours:
-            near = difflib.get_close_matches(value, ours, n=2, cutoff=0.5) or sorted(ours)[:8]
-            raise UsageError(f"{name} is {value!r}: autofit knows {' and '.join(near)}")
-        return ours[value]
+        if value not in meanings:
+            matches = difflib.get_close_matches(value, meanings, n=2, cutoff=0.5) or sorted(meanings)[:8]
+            raise UsageError(f"{name} is {value!r}: autofit knows {' and '.join(matches)}")
+        return meanings[value]
 
     def is_null(self, name: str) -> bool:
         """Whether the file has the key and leaves it empty, which means something of its own for a few."""
@@ -158,7 +160,7 @@ class Keys:
 
     @property
     def not_counted(self) -> tuple[NotCounted, ...]:
-        """What readers have said, and every key that is set and known to be outside of estimates."""
+        """What readers have reported, and every key that is set and known to be outside of estimates."""
         set_keys = {key: self._known.not_counted[key] for key in self._values if key in self._known.not_counted}
         listed = (
             NotCounted(key=key, effect=effect, because=because)
@@ -170,32 +172,32 @@ class Keys:
     @property
     def unknown(self) -> tuple[UnknownKey, ...]:
         """Keys that the trainer does not have."""
-        own = [_unknown(key, self._known.all) for key in self._values if key not in self._known.all]
-        return (*own, *dict.fromkeys(self._unknown))
+        unknown = [_unknown(key, self._known.all) for key in self._values if key not in self._known.all]
+        return (*unknown, *dict.fromkeys(self._unknown))
 
 
-def _unknown(key: str, known: Collection[str], above: str = "") -> UnknownKey:
-    near = difflib.get_close_matches(str(key), sorted(known), n=2, cutoff=0.7)
-    return UnknownKey(key=f"{above}{key}", nearest=tuple(above + name for name in near))
+def _unknown(key: str, candidates: Collection[str], above: str = "") -> UnknownKey:
+    matches = difflib.get_close_matches(str(key), sorted(candidates), n=2, cutoff=0.7)
+    return UnknownKey(key=f"{above}{key}", nearest=tuple(above + name for name in matches))
 
 
-def _wrong(name: str, value: object, wanted: str) -> UsageError:
-    return UsageError(f"{name} is {value!r}: it must be {wanted}")
+def _wrong(name: str, value: object, expected: str) -> UsageError:
+    return UsageError(f"{name} is {value!r}: it must be {expected}")
 
 
 def _targets_of(modules: Sequence[str]) -> tuple[str, str | None]:
     """The value of `targets` that is nearest to a list of modules, and how the list differs from it; None if it does
     not. Names are those of Llama and its heirs, and the fused ones of Phi-3."""
-    named = {module.rsplit(".", 1)[-1] for module in modules}
-    if named & {"all-linear", "all"}:
+    names = {module.rsplit(".", 1)[-1] for module in modules}
+    if names & {"all-linear", "all"}:
         return "all-linear", None
-    feed_forward = named - _ATTENTION
+    feed_forward = names - _ATTENTION
     if not feed_forward:
-        whole = named >= {"q_proj", "k_proj", "v_proj", "o_proj"} or named >= {"qkv_proj", "o_proj"}
+        whole = names >= {"q_proj", "k_proj", "v_proj", "o_proj"} or names >= {"qkv_proj", "o_proj"}
         return "attention", None if whole else "not every projection of attention is adapted"
     linear = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
-    whole = named & _ATTENTION != set() and any(named >= some for some in linear)
-    complete = whole and (named >= {"q_proj", "k_proj", "v_proj", "o_proj"} or named >= {"qkv_proj", "o_proj"})
+    whole = names & _ATTENTION != set() and any(names >= layer for layer in linear)
+    complete = whole and (names >= {"q_proj", "k_proj", "v_proj", "o_proj"} or names >= {"qkv_proj", "o_proj"})
     return "all-linear", None if complete else "not every linear layer is adapted"
 
 

@@ -22,8 +22,8 @@ STAGES: Mapping[str, str | None] = {
     "ppo": "a value head, a reward model and generated sequences",
 }
 """What each stage needs beside supervised training; None if nothing."""
-_FLASH = {**{theirs: ours for ours, theirs in ATTENTION.items()}, "fa3": "flash"}
-"""Our attention for each `flash_attn` (model_utils/attention.py)."""
+_FLASH = {**{name: value for value, name in ATTENTION.items()}, "fa3": "flash"}
+"""The axis's value for each `flash_attn` (model_utils/attention.py)."""
 
 
 def read(keys: Keys, where: Where) -> Run:
@@ -32,9 +32,9 @@ def read(keys: Keys, where: Where) -> Run:
         raise UsageError("this file exports a model and trains nothing (export_dir)")
     sharded = read_sharding(keys, where, devices=keys.ray_workers)
     stage = keys.text("stage") or "sft"
-    more = keys.one_of("stage", STAGES, stage)
-    if more is not None:
-        keys.count_not(f"stage: {stage}", "more", more)
+    extra = keys.one_of("stage", STAGES, stage)
+    if extra is not None:
+        keys.count_not(f"stage: {stage}", "more", extra)
     if keys.flag("use_unsloth"):
         keys.count_not("use_unsloth", "less", "Unsloth's kernels and checkpointing")
     method, adapters = _method(keys)
@@ -47,7 +47,7 @@ def read(keys: Keys, where: Where) -> Run:
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
         evaluates=args.evaluation(keys, by_flag=True),
-        beyond=_beyond(keys, method),
+        beyond=_extra_bytes(keys, method),
         config=complete(
             {
                 "method": method,
@@ -68,8 +68,8 @@ def read(keys: Keys, where: Where) -> Run:
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     kind, bits = keys.text("finetuning_type") or "lora", keys.value("quantization_bit")
-    known = {"full": "full", "lora": "lora", "freeze": "full", "oft": "lora"}
-    method = keys.one_of("finetuning_type", known, kind)
+    methods = {"full": "full", "lora": "lora", "freeze": "full", "oft": "lora"}
+    method = keys.one_of("finetuning_type", methods, kind)
     if kind == "freeze":
         keys.count_not("finetuning_type: freeze", "less", "only some layers are trained; method=full stands for it")
     if kind == "oft":
@@ -90,7 +90,7 @@ def _is_four_bit(keys: Keys, bits: object) -> bool:
     return True
 
 
-def _beyond(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
+def _extra_bytes(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
     if method == "full":
         return ()
     eight = (EIGHT_BITS,) if keys.value("quantization_bit") == 8 else ()
@@ -118,8 +118,8 @@ def _checkpointing(keys: Keys) -> str:
 
 def _attention(keys: Keys) -> str:
     value = keys.value("flash_attn")
-    said = None if value in (None, "auto") else str(value)
-    return args.attention(keys, "flash_attn", _FLASH, said)
+    name = None if value in (None, "auto") else str(value)
+    return args.attention(keys, "flash_attn", _FLASH, name)
 
 
 def _liger(keys: Keys) -> dict[str, str]:

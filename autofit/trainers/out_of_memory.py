@@ -68,30 +68,30 @@ class ReportedOutOfMemory(Document):
         """What other processes hold of the card; 0 where that is not sure."""
         if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
             return 0
-        own = self.allocated_bytes + self.unallocated_bytes + MOST_CONTEXT_BYTES  # type: ignore[operator]
-        others = self.capacity_bytes - self.free_bytes - own  # type: ignore[operator]
-        return others if others > MOST_CONTEXT_BYTES else 0
+        training_bytes = self.allocated_bytes + self.unallocated_bytes + MOST_CONTEXT_BYTES  # type: ignore[operator]
+        other_bytes = self.capacity_bytes - self.free_bytes - training_bytes  # type: ignore[operator]
+        return other_bytes if other_bytes > MOST_CONTEXT_BYTES else 0
 
     @property
     def findings(self) -> tuple[str, ...]:
         """What the error means, one sentence each."""
-        found = []
+        sentences = []
         if self.elsewhere_bytes:
-            found.append(
+            sentences.append(
                 f"About {format_bytes(self.elsewhere_bytes)} of the card is in use outside of this training: look for "
                 "another process (nvidia-smi)."
             )
-        asked, spare = self.requested_bytes, self.unallocated_bytes
-        if asked is not None and spare is not None and spare >= max(asked, GIB // 2):
-            found.append(
-                f"{format_bytes(spare)} was reserved and unused, and {format_bytes(asked)} was asked for: memory is "
+        request, spare = self.requested_bytes, self.unallocated_bytes
+        if request is not None and spare is not None and spare >= max(request, GIB // 2):
+            sentences.append(
+                f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
                 "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
             )
         if self.on_host:
-            found.append(_KILLED if self.requested_bytes is None else "The host's memory ran out, not the card's.")
+            sentences.append(_KILLED if self.requested_bytes is None else "The host's memory ran out, not the card's.")
         if self.phase in _MEANING:
-            found.append(_MEANING[self.phase])
-        return tuple(found)
+            sentences.append(_MEANING[self.phase])
+        return tuple(sentences)
 
     def to_json(self) -> dict[str, Any]:
         return {**Document.to_json(self), "elsewhere_bytes": self.elsewhere_bytes, "findings": list(self.findings)}
@@ -111,7 +111,7 @@ _MEANING = {
 
 
 def read_traceback(text: str) -> ReportedOutOfMemory:
-    """Raises `UsageError` for text in which no memory has run out."""
+    """What the text of an error says. Raises `UsageError` for text in which no memory has run out."""
     flat = " ".join(text.split())
     on_device = _ON_DEVICE.search(flat) is not None
     on_host = "DefaultCPUAllocator" in flat or (_ON_HOST.search(text) is not None and not on_device)
@@ -119,14 +119,14 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
         raise UsageError("this text says of no memory that it ran out: looked for 'out of memory' or 'Killed'")
     # Of several ranks that failed, the last is read.
     start = max(flat.rfind("out of memory"), flat.rfind("DefaultCPUAllocator"), 0)
-    found = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}
-    allocated, unallocated = found["allocated"], found["unallocated"]
-    if unallocated is None and found["reserved"] is not None and allocated is not None:
-        unallocated = max(0, found["reserved"] - allocated)
+    sizes = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}
+    allocated, unallocated = sizes["allocated"], sizes["unallocated"]
+    if unallocated is None and sizes["reserved"] is not None and allocated is not None:
+        unallocated = max(0, sizes["reserved"] - allocated)
     return ReportedOutOfMemory(
-        requested_bytes=found["requested"],
-        capacity_bytes=found["capacity"],
-        free_bytes=found["free"],
+        requested_bytes=sizes["requested"],
+        capacity_bytes=sizes["capacity"],
+        free_bytes=sizes["free"],
         allocated_bytes=allocated,
         unallocated_bytes=unallocated,
         phase=_phase(text),

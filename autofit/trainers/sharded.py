@@ -45,36 +45,36 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
     """
     ranks = devices if where.devices is None else where.devices
     if keys.value("deepspeed"):
-        settings, what = _deepspeed(keys, where)
+        settings, library = _deepspeed(keys, where)
         stage, offload = _stage(settings), _offload(settings)
         value = f"zero{stage}" if stage else "ddp"
     elif _fsdp_is_on(keys):
-        given = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS})
-        options = {name.removeprefix("fsdp_"): value for name, value in given.items()}
-        what, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
+        fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS})
+        options = {name.removeprefix("fsdp_"): value for name, value in fsdp_config.items()}
+        library, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
     else:
         if ranks is None:
             keys.assume("one GPU trains: say otherwise with --devices")
         return Sharded(devices=ranks or 1, sharding="none" if (ranks or 1) == 1 else "ddp")
     if ranks is None and value != "ddp":
-        raise UsageError(f"{what} spreads the training over several GPUs: say how many with --devices")
-    checkpointing = what == "fsdp" and _is_true(options.get("activation_checkpointing"))
+        raise UsageError(f"{library} spreads the training over several GPUs: say how many with --devices")
+    checkpointing = library == "fsdp" and _is_true(options.get("activation_checkpointing"))
     if (ranks or 1) == 1:
-        keys.assume(f"one GPU trains: {what} has nothing to spread")
-        offload = "none" if what == "fsdp" else offload
+        keys.assume(f"one GPU trains: {library} has nothing to spread")
+        offload = "none" if library == "fsdp" else offload
         return Sharded(devices=1, offload=offload, checkpointing=checkpointing, keeps_masters=True)
     return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing, keeps_masters=True)
 
 
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
-    """DeepSpeed's settings, and what to call them. Of a file that is not here, what its name says."""
+    """DeepSpeed's settings, and what to call them. For a file that is not here, settings guessed from its name."""
     value = keys.value("deepspeed")
     if isinstance(value, dict):
         return value, "deepspeed"
     if not isinstance(value, str):
         raise UsageError(f"deepspeed is {value!r}: it must be a file or its settings")
-    if (found := deepspeed_file(value, where)) is not None:
-        return found, f"deepspeed ({value})"
+    if (settings := deepspeed_file(value, where)) is not None:
+        return settings, f"deepspeed ({value})"
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", value.lower())
     if stage is None:
         raise UsageError(f"deepspeed names {value}, which is not here: put it beside the config")
@@ -95,11 +95,11 @@ def deepspeed_file(name: object, where: Where) -> Mapping[str, Any] | None:
     for path in (where.folder / name, *(folder / name for folder in where.folder.resolve().parents)):
         if path.is_file():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                settings = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise UsageError(f"{path} is not a DeepSpeed configuration: {error}") from error
-            if isinstance(found, dict):
-                return found
+            if isinstance(settings, dict):
+                return settings
     return None
 
 
@@ -117,17 +117,17 @@ def _zero(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _offload(settings: Mapping[str, Any]) -> str:
     zero = _zero(settings)
-    there = {}
+    devices = {}
     for name in ("optimizer", "param"):
-        said = zero.get(f"offload_{name}") or {}
-        if not isinstance(said, dict):
-            raise UsageError(f"DeepSpeed's offload_{name} is {said!r}: it must be a mapping with a device")
-        there[name] = said.get("device", "none")
-    if "nvme" in there.values():
+        section = zero.get(f"offload_{name}") or {}
+        if not isinstance(section, dict):
+            raise UsageError(f"DeepSpeed's offload_{name} is {section!r}: it must be a mapping with a device")
+        devices[name] = section.get("device", "none")
+    if "nvme" in devices.values():
         return "nvme"
-    if there["param"] == "cpu":
+    if devices["param"] == "cpu":
         return "params"
-    return "optimizer" if there["optimizer"] == "cpu" else "none"
+    return "optimizer" if devices["optimizer"] == "cpu" else "none"
 
 
 def _fsdp_is_on(keys: Keys) -> bool:
@@ -141,8 +141,8 @@ def _fsdp_is_on(keys: Keys) -> bool:
 def _fsdp(keys: Keys, options: Mapping[str, Any]) -> str:
     """The strategy is a word of `fsdp`, or an option; version 1 has it in `reshard_after_forward` as well
     (transformers' training_args.py; accelerate's FullyShardedDataParallelPlugin)."""
-    said = [*_words(keys), options.get("sharding_strategy", ""), options.get("reshard_after_forward", "")]
-    strategies = {str(word).upper() for word in said}
+    words = [*_words(keys), options.get("sharding_strategy", ""), options.get("reshard_after_forward", "")]
+    strategies = {str(word).upper() for word in words}
     if strategies & {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5"}:
         keys.count_not("fsdp: hybrid_shard", "more", "weights are shared within a machine only; fsdp stands for it")
     if strategies & {"SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "2", "5", "FALSE"}:
@@ -151,9 +151,9 @@ def _fsdp(keys: Keys, options: Mapping[str, Any]) -> str:
 
 
 def _words(keys: Keys) -> list[str]:
-    """Those of `fsdp`, which is a text or a list."""
-    said = keys.value("fsdp")
-    return said.split() if isinstance(said, str) else said if isinstance(said, list) else []
+    """The words of `fsdp`, which is a text or a list."""
+    value = keys.value("fsdp")
+    return value.split() if isinstance(value, str) else value if isinstance(value, list) else []
 
 
 def _fsdp_offload(keys: Keys, options: Mapping[str, Any]) -> str:

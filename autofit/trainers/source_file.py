@@ -40,7 +40,7 @@ class SourceFile:
 
     @classmethod
     def of(cls, name: str, text: str) -> SourceFile:
-        """As `read`, of text."""
+        """The file with this text; raises as `read` does."""
         try:
             values = json.loads(text) if _is_json(text) else _yaml(name, text)
         except ValueError as error:
@@ -50,19 +50,19 @@ class SourceFile:
         if values is None:
             raise UsageError(f"{name} is empty")
         if not isinstance(values, dict):
-            what = "a list" if isinstance(values, list) else "plain text"
-            raise UsageError(f"{name} holds {what}: a trainer's config has a key and a value on each line")
+            kind = "a list" if isinstance(values, list) else "plain text"
+            raise UsageError(f"{name} holds {kind}: a trainer's config has a key and a value on each line")
         return cls(name=name, text=text, values={str(key): value for key, value in values.items()})
 
     def changed(self, edits: Edits) -> str | None:
         """The text with the edits made, comments and order kept; None where that cannot be done exactly."""
-        wanted = applied(self.values, edits)
+        values = applied(self.values, edits)
         if _is_json(self.text):
             indent = next((len(line) - len(line.lstrip()) for line in self.text.splitlines()[1:] if line.strip()), None)
-            made = json.dumps(wanted, indent=indent, ensure_ascii=False)
-            return made + "\n" if self.text.endswith("\n") else made
+            dumped = json.dumps(values, indent=indent, ensure_ascii=False)
+            return dumped + "\n" if self.text.endswith("\n") else dumped
         edited = edited_text(self.text, edits)
-        return edited if edited is not None and _same(edited, wanted) else None
+        return edited if edited is not None and _parses_to(edited, values) else None
 
     def diff(self, changed: str) -> str:
         """A unified diff from the file to `changed`, for `patch`. Of JSON in one line, a diff by keys for a reader, and
@@ -100,10 +100,10 @@ def _yaml(name: str, text: str) -> Any:
     return values
 
 
-def _same(text: str, wanted: Mapping[str, Any]) -> bool:
+def _parses_to(text: str, values: Mapping[str, Any]) -> bool:
     import yaml
 
     try:
-        return bool(yaml.safe_load(text) == wanted)
+        return bool(yaml.safe_load(text) == values)
     except yaml.YAMLError:
         return False

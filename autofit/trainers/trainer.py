@@ -19,7 +19,7 @@ class TrainerFiles:
     """One trainer: how its file is read, and how it says a config."""
 
     name: str
-    """Under which `known_keys.yaml` has its keys, too."""
+    """Also its name in `known_keys.yaml`."""
     model_key: str | None
     """The key that every file of it has, and that names the model."""
     reader: Callable[[Keys, Where], Run]
@@ -102,7 +102,7 @@ OTHERS: Mapping[str, str] = {
 
 
 def trainer_named(name: str) -> TrainerFiles:
-    """Raises `UsageError` for a name that is none."""
+    """The trainer of this name. Raises `UsageError` for an unknown one."""
     if name.lower() not in READERS:
         raise unknown("trainer", name, READERS)
     return READERS[name.lower()]
@@ -110,37 +110,36 @@ def trainer_named(name: str) -> TrainerFiles:
 
 def recognised(values: Mapping[str, Any]) -> TrainerFiles:
     """The trainer that a file is of, by the keys that only one has. Raises `UsageError` where that is not sure."""
-    for key, what in OTHERS.items():
+    for key, description in OTHERS.items():
         parent, _, inner = key.partition(".")
         if parent in values and (not inner or (isinstance(values[parent], dict) and inner in values[parent])):
-            raise UsageError(f"this is {what}")
+            raise UsageError(f"this is {description}")
     with_model = [t for t in READERS.values() if t.model_key is not None and t.model_key in values]
     if not with_model:
-        arguments = known_keys("transformers")
-        ours = values.keys() & arguments.all
-        if "per_device_train_batch_size" in ours or ("output_dir" in ours and len(ours) > 2):
+        arguments = values.keys() & known_keys("transformers").all
+        if "per_device_train_batch_size" in arguments or ("output_dir" in arguments and len(arguments) > 2):
             return READERS["transformers"]
-        raise UsageError(f"no trainer's file has the keys {_some(values)}: looked for {_LOOKED_FOR}")
-    own = {t.name: len(values.keys() & _own_keys(t)) for t in with_model}
-    best = max(own.values())
-    candidates = [name for name, count in own.items() if count == best]
+        raise UsageError(f"no trainer's file has the keys {_first_names(values)}: looked for {_EXPECTED_KEYS}")
+    counts = {t.name: len(values.keys() & _unshared_keys(t)) for t in with_model}
+    best = max(counts.values())
+    candidates = [name for name, count in counts.items() if count == best]
     if len(candidates) > 1:
         raise UsageError(f"this may be a file of {' or '.join(candidates)}: say which with --trainer")
     return READERS[candidates[0]]
 
 
-def _own_keys(trainer: TrainerFiles) -> frozenset[str]:
+def _unshared_keys(trainer: TrainerFiles) -> frozenset[str]:
     """The keys that no other trainer has."""
-    others = [known_keys(other).all for other in READERS if other != trainer.name]
-    return known_keys(trainer.name).all - frozenset[str]().union(*others) | {trainer.model_key or ""}
+    other_keys = [known_keys(name).all for name in READERS if name != trainer.name]
+    return known_keys(trainer.name).all - frozenset[str]().union(*other_keys) | {trainer.model_key or ""}
 
 
-_LOOKED_FOR = (
+_EXPECTED_KEYS = (
     "base_model (axolotl), model_name_or_path (LLaMA-Factory, trl) and per_device_train_batch_size (TrainingArguments);"
     " --trainer names the trainer"
 )
 
 
-def _some(values: Mapping[str, Any]) -> str:
+def _first_names(values: Mapping[str, Any]) -> str:
     names = [str(name) for name in values]
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

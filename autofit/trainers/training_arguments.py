@@ -19,9 +19,9 @@ from autofit.trainers.run import Evaluates, Run, Where
 from autofit.trainers.sharded import Sharded, read_sharding
 
 OPTIMIZERS: Mapping[str, str] = {
-    theirs: ours for known in names_of("optimizer") for theirs, ours in (known.values or {}).items()
+    spelling: name for names in names_of("optimizer") for spelling, name in (names.values or {}).items()
 }
-"""Our optimizer for each spelling."""
+"""The axis's value for each spelling."""
 STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "paged_adamw_32bit": ("adamw", "less", "its states may be paged to the host"),
     "paged_adamw": ("adamw", "less", "its states may be paged to the host"),
@@ -54,29 +54,30 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "lomo": ("sgd", "less", "LOMO updates while gradients are computed"),
     "adalomo": ("sgd", "less", "AdaLOMO updates while gradients are computed"),
 }
-"""Optimizers that are none of ours: the nearest, what that does to memory, and why."""
+"""Optimizers that the axis does not have: the nearest value, what that does to memory, and why."""
 ALIASES: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """The names of keys since transformers 5.20 that exports write by the older ones."""
-ATTENTION: Mapping[str, str] = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items() if ours != "efficient"}
+ATTENTION: Mapping[str, str] = {name: value for value, name in IMPLEMENTATIONS.items() if value != "efficient"}
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
 
 
 def optimizer(keys: Keys, name: str, value: str) -> str:
-    """Our optimizer for the value of a key, the file's or its default. Raises `UsageError` for one of no known name."""
+    """The axis's value for that of a key, the file's or its default. Raises `UsageError` for a name it cannot place."""
     if value not in STAND_INS:
         return str(keys.one_of(name, OPTIMIZERS, value))
-    ours, effect, because = STAND_INS[value]
-    keys.count_not(f"{name}: {value}", effect, f"{because}; optimizer={ours} stands for it")
-    return ours
+    stand_in, effect, because = STAND_INS[value]
+    keys.count_not(f"{name}: {value}", effect, f"{because}; optimizer={stand_in} stands for it")
+    return stand_in
 
 
 def trainers_optimizer(keys: Keys) -> str:
-    """Of Trainer's `optim`; transformers 4 has `adamw_torch` as its default with torch before 2.8."""
+    """The optimizer that Trainer's `optim` names. In transformers 4 its default with torch before 2.8 is
+    `adamw_torch`."""
     if keys.flag("adafactor"):
         return "adafactor"
     value = keys.text("optim")
@@ -85,7 +86,7 @@ def trainers_optimizer(keys: Keys) -> str:
     return optimizer(keys, "optim", value or "adamw_torch_fused")
 
 
-def attention(keys: Keys, name: str, ours: Mapping[str, str], value: str | None) -> str:
+def attention(keys: Keys, name: str, kernels: Mapping[str, str], value: str | None) -> str:
     """transformers chooses sdpa where a model has it (modeling_utils.py)."""
     if value is None:
         keys.assume(f"{name} is sdpa unless it is set")
@@ -93,11 +94,11 @@ def attention(keys: Keys, name: str, ours: Mapping[str, str], value: str | None)
     if value in ATTENTION_STAND_INS or "/" in value:  # with a slash it names a kernel of the hub
         keys.count_not(f"{name}: {value}", "unknown", "another attention kernel; attention=flash stands for it")
         return "flash"
-    return str(keys.one_of(name, ours, value))
+    return str(keys.one_of(name, kernels, value))
 
 
 def checkpointing(keys: Keys, default: bool = False) -> str:
-    """Of `activation_checkpointing`, and of `gradient_checkpointing`, its name until transformers 5.20."""
+    """The value for `activation_checkpointing`, or for `gradient_checkpointing`, its name until transformers 5.20."""
     on = keys.value("activation_checkpointing")
     name = "gradient" if on is None else "activation"
     if on is None and keys.value("gradient_checkpointing") is None and default:
@@ -142,7 +143,7 @@ def fp32(keys: Keys) -> str:
 
 
 def liger(keys: Keys) -> dict[str, str]:
-    """The values of `loss` and `kernels`: which of Liger's kernels replace the model's own, all unless it is said."""
+    """The values of `loss` and `kernels`: which of Liger's kernels replace the model's own. All do by default."""
     if not keys.flag("use_liger_kernel"):
         return {"loss": "full"}
     chosen = keys.mapping("liger_kernel_config")
@@ -166,8 +167,8 @@ def evaluation(keys: Keys, *, by_flag: bool = False) -> Evaluates | None:
     """8 sequences at a time unless it is set. Nothing is evaluated unless `eval_strategy`, in older versions
     `evaluation_strategy`, or `eval_on_start` asks for it, or `do_eval` where that is looked at (`by_flag`)."""
     strategies = [keys.value(name) for name in ("eval_strategy", "evaluation_strategy")]
-    asked = any(value not in (None, False, "no") for value in strategies)  # YAML takes a bare no for false
-    if not (asked or keys.flag("eval_on_start") or (by_flag and keys.flag("do_eval"))):
+    has_strategy = any(value not in (None, False, "no") for value in strategies)  # YAML takes a bare no for false
+    if not (has_strategy or keys.flag("eval_on_start") or (by_flag and keys.flag("do_eval"))):
         return None
     if not keys.flag("prediction_loss_only"):
         until = "" if keys.value("eval_accumulation_steps") else ", and stay on the GPU without eval_accumulation_steps"

@@ -18,7 +18,7 @@ def read(keys: Keys, where: Where) -> Run:
     method, adapters = _method(keys)
     name = "torch_dtype" if keys.text("dtype") is None else "dtype"
     loaded = keys.text(name)
-    written = "dtype" if loaded is None else name
+    dtype_key = "dtype" if loaded is None else name
     if loaded is not None:
         keys.one_of(name, dict.fromkeys(("auto", "float32", "bfloat16", "float16")), loaded)
     if loaded is None:
@@ -40,8 +40,8 @@ def read(keys: Keys, where: Where) -> Run:
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
         evaluates=args.evaluation(keys),
-        beyond=_beyond(keys, method, loaded),
-        narrower=(written, "bfloat16" if where.bf16 else "float16")
+        beyond=_extra_bytes(keys, method, loaded),
+        narrower=(dtype_key, "bfloat16" if where.bf16 else "float16")
         if loaded == "float32" and method != "full"
         else None,
         config=complete(
@@ -85,18 +85,18 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     return method, {"rank": keys.count("lora_r", 16), "targets": targets}
 
 
-def _beyond(keys: Keys, method: str, loaded: str) -> tuple[tuple[str, float], ...]:
-    """Frozen weights stay in the format that they are loaded in; of 4-bit ones, embeddings, norms and the head do."""
+def _extra_bytes(keys: Keys, method: str, loaded: str) -> tuple[tuple[str, float], ...]:
+    """Frozen weights stay in the format that they are loaded in; with 4-bit ones, embeddings, norms and the head do."""
     if method == "full":
         return ()
-    found = list(trained_whole(keys.names("lora_modules_to_save")))
+    extra = list(trained_whole(keys.names("lora_modules_to_save")))
     if keys.flag("load_in_8bit"):
-        found.append(EIGHT_BITS)
+        extra.append(EIGHT_BITS)
     if method == "qlora" and not keys.flag("use_bnb_nested_quant"):
-        found.append(SINGLE_SCALES)
+        extra.append(SINGLE_SCALES)
     if loaded == "float32":
-        found.append(("outside" if method == "qlora" or keys.flag("load_in_8bit") else "all", 2.0))
-    return tuple(found)
+        extra.append(("outside" if method == "qlora" or keys.flag("load_in_8bit") else "all", 2.0))
+    return tuple(extra)
 
 
 def _checkpointing(keys: Keys, by_fsdp: bool) -> str:

@@ -16,33 +16,33 @@ def edited_text(text: str, edits: Edits) -> str | None:
 
     New keys follow the key that was edited before them, or come last.
     """
-    last: str | None = None
+    last_key: str | None = None
     for path, value in edits.items():
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode) or root.flow_style:
             return None
-        made = _without(text, root, path) if value is REMOVED else _with(text, root, path, value, last)
-        if made is None:
+        edited = _without(text, root, path) if value is REMOVED else _with_value(text, root, path, value, last_key)
+        if edited is None:
             return None
-        text, last = made, last if value is REMOVED else path[0]
+        text, last_key = edited, last_key if value is REMOVED else path[0]
     return text
 
 
-def _with(text: str, root: yaml.MappingNode, path: KeyPath, value: Any, last: str | None) -> str | None:
+def _with_value(text: str, root: yaml.MappingNode, path: KeyPath, value: Any, last_key: str | None) -> str | None:
     """`text` with one key set: its value replaced, or a line added to the nearest mapping that is there."""
     mapping, depth = root, 0
     while (entry := _entry(mapping, path[depth])) is not None:
         key, node = entry
-        rest = path[depth + 1 :]
-        if rest and isinstance(node, yaml.MappingNode) and node.value:
+        inner_path = path[depth + 1 :]
+        if inner_path and isinstance(node, yaml.MappingNode) and node.value:
             mapping, depth = node, depth + 1
             continue
-        for name in reversed(rest):
+        for name in reversed(inner_path):
             value = {name: value}
         return _replaced(text, key, node, value)
     for name in reversed(path[depth + 1 :]):
         value = {name: value}
-    return _added(text, mapping, path[depth], value, last if mapping is root else None)
+    return _added(text, mapping, path[depth], value, last_key if mapping is root else None)
 
 
 def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
@@ -50,19 +50,21 @@ def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
     if not isinstance(value, dict) and isinstance(node, yaml.ScalarNode) and node.value != "":
         return text[: node.start_mark.index] + _flow(value) + text[end:]
     colon = text.index(":", key.end_mark.index)
-    rest = text[max(end, colon + 1) :]
-    comment, newline, following = rest.partition("\n")
-    said = _after_colon(value, key.start_mark.column)
-    line = f"{comment}{said}" if said.startswith("\n") else f"{said}{comment}"
+    tail = text[max(end, colon + 1) :]
+    comment, newline, following = tail.partition("\n")
+    written = _after_colon(value, key.start_mark.column)
+    line = f"{comment}{written}" if written.startswith("\n") else f"{written}{comment}"
     return text[: colon + 1] + line + newline + following
 
 
-def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: str | None) -> str | None:
+def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last_key: str | None) -> str | None:
     if mapping.flow_style:
-        inside = mapping.end_mark.index - 1
+        brace = mapping.end_mark.index - 1
         comma = ", " if mapping.value else ""
-        return f"{text[:inside]}{comma}{name}: {_flow(value)}{text[inside:]}"
-    key, node = _nearest(mapping, name) or (_entry(mapping, last) if last is not None else None) or mapping.value[-1]
+        return f"{text[:brace]}{comma}{name}: {_flow(value)}{text[brace:]}"
+    key, node = (
+        _nearest(mapping, name) or (_entry(mapping, last_key) if last_key is not None else None) or mapping.value[-1]
+    )
     column = mapping.value[0][0].start_mark.column
     end = text.find("\n", max(_end(node), key.end_mark.index))
     head, tail = (text + "\n", "") if end < 0 else (text[: end + 1], text[end + 1 :])
@@ -72,14 +74,14 @@ def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last: st
 def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
     """The last of the entries whose names begin with most of the same words; None where none shares the first."""
     words = name.split("_")
-    alike = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
-    most = max(alike.values())
-    return _entry(mapping, [key for key, same in alike.items() if same == most][-1]) if most else None
+    shared_words = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
+    most = max(shared_words.values())
+    return _entry(mapping, [key for key, count in shared_words.items() if count == most][-1]) if most else None
 
 
-def _in_common(words: list[str], others: list[str]) -> int:
-    pairs = list(zip(words, others, strict=False))
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+def _in_common(words: list[str], other_words: list[str]) -> int:
+    pairs = list(zip(words, other_words, strict=False))
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), len(pairs))
 
 
 def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:
@@ -106,16 +108,16 @@ def _entry(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] 
 def _end(node: yaml.Node) -> int:
     """Where a node's text ends; a block's own mark is where the next token begins, after comments."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        key, last = node.value[-1] if isinstance(node, yaml.MappingNode) else (None, node.value[-1])
-        if key is not None and isinstance(last, yaml.ScalarNode) and last.value == "":
+        key, last_node = node.value[-1] if isinstance(node, yaml.MappingNode) else (None, node.value[-1])
+        if key is not None and isinstance(last_node, yaml.ScalarNode) and last_node.value == "":
             return int(key.end_mark.index) + 1
-        return _end(last)
+        return _end(last_node)
     return int(node.end_mark.index)
 
 
 def _flow(value: Any) -> str:
-    said = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False)
-    return said.removesuffix("...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
 
 
 def _after_colon(value: Any, column: int) -> str:
