@@ -40,43 +40,45 @@ class MlflowRuns:
     def place(self) -> str:
         return f"MLflow at {_without_password(self._uri)}"
 
-    def has(self, told: Told) -> bool:
-        return told.uid in self._experiment(told)[1]
+    def has(self, trial: Told) -> bool:
+        return trial.uid in self._experiment(trial)[1]
 
-    def add(self, told: Told) -> None:
-        experiment, known = self._experiment(told)
-        setting = {f"{part}/{name}": v for part, values in told.setting.items() for name, v in values.items()}
-        tags = {**{f"autofit.{name}": v for name, v in told.facts.items()}, **setting}
-        ended = _milliseconds(told.ended)
+    def add(self, trial: Told) -> None:
+        experiment, uids = self._experiment(trial)
+        setting = {f"{part}/{name}": v for part, values in trial.setting.items() for name, v in values.items()}
+        tags = {**{f"autofit.{name}": v for name, v in trial.facts.items()}, **setting}
+        ended = _milliseconds(trial.ended)
         with self._reached():
-            begun = _milliseconds(told.started)
-            run = self._client.create_run(experiment, start_time=begun, run_name=told.name).info.run_id
+            begun = _milliseconds(trial.started)
+            run = self._client.create_run(experiment, start_time=begun, run_name=trial.name).info.run_id
             try:
                 self._client.log_batch(
                     run,
-                    metrics=[Metric(name, value, ended, 0) for name, value in told.metrics.items()],
-                    params=[Param(name, str(value)) for name, value in told.axes.items()],
+                    metrics=[Metric(name, value, ended, 0) for name, value in trial.metrics.items()],
+                    params=[Param(name, str(value)) for name, value in trial.axes.items()],
                     tags=[RunTag(name, str(value)[:_LONGEST]) for name, value in tags.items()],
                 )
-                self._client.set_terminated(run, "FINISHED" if told.fits else "FAILED", end_time=ended)
+                self._client.set_terminated(run, "FINISHED" if trial.fits else "FAILED", end_time=ended)
             except BaseException:
                 self._client.delete_run(run)  # half a run
                 raise
-        known.add(told.uid)
+        uids.add(trial.uid)
 
-    def _experiment(self, told: Told) -> tuple[str, set[str]]:
-        if told.context not in self._experiments:
+    def _experiment(self, trial: Told) -> tuple[str, set[str]]:
+        if trial.context not in self._experiments:
             with self._reached():
-                found = self._client.get_experiment_by_name(told.context)
-                number = self._client.create_experiment(told.context) if found is None else found.experiment_id
-                self._experiments[told.context] = number, set(self._uids(number))
-        return self._experiments[told.context]
+                experiment = self._client.get_experiment_by_name(trial.context)
+                number = (
+                    self._client.create_experiment(trial.context) if experiment is None else experiment.experiment_id
+                )
+                self._experiments[trial.context] = number, set(self._uids(number))
+        return self._experiments[trial.context]
 
     def _uids(self, experiment: str) -> Iterator[str]:
         token: str | None = None
         while token != "":
-            whole = "attributes.status != 'RUNNING'"
-            page = self._client.search_runs([experiment], filter_string=whole, page_token=token)
+            has_ended = "attributes.status != 'RUNNING'"
+            page = self._client.search_runs([experiment], filter_string=has_ended, page_token=token)
             yield from (run.data.tags[_UID] for run in page if _UID in run.data.tags)
             token = page.token or ""
 
@@ -85,8 +87,8 @@ class MlflowRuns:
         try:
             yield
         except MlflowException as error:
-            said = _without_password(lines_of(error)[0])
-            raise EnvironmentLacks(f"{self.place}: {said}", remedy="set MLFLOW_TRACKING_URI to yours") from error
+            message = _without_password(lines_of(error)[0])
+            raise EnvironmentLacks(f"{self.place}: {message}", remedy="set MLFLOW_TRACKING_URI to yours") from error
 
 
 def _without_password(text: str) -> str:

@@ -51,60 +51,60 @@ class OptunaJournal:
     def note(self) -> str:
         return f"`optuna-dashboard {self._file}` shows them"
 
-    def has(self, told: Told) -> bool:
-        return told.uid in self._study(told)[1]
+    def has(self, trial: Told) -> bool:
+        return trial.uid in self._study(trial)[1]
 
-    def add(self, told: Told) -> None:
+    def add(self, trial: Told) -> None:
         """A trial without a measurement is a failed one: it has no values, and its attributes say why."""
-        study, known = self._study(told)
-        params: dict[str, Any] = dict.fromkeys(_CHOICES, _ABSENT) | told.axes
+        study, uids = self._study(trial)
+        params: dict[str, Any] = dict.fromkeys(_CHOICES, _ABSENT) | trial.axes
         distributions: dict[str, BaseDistribution] = {}
         for name, value in params.items():
             choices = _CHOICES.get(name, ())
             distributions[name] = CategoricalDistribution(choices if value in choices else (*choices, value))
-        metrics = told.metrics
+        metrics = trial.metrics
         study.add_trial(
             FrozenTrial(
                 number=0,
                 trial_id=0,
-                state=TrialState.COMPLETE if told.fits else TrialState.FAIL,
+                state=TrialState.COMPLETE if trial.fits else TrialState.FAIL,
                 value=None,
-                values=[metrics[name] for name in OBJECTIVES] if told.fits else None,
-                datetime_start=told.started,
-                datetime_complete=told.ended,
+                values=[metrics[name] for name in OBJECTIVES] if trial.fits else None,
+                datetime_start=trial.started,
+                datetime_complete=trial.ended,
                 params=params,
                 distributions=distributions,
-                user_attrs={**told.facts, **metrics},
+                user_attrs={**trial.facts, **metrics},
                 system_attrs={},
                 intermediate_values={},
             )
         )
-        known.add(told.uid)
+        uids.add(trial.uid)
 
-    def _study(self, told: Told) -> tuple[optuna.Study, set[str]]:
-        if told.context not in self._studies:
-            if told.context in optuna.get_all_study_names(self._storage):
-                study = optuna.load_study(study_name=told.context, storage=self._storage)
+    def _study(self, trial: Told) -> tuple[optuna.Study, set[str]]:
+        if trial.context not in self._studies:
+            if trial.context in optuna.get_all_study_names(self._storage):
+                study = optuna.load_study(study_name=trial.context, storage=self._storage)
             else:
                 directions = list(OBJECTIVES.values())
-                study = optuna.create_study(storage=self._storage, study_name=told.context, directions=directions)
+                study = optuna.create_study(storage=self._storage, study_name=trial.context, directions=directions)
                 with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
                     study.set_metric_names(list(OBJECTIVES))
-                for name, values in told.setting.items():
+                for name, values in trial.setting.items():
                     study.set_user_attr(name, values)
-            known = {trial.user_attrs.get("uid", "") for trial in study.get_trials(deepcopy=False)}
-            self._studies[told.context] = study, known
-        return self._studies[told.context]
+            uids = {trial.user_attrs.get("uid", "") for trial in study.get_trials(deepcopy=False)}
+            self._studies[trial.context] = study, uids
+        return self._studies[trial.context]
 
     def _check(self) -> None:
         """Raises `UsageError` for a file that is something else: a line would be added to it."""
         if not self._file.exists():
             return
         with self._file.open("rb") as lines:
-            first = next(lines, None)
+            first_line = next(lines, None)
         try:
-            strange = first is not None and "op_code" not in json.loads(first)
+            is_foreign = first_line is not None and "op_code" not in json.loads(first_line)
         except (ValueError, TypeError):
-            strange = True
-        if strange:
+            is_foreign = True
+        if is_foreign:
             raise UsageError(f"{self._file} is no journal of Optuna: name another file")

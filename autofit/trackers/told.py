@@ -15,8 +15,8 @@ from autofit.techniques.short_text import short
 PROJECT = "autofit"
 _READABLE = 110
 """Characters of a context's name before its digest: W&B takes 128 in all."""
-_UNTOLD = {"lengths", "program"}
-"""Fields of a workload that stay here: a data set's lengths are many, and a user's command may hold a password."""
+_PRIVATE_FIELDS = {"lengths", "program"}
+"""Fields of a workload that no tracker gets: the lengths are many, and a user's command may hold a password."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Told:
 
     @cached_property
     def uid(self) -> str:
-        """The same for the same trial in whatever store: what `autofit db import` takes for a repeat."""
+        """The trial's identity in every store, by which `autofit db import` recognises a repeat."""
         t = self.trial
         keys = (t.hardware.key, t.stack.key, t.workload.key, t.config.key)
         return digest([*keys, t.memory_limit_bytes, t.recorded_at, t.outcome.to_json()])
@@ -65,11 +65,11 @@ class Told:
 
     @property
     def setting(self) -> dict[str, dict[str, Any]]:
-        """Workload, hardware and stack, what is unknown left out."""
+        """Workload, hardware and stack, without fields that are unknown."""
         t = self.trial
         parts = {"workload": t.workload.to_json(), "hardware": t.hardware.to_json(), "stack": t.stack.to_json()}
         return {
-            part: {name: value for name, value in values.items() if value is not None and name not in _UNTOLD}
+            part: {name: value for name, value in values.items() if value is not None and name not in _PRIVATE_FIELDS}
             for part, values in parts.items()
         }
 
@@ -77,29 +77,29 @@ class Told:
     def facts(self) -> dict[str, Any]:
         """How the trial ended, and why."""
         t = self.trial
-        told: dict[str, Any] = {"uid": self.uid, "trial_id": t.trial_id, "outcome": t.outcome.kind}
-        told |= {name: getattr(t.outcome, name, None) for name in ("reason", "phase")}
-        told |= {"stopped_early": (t.measurement is not None and t.measurement.stopped_early) or None}
-        told |= {"doubts": "; ".join(t.doubts) or None}
-        return {name: value for name, value in told.items() if value is not None}
+        facts: dict[str, Any] = {"uid": self.uid, "trial_id": t.trial_id, "outcome": t.outcome.kind}
+        facts |= {name: getattr(t.outcome, name, None) for name in ("reason", "phase")}
+        facts |= {"stopped_early": (t.measurement is not None and t.measurement.stopped_early) or None}
+        facts |= {"doubts": "; ".join(t.doubts) or None}
+        return {name: value for name, value in facts.items() if value is not None}
 
     @property
     def metrics(self) -> dict[str, float]:
         """What was measured and what had been predicted, each with its unit in its name."""
-        t, told = self.trial, {"trial_seconds": self.trial.seconds, "memory_limit_bytes": self.trial.memory_limit_bytes}
-        found: dict[str, float | None] = dict(told)
+        t = self.trial
+        metrics: dict[str, float | None] = {"trial_seconds": t.seconds, "memory_limit_bytes": t.memory_limit_bytes}
         if (m := t.measurement) is not None:
             names = ("tokens_per_second", "mfu", "device_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-            found |= {name: getattr(m, name) for name in (*names, "host_peak_bytes")}
-            found |= {"step_seconds": m.step_seconds.median, "step_seconds_p95": m.step_seconds.p95}
-            found |= {f"phase_peak_bytes/{phase}": peak for phase, peak in m.phase_peaks.items()}
+            metrics |= {name: getattr(m, name) for name in (*names, "host_peak_bytes")}
+            metrics |= {"step_seconds": m.step_seconds.median, "step_seconds_p95": m.step_seconds.p95}
+            metrics |= {f"phase_peak_bytes/{phase}": peak for phase, peak in m.phase_peaks.items()}
         if isinstance(t.outcome, OutOfMemory):
-            found["requested_bytes"] = t.outcome.requested_bytes
+            metrics["requested_bytes"] = t.outcome.requested_bytes
         if (p := t.prediction) is not None:
-            found |= {f"predicted/{name}": getattr(p, name) for name in ("device_bytes", "peak_allocated_bytes")}
-            found["predicted/step_seconds"] = p.step_seconds
-            found["predicted/tokens_per_second"] = p.step_seconds and t.workload.tokens_per_step / p.step_seconds
-        return {name: value for name, value in found.items() if value is not None}
+            metrics |= {f"predicted/{name}": getattr(p, name) for name in ("device_bytes", "peak_allocated_bytes")}
+            metrics["predicted/step_seconds"] = p.step_seconds
+            metrics["predicted/tokens_per_second"] = p.step_seconds and t.workload.tokens_per_step / p.step_seconds
+        return {name: value for name, value in metrics.items() if value is not None}
 
 
 class Tracker(Protocol):
@@ -107,14 +107,14 @@ class Tracker(Protocol):
 
     @property
     def place(self) -> str:
-        """Its name and where it keeps them, without any password."""
+        """The tracker's name and where it keeps trials, without any password."""
 
     @property
     def note(self) -> str | None:
         """What the user is to do or to know afterwards."""
 
-    def has(self, told: Told) -> bool:
+    def has(self, trial: Told) -> bool:
         """Whether it has this very trial already."""
 
-    def add(self, told: Told) -> None:
+    def add(self, trial: Told) -> None:
         """Keeps a trial that it does not have, as a run of its own."""

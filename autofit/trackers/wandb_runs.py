@@ -40,7 +40,7 @@ class WandbRuns:
         self._project, self._entity = settings.project or PROJECT, settings.entity
         self._folder = Path(settings.wandb_dir)
         with self._reached():
-            self._known = set(self._here() if self._offline else self._there())
+            self._uids = set(self._offline_uids() if self._offline else self._server_uids())
 
     @property
     def place(self) -> str:
@@ -56,30 +56,30 @@ class WandbRuns:
             "a trial's run id is always the same, so that it does not become two runs there"
         )
 
-    def has(self, told: Told) -> bool:
-        return told.uid in self._known
+    def has(self, trial: Told) -> bool:
+        return trial.uid in self._uids
 
-    def add(self, told: Told) -> None:
+    def add(self, trial: Told) -> None:
         with self._reached():
             run = wandb.init(
                 project=self._project,
                 entity=self._entity,
-                group=told.context,
-                id=told.uid,
-                name=told.name,
-                config={**told.axes, **told.setting},
+                group=trial.context,
+                id=trial.uid,
+                name=trial.name,
+                config={**trial.axes, **trial.setting},
                 resume="never",
                 reinit="create_new",
-                settings=wandb.Settings(**_QUIET, x_start_time=told.started.timestamp()),
+                settings=wandb.Settings(**_QUIET, x_start_time=trial.started.timestamp()),
             )
-            run.summary.update({**told.facts, **told.metrics})
-            run.finish(exit_code=0 if told.fits else 1)
-        self._known.add(told.uid)
+            run.summary.update({**trial.facts, **trial.metrics})
+            run.finish(exit_code=0 if trial.fits else 1)
+        self._uids.add(trial.uid)
 
-    def _here(self) -> Iterator[str]:
+    def _offline_uids(self) -> Iterator[str]:
         return (folder.name.rpartition("-")[2] for folder in self._folder.glob("offline-run-*"))
 
-    def _there(self) -> Iterator[str]:
+    def _server_uids(self) -> Iterator[str]:
         try:
             yield from (run.id for run in wandb.Api().runs("/".join(filter(None, (self._entity, self._project)))))
         except ValueError:  # no such project: the first run makes it
