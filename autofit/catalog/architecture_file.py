@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def is_path(given: str) -> bool:
-    """Whether `given` is a file-system path: it exists, or is written as only a path can be."""
-    if given.startswith((".", "/", "~")) or given.endswith(".json") or given.count("/") > 1:
+def is_path(name: str) -> bool:
+    """Whether `name` is a file-system path: it exists, or is written as only a path can be."""
+    if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
         return True
-    return "\0" not in given and os.path.exists(given)
+    return "\0" not in name and os.path.exists(name)
 
 
 def find(path: Path) -> Path:
@@ -31,8 +31,8 @@ def find(path: Path) -> Path:
             return path
     except (OSError, ValueError) as error:
         raise UsageError(f"model path {str(path)!r} cannot be used: {error}") from error
-    what = "the folder has no config.json" if path.parent.is_dir() and path.name == "config.json" else "no such file"
-    raise UsageError(f"model path {str(path)!r}: {what}")
+    problem = "the folder has no config.json" if path.parent.is_dir() and path.name == "config.json" else "no such file"
+    raise UsageError(f"model path {str(path)!r}: {problem}")
 
 
 def read(file: Path) -> str:
@@ -66,7 +66,7 @@ def parse(text: str, origin: str) -> dict[str, Any]:
         raise UsageError(f"{origin} has no model_type, so its architecture is unknown")
     config = _text_model(config, model_type, origin)
     _refuse_code(config, origin)
-    _check_known(config["model_type"], origin)
+    _check_supported(config["model_type"], origin)
     built(config, origin)
     return config
 
@@ -76,12 +76,12 @@ def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
     from transformers import CONFIG_MAPPING
 
     try:
-        made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        built_config = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:
         # Each config class raises its own exceptions on validation, so no list of them would be complete.
         raise UsageError(f"{origin}: transformers refuses the config: {' '.join(lines_of(error))}") from error
-    made.use_cache = False
-    return made
+    built_config.use_cache = False
+    return built_config
 
 
 def _refuse_code(config: Mapping[str, Any], origin: str) -> None:
@@ -119,7 +119,7 @@ def _default_text_type(model_type: str) -> str:
     return str(getattr(part, "model_type", ""))
 
 
-def _check_known(model_type: str, origin: str) -> None:
+def _check_supported(model_type: str, origin: str) -> None:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

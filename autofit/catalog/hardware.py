@@ -13,7 +13,7 @@ from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
 from autofit.core.units import GIB, format_bytes
 
-_LEFT_OUT = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
+_IGNORED_WORDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*gi?b", re.IGNORECASE)
 _POWER_LIMIT = re.compile(r"-\d+w$")
 """What the name of hardware ends with if its card has another power limit than its default."""
@@ -94,91 +94,91 @@ def cards() -> tuple[Card, ...]:
 
 
 def card(name: str) -> Card:
-    """The one card that a user may call so (`called`); raises `UsageError` if there are several, or none."""
+    """The one card that a user may mean by `name` (`called`); raises `UsageError` if there are several, or none."""
     if _SIZE.fullmatch(name.strip()):
         raise UsageError(f"hardware {name!r} is a size of memory: {_of_size(name)}")
-    found = called(name)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        sizes = " or ".join(f"{known.name} ({format_bytes(known.memory_bytes)})" for known in found)
+    matches = called(name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        sizes = " or ".join(f"{card.name} ({format_bytes(card.memory_bytes)})" for card in matches)
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
-    raise unknown("hardware", name, (known.name for known in cards()))
+    raise unknown("hardware", name, (card.name for card in cards()))
 
 
 def called(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
-    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). None by a size of memory alone."""
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none."""
     if _SIZE.fullmatch(name.strip()):
         return ()
-    asked = _words(name)
-    for wanted in (
-        [known for known in cards() if known.name == name.lower()],
-        [known for known in cards() if _words(known.name) == asked],
-        [known for known in cards() if _is_called(known, name.strip()) and _words(known.name) <= asked],
-        [known for known in cards() if _is_called(known, name.strip())],
-        [known for known in cards() if asked and asked <= _words(known.name)],
+    words = _words(name)
+    for matches in (
+        [card for card in cards() if card.name == name.lower()],
+        [card for card in cards() if _words(card.name) == words],
+        [card for card in cards() if _has_driver_name(card, name.strip()) and _words(card.name) <= words],
+        [card for card in cards() if _has_driver_name(card, name.strip())],
+        [card for card in cards() if words and words <= _words(card.name)],
     ):
-        if wanted:
-            return tuple(wanted)
+        if matches:
+            return tuple(matches)
     return ()
 
 
 def _of_size(size: str) -> str:
-    """What to write in place of a size, as vendors state sizes."""
+    """What to write in place of a size, as one sentence; sizes are taken as vendors state them."""
     number = float(size.lower().rstrip("gib "))
-    of_it = [known.name for known in cards() if known.marketed_memory_bytes == number * GIB]
-    which = f"a card that has it ({', '.join(of_it)})" if of_it else "a card"
-    return f"name {which}; --memory-limit {size.replace(' ', '')} beside a larger card uses only so much of it"
+    names = [card.name for card in cards() if card.marketed_memory_bytes == number * GIB]
+    description = f"a card that has it ({', '.join(names)})" if names else "a card"
+    return f"name {description}; --memory-limit {size.replace(' ', '')} beside a larger card uses only so much of it"
 
 
 def _words(name: str) -> frozenset[str]:
     """The words and numbers of a card's name without the maker and the socket, which catalog names leave out."""
     sized = re.sub(r"(?<=\d)\s*gi?b\b", "g", name.lower())
-    return frozenset(re.findall(r"[a-z]+|\d+", _LEFT_OUT.sub(" ", sized)))
+    return frozenset(re.findall(r"[a-z]+|\d+", _IGNORED_WORDS.sub(" ", sized)))
 
 
 def named(hardware_name: str) -> Card | None:
     """The card that a machine's hardware of this name has or emulates, at whatever power limit (`h100-80g-500w`,
     `emulated-h100-80g`); None if it is not in the catalog."""
     name = _POWER_LIMIT.sub("", hardware_name.removeprefix(EMULATED))
-    return next((known for known in cards() if known.name == name), None)
+    return next((card for card in cards() if card.name == name), None)
 
 
 def match(device_name: str, memory_bytes: int) -> Card | None:
     """The card that a driver reports as `device_name` with `memory_bytes` in total; None if it is not in the catalog,
     as no slice of a card (MIG, vGPU) is.
     """
-    named = [known for known in cards() if _is_called(known, device_name.strip())]
-    sized = [known for known in named if _has_memory(known, memory_bytes)]
-    return min(sized, key=lambda known: abs(known.memory_bytes - memory_bytes), default=None)
+    same_name = [card for card in cards() if _has_driver_name(card, device_name.strip())]
+    sized = [card for card in same_name if _has_memory(card, memory_bytes)]
+    return min(sized, key=lambda card: abs(card.memory_bytes - memory_bytes), default=None)
 
 
 def fitting(bytes_needed: int) -> tuple[Card, ...]:
     """The cards whose memory holds `bytes_needed`, smallest first; among equals, slowest memory first."""
-    enough = [known for known in cards() if known.memory_bytes >= bytes_needed]
-    return tuple(sorted(enough, key=lambda known: (known.memory_bytes, known.bandwidth_bytes_per_second)))
+    large_enough = [card for card in cards() if card.memory_bytes >= bytes_needed]
+    return tuple(sorted(large_enough, key=lambda card: (card.memory_bytes, card.bandwidth_bytes_per_second)))
 
 
 def alike(total_bytes: int) -> tuple[Card, ...]:
     """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
 
-    def off(known: Card) -> int:
-        return abs(known.memory_bytes - total_bytes)
+    def difference(card: Card) -> int:
+        return abs(card.memory_bytes - total_bytes)
 
-    near = [known for known in cards() if known.vendor == "nvidia" and off(known) <= 0.015 * known.memory_bytes]
-    return tuple(sorted(near, key=off))
-
-
-def _is_called(known: Card, device_name: str) -> bool:
-    return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in known.device_names)
+    similar = [card for card in cards() if card.vendor == "nvidia" and difference(card) <= 0.015 * card.memory_bytes]
+    return tuple(sorted(similar, key=difference))
 
 
-def _has_memory(known: Card, memory_bytes: int) -> bool:
-    if known.unified_memory:
-        return 0 < memory_bytes <= known.marketed_memory_bytes
+def _has_driver_name(card: Card, device_name: str) -> bool:
+    return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in card.device_names)
+
+
+def _has_memory(card: Card, memory_bytes: int) -> bool:
+    if card.unified_memory:
+        return 0 < memory_bytes <= card.marketed_memory_bytes
     # Drivers reserve up to 9 % for error correction and firmware; cards with the same chip differ by half.
-    return abs(memory_bytes - known.memory_bytes) <= 0.12 * known.memory_bytes
+    return abs(memory_bytes - card.memory_bytes) <= 0.12 * card.memory_bytes
 
 
 def _card(row: Mapping[str, Any]) -> Card:

@@ -1,4 +1,4 @@
-"""What was found out about a config.json, kept between processes: to ask transformers again takes seconds."""
+"""Answers about a config.json, kept between processes: to ask transformers again takes seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 ANSWERS_VERSION = 1
-"""Incremented when `architecture_file.parse` or `model_shape.measure` answers otherwise: what was kept is then not
+"""Incremented when `architecture_file.parse` or `model_shape.measure` answers otherwise: kept answers are then not
 used."""
 
 
@@ -25,30 +25,30 @@ def cache_folder() -> Path:
 
 
 def keep_file(file: Path, content: bytes) -> None:
-    """Write a file of the cache, in place of any there: others find it whole or not at all. Raises `OSError`."""
-    whole = file.with_name(f".{file.name}.{os.getpid()}")
+    """Write or replace a file of the cache: other processes see it whole or not at all. Raises `OSError`."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole.write_bytes(content)
-        whole.replace(file)
+        temporary.write_bytes(content)
+        temporary.replace(file)
     finally:
         with suppress(OSError):
-            whole.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def kept(what: str, given: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `find` returns, a JSON object; called once for this text `given` and the installed transformers. `what`
-    names the question. A cache that fails costs the call, never an answer."""
-    key = sha256("\0".join((what, str(ANSWERS_VERSION), _transformers(), given)).encode()).hexdigest()
+def kept(question: str, text: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer that `find` returns, a JSON object. It is called once for this `text` and the installed transformers.
+    `question` names what it answers. A cache that fails costs the call, never an answer."""
+    key = sha256("\0".join((question, str(ANSWERS_VERSION), _transformers(), text)).encode()).hexdigest()
     file = cache_folder() / "models" / f"{key}.json"
     with suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-    found = find()
+        answer = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(answer, dict):
+            return answer
+    answer = find()
     with suppress(OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
-        keep_file(file, json.dumps(found).encode())
-    return found
+        keep_file(file, json.dumps(answer).encode())
+    return answer
 
 
 @cache

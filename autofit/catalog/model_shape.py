@@ -90,27 +90,27 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
             raise ValueError(f"it has {layers:,} layers; at most 10,000 are supported")
         with torch.device("meta"):
             model = factory.from_config(config)
-        return _counted(model, config)
+        return _shape_of(model, config)
     except Exception as error:
         # Inconsistent fields surface anywhere in a model's constructor, as any kind of exception; and some
         # architectures lack what all others have (BLT's config has no hidden_size).
         raise UsageError(f"{origin}: no model can be built from it: {' '.join(str(error).split())}") from error
 
 
-def _counted(model: Any, config: Any) -> ModelShape:
+def _shape_of(model: Any, config: Any) -> ModelShape:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     text = config.get_text_config()
     embedding = model.get_input_embeddings().weight
-    for what, size in (("layers", text.num_hidden_layers), ("tokens in its vocabulary", embedding.shape[0])):
+    for parts, size in (("layers", text.num_hidden_layers), ("tokens in its vocabulary", embedding.shape[0])):
         if size < 1:
-            raise ValueError(f"it has {size} {what}")
+            raise ValueError(f"it has {size} {parts}")
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
     parameters = dict(model.named_parameters())
     routed = {name for name in parameters if "experts" in name.split(".")}
-    experts = _first(text, _EXPERT_COUNTS) if routed else 0
-    per_token = (_first(text, _EXPERTS_PER_TOKEN) or experts) if experts else 0
+    experts = _first_integer(text, _EXPERT_COUNTS) if routed else 0
+    per_token = (_first_integer(text, _EXPERTS_PER_TOKEN) or experts) if experts else 0
     expert_parameters = sum(parameters[name].numel() for name in routed)
     matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
     lookup = 0 if tied else embedding.numel()
@@ -166,6 +166,6 @@ def _linear_weights(model: nn.Module, layers: int) -> int:
     return sum(m.weight.numel() for m in stack.modules() if isinstance(m, nn.Linear))
 
 
-def _first(config: Any, keys: tuple[str, ...]) -> int:
+def _first_integer(config: Any, keys: tuple[str, ...]) -> int:
     """The value of the first of `keys` for which `config` has an integer; 0 if there is none."""
     return next((int(value) for key in keys if isinstance(value := getattr(config, key, None), int)), 0)

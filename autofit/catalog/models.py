@@ -74,8 +74,8 @@ NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the publ
 
 def listing() -> list[dict[str, Any]]:
     """The models of the catalog with what a user chooses by, as JSON values."""
-    found = [load(name) for name in names()]
-    return [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in found]
+    models = [load(name) for name in names()]
+    return [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in models]
 
 
 def load(name: str) -> Model:
@@ -99,8 +99,8 @@ def architecture(model: Model) -> PretrainedConfig:
 
     Raises `UsageError` if transformers refuses the fields.
     """
-    kept = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
-    return architecture_file.built(copy.deepcopy(kept), model.source)
+    fields = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
+    return architecture_file.built(copy.deepcopy(fields), model.source)
 
 
 def positions(model: Model) -> int | None:
@@ -109,9 +109,9 @@ def positions(model: Model) -> int | None:
     Configs store it under many names (`max_position_embeddings`, `n_positions`, `n_ctx`) or rely on their class's
     default; transformers' config class resolves both. Raises `UsageError` if transformers refuses the fields.
     """
-    written = model.config.get("max_position_embeddings")
+    stated = model.config.get("max_position_embeddings")
     # transformers takes seconds to import, and an answer from the store need not wait for that.
-    longest = written if written is not None else getattr(architecture(model), "max_position_embeddings", None)
+    longest = stated if stated is not None else getattr(architecture(model), "max_position_embeddings", None)
     return longest if isinstance(longest, int) else None
 
 
@@ -121,12 +121,12 @@ def shape(model: Model) -> ModelShape:
 
     Raises `UsageError` if the model cannot be built from its fields.
     """
-    known = _SHAPES.get(model.digest) or _catalog_shape(model)
-    if known is None:
+    counts = _SHAPES.get(model.digest) or _catalog_shape(model)
+    if counts is None:
         text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
-        known = ModelShape(**kept("shape", text, lambda: asdict(measure(architecture(model), model.source))))
-    _SHAPES[model.digest] = known
-    return known
+        counts = ModelShape(**kept("shape", text, lambda: asdict(measure(architecture(model), model.source))))
+    _SHAPES[model.digest] = counts
+    return counts
 
 
 def in_catalog(model: Model) -> bool:
@@ -172,18 +172,18 @@ def _of_hub(hub_id: str) -> Model:
     try:
         text = hub.config_text(hub_id)
     except EnvironmentLacks as error:
-        same = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
-        if same is not None:
-            return _of_catalog(same)
-        near = difflib.get_close_matches(hub_id.rsplit("/", 1)[-1].lower(), names(), n=2, cutoff=0.5)
-        hint = f"; or name what it is built like: --model {' or --model '.join(near)}" if near else ""
+        catalog_name = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
+        if catalog_name is not None:
+            return _of_catalog(catalog_name)
+        matches = difflib.get_close_matches(hub_id.rsplit("/", 1)[-1].lower(), names(), n=2, cutoff=0.5)
+        hint = f"; or name what it is built like: --model {' or --model '.join(matches)}" if matches else ""
         raise EnvironmentLacks(error.message, remedy=f"{error.remedy}{hint}") from error
     source = f"{hub_id}, config.json"
     return Model(name=hub_id, config=_parsed(text, source), source=source, parameters=None)
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:
-    """`architecture_file.parse`, which asks transformers."""
+    """The answer of `architecture_file.parse`, which asks transformers, from the cache if it is there."""
     return kept("text model", text, lambda: architecture_file.parse(text, origin))
 
 

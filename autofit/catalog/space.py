@@ -23,7 +23,7 @@ ADAPTER_AXES = frozenset({"rank", "targets"})
 """Axes that configs of method `full` do not have."""
 _SECTIONS = ("purpose", "axes", "defaults", "rules")
 _RULE_KEYS = ("when", "only", "never", "because")
-_Valued = dict[str, tuple[Value, ...]]
+_AxisValues = dict[str, tuple[Value, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class Space:
 
     def with_all_of(self, axis: Axis) -> Space:
         """The same space with every value of `axis`, if the file does not name it."""
-        named = axis.name in self.axes or axis.name in self.defaults
-        return self if named else replace(self, axes={**self.axes, axis.name: axis.values})
+        is_in_file = axis.name in self.axes or axis.name in self.defaults
+        return self if is_in_file else replace(self, axes={**self.axes, axis.name: axis.values})
 
     def count(self, axes: Sequence[Axis], *, batch: int) -> int:
         """How many configs the space has; arguments and errors as for `configs`."""
@@ -114,10 +114,10 @@ class Space:
     ) -> Iterator[Config]:
         for method in values["method"]:
             absent = ADAPTER_AXES if method == "full" else frozenset()
-            here = {name: among for name, among in values.items() if name not in absent}
-            here["method"] = (method,)
-            for chosen in itertools.product(*here.values()):
-                config = dict(zip(here, chosen, strict=True))
+            searched = {name: options for name, options in values.items() if name not in absent}
+            searched["method"] = (method,)
+            for chosen in itertools.product(*searched.values()):
+                config = dict(zip(searched, chosen, strict=True))
                 if not any(rule.excludes(config) for rule in self.rules):
                     yield Config.of({name: value for name, value in config.items() if says[name](value)})
 
@@ -145,8 +145,8 @@ def load(name_or_path: str, axes: Sequence[Axis]) -> Space:
 
 def _folder() -> Path:
     """The folder of the built-in files: in the installed package, else next to it in the repository."""
-    inside = Path(__file__).parents[1] / "search_spaces"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "search_spaces"
+    installed = Path(__file__).parents[1] / "search_spaces"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "search_spaces"
 
 
 def _divisors(number: int) -> list[int]:
@@ -237,10 +237,10 @@ class _File:
 
     def lines(self, sections: Mapping[str, tuple[ScalarNode, Node]]) -> dict[str, int]:
         nodes = [sections[name][1] for name in ("axes", "defaults") if name in sections]
-        named = [key for node in nodes if isinstance(node, MappingNode) for key, _ in node.value]
-        return {key.value: key.start_mark.line + 1 for key in named}
+        keys = [key for node in nodes if isinstance(node, MappingNode) for key, _ in node.value]
+        return {key.value: key.start_mark.line + 1 for key in keys}
 
-    def searched(self, node: Node) -> _Valued:
+    def searched(self, node: Node) -> _AxisValues:
         entries = self.mapping(node, "axes", self.axes, "axis")
         if not entries:
             raise self.error(node, "axes names no axis: list at least the method")
@@ -257,46 +257,46 @@ class _File:
             raise self.error(node, message)
         return self.values(key, node)
 
-    def defaults(self, node: Node, searched: _Valued) -> dict[str, Value]:
+    def defaults(self, node: Node, searched: _AxisValues) -> dict[str, Value]:
         if _is_null(node):
             return {}
-        found: dict[str, Value] = {}
+        defaults: dict[str, Value] = {}
         for name, (key, value) in self.mapping(node, "defaults", self.axes, "axis").items():
             if name in searched:
                 raise self.error(key, f"axis {name!r} is under axes and under defaults: keep one of them")
             if not isinstance(value, ScalarNode):
                 raise self.error(value, f"default of {name} must be one value; to search several, use axes")
-            found[name] = self.value(self.axes[name], value)
-        return found
+            defaults[name] = self.value(self.axes[name], value)
+        return defaults
 
-    def rules(self, node: Node, values: _Valued) -> tuple[Rule, ...]:
+    def rules(self, node: Node, values: _AxisValues) -> tuple[Rule, ...]:
         if _is_null(node):
             return ()
         if not isinstance(node, SequenceNode):
             raise self.error(node, "rules must be a list: start each rule with '- when:'")
         return tuple(self.rule(item, values) for item in node.value)
 
-    def rule(self, node: Node, values: _Valued) -> Rule:
+    def rule(self, node: Node, values: _AxisValues) -> Rule:
         parts = self.mapping(node, "a rule", _RULE_KEYS, "key of a rule")
         if "when" not in parts:
             raise self.error(node, "the rule has no when: say which configs it is for")
         if "only" not in parts and "never" not in parts:
             raise self.error(node, "the rule has neither only nor never: say what it leaves out")
-        read = {
+        conditions = {
             name: self.conditions(parts[name][1], name, values) if name in parts else {}
             for name in ("when", "only", "never")
         }
-        for axis, kept in read["only"].items():
-            if values[axis] and not set(kept) & set(values[axis]):
-                message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(spelled, kept))}"
+        for axis, allowed in conditions["only"].items():
+            if values[axis] and not set(allowed) & set(values[axis]):
+                message = f"only leaves nothing of {axis}: the space lacks {', '.join(map(spelled, allowed))}"
                 raise self.error(parts["only"][1], message)
         self.text(parts, "because")  # it is for whoever reads the file
-        return Rule(**read)
+        return Rule(**conditions)
 
-    def conditions(self, node: Node, what: str, values: _Valued) -> _Valued:
-        entries = self.mapping(node, what, self.axes, "axis")
+    def conditions(self, node: Node, part: str, values: _AxisValues) -> _AxisValues:
+        entries = self.mapping(node, part, self.axes, "axis")
         if not entries:
-            raise self.error(node, f"{what} names no axis")
+            raise self.error(node, f"{part} names no axis")
         for name, (key, _) in entries.items():
             if name not in values:
                 raise self.error(key, f"axis {name!r} is not in this space: add it to axes or defaults")
@@ -308,13 +308,13 @@ class _File:
         items = node.value if isinstance(node, SequenceNode) else [] if _is_null(node) else [node]
         if not items:
             raise self.error(key, f"axis {axis.name!r} has no values: list at least one")
-        found: list[Value] = []
+        parsed: list[Value] = []
         for item in items:
             value = self.value(axis, item)
-            if value in found:
+            if value in parsed:
                 raise self.error(item, f"value {spelled(value)} of {axis.name} is listed twice")
-            found.append(value)
-        return tuple(sorted(found, key=int if axis.numeric else axis.values.index))
+            parsed.append(value)
+        return tuple(sorted(parsed, key=int if axis.numeric else axis.values.index))
 
     def value(self, axis: Axis, node: Node) -> Value:
         """One value, parsed from the text as written: YAML's own reading of `no` or `010` would be a surprise."""
@@ -331,22 +331,22 @@ class _File:
             raise self.error(node, f"value of {axis.name} is too long for a number") from None
 
     def mapping(
-        self, node: Node, what: str, valid: Sequence[str] | Mapping[str, object], kind: str
+        self, node: Node, place: str, valid: Sequence[str] | Mapping[str, object], kind: str
     ) -> dict[str, tuple[ScalarNode, Node]]:
         """Name to (its node, its value's node); each name is one of `valid` and given once."""
         if not isinstance(node, MappingNode):
-            raise self.error(node, f"{what} must be lines of 'name: value', not {_kind(node)}")
-        found: dict[str, tuple[ScalarNode, Node]] = {}
+            raise self.error(node, f"{place} must be lines of 'name: value', not {_kind(node)}")
+        entries: dict[str, tuple[ScalarNode, Node]] = {}
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
-                raise self.error(key, f"a name in {what} must be a single word, not {_kind(key)}")
+                raise self.error(key, f"a name in {place} must be a single word, not {_kind(key)}")
             if key.value not in valid:
                 raise self.error(key, str(unknown(kind, key.value, valid)))
-            if key.value in found:
-                first = found[key.value][0].start_mark.line + 1
-                raise self.error(key, f"{kind} {key.value!r} is given twice: first in line {first}")
-            found[key.value] = (key, value)
-        return found
+            if key.value in entries:
+                first_line = entries[key.value][0].start_mark.line + 1
+                raise self.error(key, f"{kind} {key.value!r} is given twice: first in line {first_line}")
+            entries[key.value] = (key, value)
+        return entries
 
     def text(self, parts: Mapping[str, tuple[ScalarNode, Node]], name: str) -> str:
         if name not in parts:
