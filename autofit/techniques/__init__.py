@@ -74,7 +74,7 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
         # The claims are about the configs' own number formats: where a trainer changes those of one, none is made.
         if habits.of_formats(lighter, trainer) != habits.of_formats(heavier, trainer):
             return False
-        # Of other operations torch may choose to keep more, though each takes less.
+        # Torch may choose to keep the results of more operations, though each takes less.
         if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in _CHANGE_THE_LAYER):
             return False
         return all(
@@ -91,15 +91,15 @@ _CHANGE_THE_LAYER = ("method", "rank", "targets", "precision", "attention")
 def only_slower(config: Config) -> tuple[Config, ...]:
     """The configs that differ from `config` on one axis and do all of its work and more: they cannot train faster.
 
-    None of a compiled one: the compiler decides itself what to keep and what to recompute.
+    A compiled config has none: the compiler decides itself what to keep and what to recompute.
     """
     if config.get("compile") is True:
         return ()
     return tuple(
         config.replace(**{axis.name: slower})
         for axis in AXES
-        for slower, than in sorted(axis.slower, key=str)
-        if than == config.get(axis.name)
+        for slower, faster in sorted(axis.slower, key=str)
+        if faster == config.get(axis.name)
     )
 
 
@@ -112,18 +112,18 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
     for name, value in values.items():
         if name not in axes:
             raise not_an_axis(name, value, axes)
-    known = {name: axes[name].check(value) for name, value in values.items()}
+    checked = {name: axes[name].check(value) for name, value in values.items()}
     filled: dict[str, Value] = {}
     for technique in TECHNIQUES:
         name = technique.axis.name
         if name != "method" and not technique.applies(Config.of(filled)):
-            if name in known:
+            if name in checked:
                 raise UsageError(
                     f"{name} does not apply to method {filled['method']}: leave it out, or use method=lora"
                 )
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)
-        value = known.get(name, fallback)
+        value = checked.get(name, fallback)
         if value is not None and technique.axis.says(value):
             filled[name] = value
     return Config.of(filled)
@@ -138,17 +138,17 @@ def parse(text: str) -> dict[str, object]:
     """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
     axes = {axis.name: axis for axis in AXES}
     values: dict[str, object] = {}
-    wrong: list[UsageError] = []
+    errors: list[UsageError] = []
     for name, value in pairs(text).items():
         if name not in axes:
-            wrong.append(not_an_axis(name, value, axes))
+            errors.append(not_an_axis(name, value, axes))
             continue
         try:
             values[name] = axes[name].parse(value)
         except UsageError as error:
-            wrong.append(not_a_value(error, axes[name], value))
-    if wrong:
-        raise wrong[0] if len(wrong) == 1 else UsageError("; ".join(map(str, wrong)))
+            errors.append(not_a_value(error, axes[name], value))
+    if errors:
+        raise errors[0] if len(errors) == 1 else UsageError("; ".join(map(str, errors)))
     return values
 
 
@@ -173,14 +173,14 @@ def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
     rank.
     """
     goal = goal or Goal()
-    found = []
+    sentences = []
     for technique in TECHNIQUES:
         name = technique.axis.name
         effect = technique.effect(config, goal) if name in config else Effect.EXACT
         if effect is not Effect.EXACT:
-            what = "the training itself" if effect is Effect.TRAINING else "numerical precision"
-            found.append(f"{name}={config[name]} instead of {technique.plain(goal)} changes {what}")
-    return tuple(found)
+            affected = "the training itself" if effect is Effect.TRAINING else "numerical precision"
+            sentences.append(f"{name}={config[name]} instead of {technique.plain(goal)} changes {affected}")
+    return tuple(sentences)
 
 
 __all__ = [

@@ -67,7 +67,7 @@ def attention_kernel(
 
 
 class Generation(NamedTuple):
-    """What of a card decides which kernels run on it."""
+    """The properties of a card that decide which kernels run on it."""
 
     volta: bool
     """Compute capability 7.0 or higher: tensor cores."""
@@ -78,7 +78,7 @@ class Generation(NamedTuple):
 
 
 def generation(capability: str | None) -> Generation:
-    """That of a compute capability; None is taken as a recent card's."""
+    """The generation of a compute capability; None is taken as a recent card's."""
     version = compute_capability(capability) or 9.0
     return Generation(version >= 7.0, version >= 8.0, 8.6 <= version <= 8.9 or 12.0 <= version < 13.0)
 

@@ -13,7 +13,7 @@ from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 """ZeRO stage for each value of `sharding`."""
-ALONE = {"optimizer": 2, "params": 3, "nvme": 3}
+SINGLE_DEVICE_STAGES = {"optimizer": 2, "params": 3, "nvme": 3}
 """ZeRO stage for each value of `offload` on one device: the lowest that supports it."""
 OPTIMIZER_BUFFERS = 4
 """Buffers for Adam's states in files: parameter, gradient, momentum, variance."""
@@ -29,7 +29,7 @@ GROUP = 2**22
 def deepspeed_stage(config: Config) -> int:
     """The ZeRO stage of a config that DeepSpeed trains."""
     sharding = config.text("sharding")
-    return STAGES[sharding] if sharding in STAGES else ALONE[config.text("offload")]
+    return STAGES[sharding] if sharding in STAGES else SINGLE_DEVICE_STAGES[config.text("offload")]
 
 
 def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -> dict[str, Any]:
@@ -75,15 +75,15 @@ def _offload(config: Config, job: Job, folder: str | None) -> dict[str, Any]:
     value = config.text("offload")
     if value == "none":
         return {}
-    there: dict[str, Any] = {"device": "cpu", "pin_memory": job.hardware.kind != "cpu"}
+    target: dict[str, Any] = {"device": "cpu", "pin_memory": job.hardware.kind != "cpu"}
     if value == "nvme":
-        there |= {"device": "nvme", "nvme_path": folder}
-    optimizer = {**there, "buffer_count": OPTIMIZER_BUFFERS} if value == "nvme" else there
-    return {"offload_optimizer": optimizer} | ({} if value == "optimizer" else {"offload_param": there})
+        target |= {"device": "nvme", "nvme_path": folder}
+    optimizer = {**target, "buffer_count": OPTIMIZER_BUFFERS} if value == "nvme" else target
+    return {"offload_optimizer": optimizer} | ({} if value == "optimizer" else {"offload_param": target})
 
 
 def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that depend on the model, where DeepSpeed's defaults are fixed: with those, a parameter of more than 1e8
+    """Sizes that depend on the model. DeepSpeed's defaults are fixed: with those, a parameter of more than 1e8
     elements would not fit in a buffer, and the states of up to 1e9 parameters would be buffered at once. A parameter
     kept for reuse would hold on to its buffer, of which there are few.
 
@@ -91,14 +91,14 @@ def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
     parameter is the buffer itself, which another parameter has by the time a checkpointed layer uses it again.
     """
     model = shape(job.model)
-    alone = job.hardware.kind == "cpu" and job.workload.devices == 1
-    there = {
+    is_single_cpu = job.hardware.kind == "cpu" and job.workload.devices == 1
+    offload_param = {
         **parameters,
         "buffer_count": PARAMETER_BUFFERS,
         "buffer_size": -(-largest_parameter(model) // job.workload.devices),
-        "max_in_cpu": max(10**9, model.parameters) if alone else 10**9,
+        "max_in_cpu": max(10**9, model.parameters) if is_single_cpu else 10**9,
     }
-    return {"sub_group_size": GROUP, "stage3_max_reuse_distance": 0, "offload_param": there}
+    return {"sub_group_size": GROUP, "stage3_max_reuse_distance": 0, "offload_param": offload_param}
 
 
 def locked_elements(job: Job) -> tuple[int, int]:
@@ -128,14 +128,14 @@ def _precision(config: Config) -> dict[str, Any]:
     """Mixed precision is DeepSpeed's own: 16-bit weights, with fp32 master copies in the optimizer. Its
     `torch_autocast` would keep both formats of every weight on the device. Loss scaling has the settings of torch's
     GradScaler."""
-    summed: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if sums_in_fp32(config) else {}
+    accumulation: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if sums_in_fp32(config) else {}
     match config["precision"]:
         case "bf16-mixed":
-            return {"bf16": {"enabled": True}, **summed}
+            return {"bf16": {"enabled": True}, **accumulation}
         case "bf16":
             bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
             return {"bf16": bf16}
         case "fp16-mixed":
             scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "hysteresis": 1}
-            return {"fp16": {"enabled": True, **scale}, **summed}
+            return {"fp16": {"enabled": True, **scale}, **accumulation}
     return {}

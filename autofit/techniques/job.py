@@ -25,10 +25,10 @@ class Job:
 
 
 def ranks_per_host(job: Job) -> int:
-    """Ranks that are taken to share one host's memory and disk: all, or as many as the host that was seen has devices.
+    """Ranks that are taken to share one host's memory and disk: all, or as many as the detected host has devices.
 
-    Of a card of the catalog all are taken to be in one machine.
+    All cards of the catalog are taken to be in one machine.
     """
     hardware, ranks = job.hardware, job.workload.devices
-    known = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
-    return max(1, hardware.count) if known else ranks
+    spans_hosts = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
+    return max(1, hardware.count) if spans_hosts else ranks

@@ -13,7 +13,7 @@ from autofit.techniques.adapters import unwrap
 ROTARY = "apply_rotary_pos_emb"
 """What the module of each of these architectures calls to rotate queries and keys."""
 _ORIGINAL: dict[str, Any] = {}
-"""By an architecture's module, its own rotary function."""
+"""The original rotary function of each architecture's module."""
 
 
 class LigerLayers:
@@ -26,11 +26,12 @@ class LigerLayers:
         causal_lm = unwrap(model)
         self._code = sys.modules[type(causal_lm).__module__]
         self._rotary = _ORIGINAL.setdefault(self._code.__name__, getattr(self._code, ROTARY))
-        before, own = dict(vars(self._code)), {module for module in causal_lm.modules() if "forward" in vars(module)}
+        definitions = dict(vars(self._code))
+        patched = {module for module in causal_lm.modules() if "forward" in vars(module)}
         _apply_liger_kernel_to_instance(model=causal_lm, cross_entropy=False, fused_linear_cross_entropy=False)
-        self._replaced = [m for m in causal_lm.modules() if "forward" in vars(m) and m not in own]
+        self._replaced = [m for m in causal_lm.modules() if "forward" in vars(m) and m not in patched]
         # Liger also replaces the classes of norms and MLPs, which models to come are made of.
-        vars(self._code).update(before | {ROTARY: getattr(self._code, ROTARY)})
+        vars(self._code).update(definitions | {ROTARY: getattr(self._code, ROTARY)})
 
     @contextmanager
     def plainly(self) -> Iterator[None]:

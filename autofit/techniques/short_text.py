@@ -13,7 +13,7 @@ def short(config: Config) -> str:
     if "rank" in config:
         words.append(f"r{config['rank']}")
     # An imported trial may know fewer axes than there are today.
-    words += [f"{before}{config[axis]}" for axis, before in _ALWAYS.items() if axis in config]
+    words += [f"{prefix}{config[axis]}" for axis, prefix in _ALWAYS.items() if axis in config]
     if config.get("targets") == "attention":
         words.append("targets attention")
     if config.get("attention") not in (None, "sdpa"):

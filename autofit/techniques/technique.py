@@ -59,7 +59,7 @@ class BuildPlan:
     """transformers' name for the attention implementation."""
     loss: LossKernel = field(init=False)
     evaluated_loss: LossKernel | None = None
-    """That of evaluation between training steps, where it is another."""
+    """The loss of evaluation between training steps, where it is another."""
     without_kernels: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes a context in which the model computes by torch's operations alone."""
     optimizer: OptimizerFactory = field(init=False)

@@ -19,18 +19,18 @@ class TrainerName:
     target: str
     """An axis, or an option, which begins with `--`."""
     values: Mapping[str, str] | None = None
-    """The trainer's values, in lower case, to ours; None where they are the same."""
+    """The trainer's values, in lower case, to autofit's; None where they are the same."""
 
     def ours(self, value: object) -> str | None:
-        """The axis or option with our value for a trainer's, as it is written; None if there is none."""
-        said = str(value).strip().lower()
-        value = said if self.values is None else self.values.get(said)
+        """The axis or option with autofit's value for a trainer's, as it is written; None if there is none."""
+        spelling = str(value).strip().lower()
+        value = spelling if self.values is None else self.values.get(spelling)
         return None if value is None else f"{self.target}{' ' if self.target.startswith('--') else '='}{value}"
 
     def theirs(self, value: str) -> str | None:
-        """A trainer's key with its first value for ours, as it is written; None if there is none."""
-        said = next((theirs for theirs, ours in (self.values or {}).items() if ours == value), None)
-        return None if said is None else f"{self.keys[0]}={said}"
+        """A trainer's key with its first value for autofit's, as it is written; None if there is none."""
+        spelling = next((key for key, axis_value in (self.values or {}).items() if axis_value == value), None)
+        return None if spelling is None else f"{self.keys[0]}={spelling}"
 
 
 TRAINER_NAMES = (
@@ -70,7 +70,7 @@ TRAINER_NAMES = (
     TrainerName(
         keys=("optim", "optimizer_name", "optimizer_type"),
         target="optimizer",
-        values={"adamw_8bit": "adamw-8bit", **{kind.trainer: ours for ours, kind in OPTIMIZERS.items()}},
+        values={"adamw_8bit": "adamw-8bit", **{kind.trainer: value for value, kind in OPTIMIZERS.items()}},
     ),
     TrainerName(
         keys=("attn_implementation", "flash_attn", "flash_attention"),
@@ -133,30 +133,30 @@ FOLLOWS = {
         "it changes neither memory nor speed",
     ),
 }
-"""Keys of trainers that nothing here corresponds to, and why."""
+"""Keys of trainers to which no axis or option corresponds, and why."""
 
 
 def not_an_axis(name: str, value: object, axes: Mapping[str, Axis]) -> UsageError:
-    """The error for a config's key that is no axis: with our name for it if it is a trainer's, else the nearest."""
+    """The error for a config's key that is no axis: it names the axis that a trainer's key means, else the nearest."""
     key = name.lower().replace("-", "_")
     if key in FOLLOWS:
         return UsageError(f"unknown axis {name!r}: {FOLLOWS[key]}, so leave it out")
-    named = [known for known in TRAINER_NAMES if key in known.keys]
-    pairs = [(known.target, known.ours(value)) for known in named]
-    ours = [pair for target, pair in pairs if pair and (target not in axes or _is_valid(axes[target], pair))]
-    if ours:
-        return UsageError(f"unknown axis {name!r}: write {','.join(ours)}")
-    if named:
-        values = ", ".join(map(str, axes[named[0].target].values)) or "a whole number"
-        return UsageError(f"unknown axis {name!r}: here it is {named[0].target}, with one of: {values}")
+    trainer_names = [trainer_name for trainer_name in TRAINER_NAMES if key in trainer_name.keys]
+    pairs = [(trainer_name.target, trainer_name.ours(value)) for trainer_name in trainer_names]
+    settings = [pair for target, pair in pairs if pair and (target not in axes or _is_valid(axes[target], pair))]
+    if settings:
+        return UsageError(f"unknown axis {name!r}: write {','.join(settings)}")
+    if trainer_names:
+        values = ", ".join(map(str, axes[trainer_names[0].target].values)) or "a whole number"
+        return UsageError(f"unknown axis {name!r}: here it is {trainer_names[0].target}, with one of: {values}")
     return unknown("axis", name, axes)
 
 
 def not_a_value(error: UsageError, axis: Axis, value: str) -> UsageError:
-    """`error`, which refuses an axis's value: with our value in it, if trainers write it so."""
-    found = (known.ours(value) for known in names_of(axis.name) if known.values is not None)
-    ours = next((pair for pair in found if pair is not None and _is_valid(axis, pair)), None)
-    return error if ours is None else UsageError(f"unknown value of {axis.name} {value!r}: write {ours}")
+    """`error`, which refuses an axis's value, or one that names autofit's value if trainers write it so."""
+    settings = (trainer_name.ours(value) for trainer_name in names_of(axis.name) if trainer_name.values is not None)
+    setting = next((pair for pair in settings if pair is not None and _is_valid(axis, pair)), None)
+    return error if setting is None else UsageError(f"unknown value of {axis.name} {value!r}: write {setting}")
 
 
 def _is_valid(axis: Axis, pair: str) -> bool:
@@ -168,4 +168,4 @@ def _is_valid(axis: Axis, pair: str) -> bool:
 
 
 def names_of(axis: str) -> Sequence[TrainerName]:
-    return [known for known in TRAINER_NAMES if known.target == axis]
+    return [trainer_name for trainer_name in TRAINER_NAMES if trainer_name.target == axis]

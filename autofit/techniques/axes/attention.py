@@ -41,7 +41,7 @@ class Attention(Technique):
                 f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
             )
         if value == "efficient":
-            return _no_use_of_repeating(config, job)
+            return _why_not_repeat(config, job)
         if value != "flash":
             return None
         if job.hardware.kind != "cuda":
@@ -90,13 +90,13 @@ def _is_masked(config: Config, job: Job) -> bool:
     return keeps_apart(config) or pads or (window is not None and window <= job.workload.seq_len)
 
 
-def _no_use_of_repeating(config: Config, job: Job) -> str | None:
+def _why_not_repeat(config: Config, job: Job) -> str | None:
     """Why keys need not be repeated, or why that is of no help."""
-    where = f"in {config['precision']} on {job.hardware.name}"
+    place = f"in {config['precision']} on {job.hardware.name}"
     if job.hardware.kind != "cuda":
         return f"attention=efficient is for NVIDIA and AMD GPUs, not for {job.hardware.name}: use sdpa"
     if not keeps_scores(config.replace(attention="sdpa"), job):
-        return f"attention=efficient is of no use {where}: sdpa has a fused kernel there"
+        return f"attention=efficient is of no use {place}: sdpa has a fused kernel there"
     if keeps_scores(config, job):
-        return f"attention=efficient is of no use {where}: torch has no fused kernel there, use sdpa"
+        return f"attention=efficient is of no use {place}: torch has no fused kernel there, use sdpa"
     return None

@@ -36,7 +36,7 @@ def micro_batches(config: Config, workload: Workload) -> Batches | None:
 
 
 def rows_per_sequence(config: Config, workload: Workload) -> float:
-    """1, or less where sequences share rows: a step of the whole global batch then has as many times their number."""
+    """Rows per sequence of a step: 1, or less where sequences share rows."""
     batches = micro_batches(config, workload)
     return 1.0 if batches is None else batches.rows
 

@@ -66,7 +66,7 @@ class Checkpointing(Technique):
             return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
         if value == SAVE_ATTENTION and keeps_scores(config, job):
             return f"checkpointing={value} would keep nothing: no fused kernel computes attention here, use full"
-        return _no_budget(config) if value in BUDGETS else None
+        return _why_no_budget(config) if value in BUDGETS else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """False for what keeps results against `none` under compilation, which chooses what `none` keeps and may keep
@@ -113,14 +113,16 @@ def within_budget(share: float, backend: Callable[..., Any]) -> Callable[..., An
     return within
 
 
-def _no_budget(config: Config) -> str | None:
+def _why_no_budget(config: Config) -> str | None:
     """Why torch cannot keep a layer's activations within a budget."""
     value = config.text("checkpointing")
     if config["compile"] is not True:
         return f"checkpointing={value} needs compile=true, which recomputes within a compiled layer: or use selective"
     if by_liger(config) or config["attention"] == "flash":
-        what, own = ("kernels=liger", "kernels=torch") if by_liger(config) else ("attention=flash", "attention=sdpa")
-        return f"checkpointing={value} cannot work with {what}: torch weighs its own operations only; use {own}"
+        foreign, native = (
+            ("kernels=liger", "kernels=torch") if by_liger(config) else ("attention=flash", "attention=sdpa")
+        )
+        return f"checkpointing={value} cannot work with {foreign}: torch weighs its own operations only; use {native}"
     if config["sharding"] == "ddp":
         return (
             f"checkpointing={value} cannot work with sharding=ddp: DDP splits a layer's graph to compile it, and what "
@@ -134,8 +136,8 @@ def _checkpoint_function(config: Config) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
     if keeps_results(config):
-        kept = {"products": config["checkpointing"] == "selective", "adapters": config["method"] != "full"}
-        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, **kept))
+        policy = {"products": config["checkpointing"] == "selective", "adapters": config["method"] != "full"}
+        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, **policy))
     if config["checkpointing"] == "offload":
         return _offloaded_checkpoint
     return partial(checkpoint, use_reentrant=False)

@@ -15,10 +15,10 @@ from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import Technique
 
 VARIANTS = 64
-"""As many as layers may be compiled in: kinds of layers, times checkpointed or not, times lengths. Beyond torch's own
-limit of 8 the others would run uncompiled, and only a warning would say so."""
+"""The most variants in which layers may be compiled: kinds of layers, times checkpointed or not, times lengths. Beyond
+torch's own limit of 8 the others would run uncompiled, and only a warning would say so."""
 KEEPS_POLICY = (2, 13)
-"""First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
+"""First version of torch whose source is known to have the fix described in `_loses_policy`."""
 
 
 class Compilation(Technique):
@@ -47,7 +47,7 @@ class Compilation(Technique):
             return None
         if not shape(job.model).checkpointable:
             return f"compile=true cannot work: transformers does not mark the decoder layers of {job.model.name}"
-        if config["sharding"] == "ddp" and keeps_results(config) and _forgets_what_is_kept(job):
+        if config["sharding"] == "ddp" and keeps_results(config) and _loses_policy(job):
             return (
                 f"compile=true cannot work with sharding=ddp and checkpointing={config['checkpointing']} before "
                 "torch 2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use "
@@ -57,7 +57,7 @@ class Compilation(Technique):
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
 
 
-def _forgets_what_is_kept(job: Job) -> bool:
+def _loses_policy(job: Job) -> bool:
     """Whether, under DDP, torch compiles a checkpoint with a policy on what to keep as one that keeps nothing: until
     pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when splitting the graph."""
     return job.stack.torch_release < KEEPS_POLICY
@@ -69,10 +69,10 @@ def missing_tool(kind: str) -> str | None:
 
     Inductor generates C++ for the CPU, Triton a launcher in C for accelerators; both include Python's headers.
     """
-    variable, usual = ("CXX", ("g++", "clang++")) if kind in ("cpu", "mps") else ("CC", ("gcc", "clang", "cc"))
-    named = os.environ.get(variable)
-    if not any(shutil.which(name) for name in ([named.split()[0]] if named and named.split() else usual)):
-        return f"a compiler ({named or usual[0]})"
+    variable, defaults = ("CXX", ("g++", "clang++")) if kind in ("cpu", "mps") else ("CC", ("gcc", "clang", "cc"))
+    compiler = os.environ.get(variable)
+    if not any(shutil.which(name) for name in ([compiler.split()[0]] if compiler and compiler.split() else defaults)):
+        return f"a compiler ({compiler or defaults[0]})"
     if kind != "mps" and not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (python3-dev)"
     return None

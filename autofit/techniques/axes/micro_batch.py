@@ -22,10 +22,10 @@ class MicroBatch(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         size, batch = config.number("micro_batch"), job.workload.batch_per_device
         if batch % size:
-            possible = sorted((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: abs(d - size))[:2]
+            divisors = sorted((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: abs(d - size))[:2]
             return (
                 f"micro_batch {size} does not divide the {batch} sequences of a step on one device (see "
-                f"--global-batch): {' or '.join(map(str, sorted(possible)))} does"
+                f"--global-batch): {' or '.join(map(str, sorted(divisors)))} does"
             )
         return None
 
@@ -37,8 +37,8 @@ class MicroBatch(Technique):
         adapters, a layer's fp32 gradients are no larger than the least that a larger batch adds per layer, the layer's
         16-bit input, unless tokens are few.
         """
-        whole = job.workload.batch_per_device
-        if heavier.number("micro_batch") < whole:
+        batch = job.workload.batch_per_device
+        if heavier.number("micro_batch") < batch:
             return True
         model = shape(job.model)
         if lighter["method"] == "full" or heavier["checkpointing"] == "offload" or model.experts or not model.layers:
@@ -47,5 +47,5 @@ class MicroBatch(Technique):
         # inputs + outputs of n Linear layers with w weights in all sum to n x hidden_size + w / hidden_size; n <= 8.
         per_layer = 8 * model.hidden_size + model.linear_parameters / model.layers / model.hidden_size
         gradients = 4 * lighter.number("rank") * per_layer
-        tokens = (whole - lighter.number("micro_batch")) * job.workload.seq_len
+        tokens = (batch - lighter.number("micro_batch")) * job.workload.seq_len
         return gradients <= 2 * tokens * model.hidden_size

@@ -41,11 +41,11 @@ class Offload(Technique):
         if value == "none":
             return None
         if sharding not in WITH[value]:
-            others = ", ".join(name for name in WITH[value] if name != "none")
-            return f"offload={value} cannot work with sharding={sharding}: use {others}, or offload=none"
+            alternatives = ", ".join(name for name in WITH[value] if name != "none")
+            return f"offload={value} cannot work with sharding={sharding}: use {alternatives}, or offload=none"
         if uses_deepspeed(config) and config["optimizer"] != "adamw":
-            return f"offload={value} cannot work with optimizer={config['optimizer']}: {_not_on_the_host(config)}"
-        return _not_in_files(config) if value == "nvme" else None
+            return f"offload={value} cannot work with optimizer={config['optimizer']}: {_why_not_on_the_host(config)}"
+        return _why_not_in_files(config) if value == "nvme" else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Only where all weights are trained, on an accelerator, with the same sharding. Adapters' states can be
@@ -59,14 +59,14 @@ class Offload(Technique):
         return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
 
 
-def _not_on_the_host(config: Config) -> str:
+def _why_not_on_the_host(config: Config) -> str:
     """Why autofit does not have DeepSpeed update by another optimizer on the host. Read in deepspeed 0.19.8."""
     if config["optimizer"] == "lion":  # DeepSpeedCPULion of ops/lion/cpu_lion.py: exp_avg_sq
         return "there DeepSpeed's Lion has two states for each parameter, as many as Adam, and uses one; use adamw"
     return "there DeepSpeed updates by kernels of its own, and it has none for this optimizer; use adamw"
 
 
-def _not_in_files(config: Config) -> str | None:
+def _why_not_in_files(config: Config) -> str | None:
     """Why DeepSpeed's files, made for trained parameters, do not work for `config`. Observed with deepspeed 0.19.8."""
     if config["precision"] == "bf16":  # release_memory of OptimizerStateSwapInfo, then swap_in_optimizer_state
         return (

@@ -26,12 +26,12 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def _torch(name: str, **how: bool) -> OptimizerFactory:
+def _torch(name: str, **options: bool) -> OptimizerFactory:
     def factory(module: nn.Module) -> torch.optim.Optimizer:
         import torch
 
-        made: torch.optim.Optimizer = getattr(torch.optim, name)(_trainable(module), lr=LEARNING_RATE, **how)
-        return made
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(_trainable(module), lr=LEARNING_RATE, **options)
+        return optimizer
 
     return factory
 
@@ -40,10 +40,10 @@ def _adafactor(module: nn.Module) -> torch.optim.Optimizer:
     from transformers.optimization import Adafactor
 
     # The values that transformers' Trainer sets for optim="adafactor".
-    made: torch.optim.Optimizer = Adafactor(
+    optimizer: torch.optim.Optimizer = Adafactor(
         _trainable(module), lr=LEARNING_RATE, scale_parameter=False, relative_step=False
     )
-    return made
+    return optimizer
 
 
 def _bitsandbytes(name: str) -> OptimizerFactory:
@@ -51,18 +51,18 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
         import bitsandbytes as bnb
         from torch import nn
 
-        made = getattr(bnb.optim, name)(_trainable(module), lr=LEARNING_RATE)
+        bnb_optimizer = getattr(bnb.optim, name)(_trainable(module), lr=LEARNING_RATE)
         # A manager of its own: the library's global one would keep this model alive and apply its overrides, which it
         # keys by position, to the next model.
-        made.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
-        made.mng.initialize()
-        if made.args.optim_bits == 8:
+        bnb_optimizer.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
+        bnb_optimizer.mng.initialize()
+        if bnb_optimizer.args.optim_bits == 8:
             # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability. With ZeRO, there as
             # here, they do not: the optimizer sees flat partitions, among which bitsandbytes finds no embedding.
             for child in module.modules():
                 if isinstance(child, nn.Embedding):
-                    made.mng.register_module_override(child, "weight", {"optim_bits": 32})
-        optimizer: torch.optim.Optimizer = made
+                    bnb_optimizer.mng.register_module_override(child, "weight", {"optim_bits": 32})
+        optimizer: torch.optim.Optimizer = bnb_optimizer
         return optimizer
 
     return factory
@@ -70,7 +70,7 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is known of one optimizer, here alone."""
+    """The facts about one optimizer; they stand nowhere else."""
 
     make: OptimizerFactory
     does: str
@@ -85,14 +85,14 @@ class Kind:
     updates_shards: bool = False
     """Whether torch can run its update on FSDP's sharded tensors."""
     above: str | None = None
-    """An optimizer that is sure to need no more memory; those that this one is above are so, too. None where no such
-    claim is always true."""
+    """An optimizer that is sure to need no more memory. The claim is transitive. None where no such claim is always
+    true."""
     lowers_losses: bool = True
     """Whether five updates at `LEARNING_RATE` are sure to lower the loss of one batch."""
     package: str | None = None
     """The package that it needs, as `Stack` names it; None where all trials have it."""
     in_8_bits: bool = False
-    """Whether its states are."""
+    """Whether its states are in 8 bits."""
     paged: bool = False
     """Whether its states leave a full device for the host."""
 
@@ -174,11 +174,11 @@ OPTIMIZERS = {
         updates_shards=True,
     ),
 }
-"""Those of the axis, in its order."""
+"""The axis's optimizers, in its order."""
 
 
 def kind_of(config: Config) -> Kind:
-    """That of the config's optimizer."""
+    """The kind of the config's optimizer."""
     return OPTIMIZERS[config.text("optimizer")]
 
 

@@ -35,10 +35,10 @@ def nearest(configs: Iterable[Config], goal: Goal) -> dict[str, int]:
 
     A space or a store need not contain the exact rank that was asked for; this is the nearest to it.
     """
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for config in configs:
         rank = config.get("rank")
         if rank is not None and int(rank) >= goal.min_rank:
             method = config.text("method")
-            found[method] = min(int(rank), found.get(method, int(rank)))
-    return found
+            ranks[method] = min(int(rank), ranks.get(method, int(rank)))
+    return ranks

@@ -54,8 +54,8 @@ class Sharding(Technique):
         if value != "none" and devices == 1:
             return f"sharding={value} needs several devices to share between: use --devices, or sharding=none"
         if uses_deepspeed(config):
-            return _not_by_deepspeed(config, job)
-        return _not_by_fsdp(config, job) if value.startswith("fsdp") else None
+            return _why_not_by_deepspeed(config, job)
+        return _why_not_by_fsdp(config, job) if value.startswith("fsdp") else None
 
     def plan(self, plan: BuildPlan) -> None:
         if plan.autocast is not None and has_own_mixed_precision(plan.config):
@@ -94,7 +94,7 @@ def uses_deepspeed(config: Config) -> bool:
     return sharding.startswith("zero") or (sharding == "none" and config["offload"] != "none")
 
 
-def _not_by_fsdp(config: Config, job: Job) -> str | None:
+def _why_not_by_fsdp(config: Config, job: Job) -> str | None:
     if not shape(job.model).checkpointable:
         return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
     if not kind_of(config).updates_shards:
@@ -104,35 +104,37 @@ def _not_by_fsdp(config: Config, job: Job) -> str | None:
             f"written: use {instead}"
         )
     if config["method"] == "qlora" and job.stack.torch_release < FSDP_SHARDS_BYTES:
-        needed = ".".join(map(str, FSDP_SHARDS_BYTES))
-        return f"fsdp shards packed 4-bit weights from torch {needed} on, and this is {job.stack.torch}: use ddp"
+        release = ".".join(map(str, FSDP_SHARDS_BYTES))
+        return f"fsdp shards packed 4-bit weights from torch {release} on, and this is {job.stack.torch}: use ddp"
     return None
 
 
-def _not_by_deepspeed(config: Config, job: Job) -> str | None:
-    what = "sharding=" + config.text("sharding") if config["sharding"] != "none" else f"offload={config['offload']}"
+def _why_not_by_deepspeed(config: Config, job: Job) -> str | None:
+    setting = "sharding=" + config.text("sharding") if config["sharding"] != "none" else f"offload={config['offload']}"
     zero3 = deepspeed_stage(config) == 3
     if job.stack.deepspeed is None:
-        return f"{what} needs deepspeed, which is not installed here ({install()})"
+        return f"{setting} needs deepspeed, which is not installed here ({install()})"
     if job.hardware.kind not in ("cpu", "cuda", "xpu"):
-        return f"{what} cannot work: DeepSpeed has no ZeRO for {job.hardware.kind}"
+        return f"{setting} cannot work: DeepSpeed has no ZeRO for {job.hardware.kind}"
     if config["precision"] == "fp16-mixed" and job.hardware.kind == "cpu":
-        return f"{what} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
+        return (
+            f"{setting} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
+        )
     if config["optimizer"] == "adafactor":
         return (
-            f"optimizer=adafactor would be a different optimizer with {what}: it factorises matrices, which DeepSpeed "
-            "flattens; use adamw, or sharding=ddp"
+            f"optimizer=adafactor would be a different optimizer with {setting}: it factorises matrices, which "
+            "DeepSpeed flattens; use adamw, or sharding=ddp"
         )
     if zero3 and not shape(job.model).checkpointable:
-        return f"{what} cannot work: transformers does not mark the layers of {job.model.name}; use zero2 or ddp"
+        return f"{setting} cannot work: transformers does not mark the layers of {job.model.name}; use zero2 or ddp"
     if zero3 and keeps_results(config):
         return (
-            f"checkpointing={config['checkpointing']} cannot work with {what}: it repeats a layer operation "
+            f"checkpointing={config['checkpointing']} cannot work with {setting}: it repeats a layer operation "
             "by operation, and ZeRO-3's gathering among them differs the second time; use full, every-2 or none"
         )
     if zero3 and config["checkpointing"] in BUDGETS:
         return (
-            f"checkpointing={config['checkpointing']} cannot work with {what}: ZeRO-3 gathers parameters within a "
+            f"checkpointing={config['checkpointing']} cannot work with {setting}: ZeRO-3 gathers parameters within a "
             "layer, which torch then compiles in pieces; use full, every-2 or none"
         )
     return None

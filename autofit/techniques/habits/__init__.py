@@ -77,12 +77,12 @@ def why_not(config: Config, job: Job) -> str | None:
     if trainer is None:
         return None
     if config["precision"] == "fp16-mixed" and trained_format(config, trainer) == "bfloat16":
-        said = "trains the adapters in bf16, for which torch refuses loss scaling"
-        return f"precision=fp16-mixed is not possible with {trainer}, which {said}"
+        difference = "trains the adapters in bf16, for which torch refuses loss scaling"
+        return f"precision=fp16-mixed is not possible with {trainer}, which {difference}"
     has_kernels = job.model.config["model_type"] in MODEL_TYPES
     if named(trainer).liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
-        one, other = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
-        return f"{one} without {other} is not possible with {trainer}, which has one switch for both"
+        value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
+        return f"{value} without {partner} is not possible with {trainer}, which has one switch for both"
     return named(trainer).why_not(config)
 
 

@@ -37,9 +37,9 @@ class Trainer:
     cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Axis -> value -> what the trainer does instead, beginning with a verb."""
     cannot_with_adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The same of LoRA and QLoRA alone."""
+    """As `cannot`, for LoRA and QLoRA alone."""
     cannot_in_full: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The same of full training alone, unless DeepSpeed or FSDP has the weights' formats in hand."""
+    """As `cannot`, for full training alone, unless DeepSpeed or FSDP decides the weights' formats."""
 
     cannot_keep_apart: Callable[[Config], str | None] = lambda config: None
     """What it does instead of keeping a config's packed sequences apart, beginning with a verb; None if it can."""

@@ -49,7 +49,7 @@ class InputGradients(Habit):
     does = "computes the gradient of the embeddings' output, which nothing needs"
 
     def __init__(self, *methods: str, always: bool = False) -> None:
-        """Of configs with these methods."""
+        """A habit with configs of these methods."""
         self._methods, self._always = methods, always
 
     def applies(self, config: Config) -> bool:

@@ -18,7 +18,7 @@ class WeightFormat(Habit):
     """Torch's name for it; None where only some of the weights have it."""
     methods: tuple[str, ...]
     precisions: tuple[str, ...] | None = None
-    """Those with which the trainer uses it; None for all."""
+    """The precisions with which the trainer uses it; None for all."""
 
     def applies(self, config: Config) -> bool:
         if has_own_mixed_precision(config) or config["method"] not in self.methods:
@@ -62,7 +62,7 @@ class AdaptersInFp32(WeightFormat):
     trained, precisions = "float32", ("bf16",)
 
     def __init__(self, *methods: str) -> None:
-        """Of configs with these methods."""
+        """A habit with configs of these methods."""
         self.methods = methods
 
 

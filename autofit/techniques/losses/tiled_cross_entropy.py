@@ -32,7 +32,7 @@ def tiled_cross_entropy(
     """
     if for_card or hidden.is_cuda:  # where trl copies the tokens that have a label: all but the last of each sequence
         hidden = hidden[torch.arange(hidden.shape[0], device=hidden.device)]
-    targets, kept = labels.clamp(min=0), labels != IGNORE_INDEX
+    targets, has_label = labels.clamp(min=0), labels != IGNORE_INDEX
     if hidden.is_cuda:
         logprobs = _by_trl(hidden, head, targets)
     else:
@@ -40,7 +40,7 @@ def tiled_cross_entropy(
         logprobs = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, head.bias, targets, tiles
         )
-    return -torch.sum(logprobs * kept)
+    return -torch.sum(logprobs * has_label)
 
 
 def _by_trl(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
@@ -73,8 +73,8 @@ class _Tiles:
     def gradient(
         self, tile: torch.Tensor, log_sum: torch.Tensor, local: torch.Tensor, upstream: torch.Tensor
     ) -> torch.Tensor:
-        """That of the log-probabilities by the tile, times `upstream`; `local` are the labels within the tile. All
-        steps are held until the end, as trl holds them on a processor: seven times the tile in fp32."""
+        """The gradient of the log-probabilities by the tile, times `upstream`; `local` are the labels within the tile.
+        All steps are held until the end, as trl holds them on a processor: seven times the tile in fp32."""
         scaled = tile.float() * self.scale
         logits = scaled * 1.0 if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
         logprobs = logits - log_sum
@@ -110,7 +110,7 @@ class _TiledLogProbs(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         tokens = hidden.shape[0]
         largest = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)
-        total, own = (hidden.new_zeros(tokens, dtype=torch.float32) for _ in range(2))
+        total, label_logits = (hidden.new_zeros(tokens, dtype=torch.float32) for _ in range(2))
         for rows, words, tile, *_ in _tiles(hidden, weight, bias, dtype, forward=True):
             logits = tiles.transformed(tile[tiles.rows(tile)])
             at = slice(rows.start, rows.start + logits.shape[0])
@@ -118,21 +118,21 @@ class _TiledLogProbs(torch.autograd.Function):
             total[at] = total[at] * torch.exp(largest[at] - higher) + torch.exp(logits - higher[:, None]).sum(-1)
             largest[at] = higher
             local = labels[at] - words.start
-            inside = (local >= 0) & (local < logits.shape[1])
-            found = logits.gather(-1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(-1)
-            own[at] = torch.where(inside, found, own[at])
+            in_tile = (local >= 0) & (local < logits.shape[1])
+            logit = logits.gather(-1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(-1)
+            label_logits[at] = torch.where(in_tile, logit, label_logits[at])
         log_sum = largest + torch.log(total)
         ctx.save_for_backward(hidden, weight, bias, labels, log_sum)
         ctx.dtype, ctx.tiles = dtype, tiles
-        return own - log_sum
+        return label_logits - log_sum
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         hidden, weight, bias, labels, log_sum = ctx.saved_tensors
         tiles, upstream = ctx.tiles, grad_outputs[0].float()
         of_hidden, of_weight, of_bias = (
-            torch.zeros(each.shape, dtype=torch.float32, device=hidden.device) if needed else None
-            for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
+            torch.zeros(operand.shape, dtype=torch.float32, device=hidden.device) if needs_gradient else None
+            for operand, needs_gradient in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         )
         for rows, words, tile, inputs, narrow in _tiles(hidden, weight, bias, ctx.dtype):
             part = tile[tiles.rows(tile)]
@@ -144,8 +144,8 @@ class _TiledLogProbs(torch.autograd.Function):
                 tiles.add_product(of_weight[words], tile.t(), inputs)
             if of_bias is not None:
                 of_bias[words] += tile.sum(0, dtype=torch.float32)
-        found = (of_hidden, hidden), (of_weight, weight), (of_bias, bias)
-        return *(None if gradient is None else gradient.to(like.dtype) for gradient, like in found), None, None
+        gradients = (of_hidden, hidden), (of_weight, weight), (of_bias, bias)
+        return *(None if grad is None else grad.to(operand.dtype) for grad, operand in gradients), None, None
 
 
 def _tiles(
