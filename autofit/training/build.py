@@ -60,7 +60,7 @@ def make_skeleton(plan: BuildPlan, layers: Sequence[int] | None = None) -> nn.Mo
 
 def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[int] | None = None) -> TrainingStep:
     """The training step of `config`, with random weights on `device`; seed torch first for reproducible weights. With
-    `layers`, of the model cut to the decoder layers at those indices.
+    `layers`, the model is cut to the decoder layers at those indices.
 
     The same seed gives the same weights whether or not they are sharded. Where `techniques.needs_process_group` is
     true, every rank must call this, within torch.distributed's default process group. The config must be supported
@@ -70,7 +70,7 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     native_ops.require(config)
     native_ops.load(config)
     plan = make_plan(config, job, device)
-    # Of the whole process. Without TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which some images set, "highest" is the default.
+    # Set for the whole process. Without TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which some images set, it is "highest".
     torch.set_float32_matmul_precision("high" if in_tf32(config) else "highest")
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))

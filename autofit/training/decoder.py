@@ -29,14 +29,14 @@ def kind(layer: nn.Module) -> Hashable:
     return tuple((n, tuple(p.shape), p.dtype) for n, p in layer.named_parameters()), settings
 
 
-def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
-    """Drop all decoder layers of `model` (a transformers model on the meta device) except those at indices `kept`."""
+def keep_layers(model: nn.Module, indices: Sequence[int]) -> None:
+    """Drop all decoder layers of `model` (a transformers model on the meta device) except those at `indices`."""
     stack = _stack(model)
-    replace_layers(model, [stack[index] for index in kept])
+    replace_layers(model, [stack[index] for index in indices])
     config = cast(Any, model).config.get_text_config()
-    config.num_hidden_layers = len(kept)
+    config.num_hidden_layers = len(indices)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in kept]
+        config.layer_types = [config.layer_types[index] for index in indices]
 
 
 def replace_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:

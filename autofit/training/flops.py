@@ -29,13 +29,13 @@ def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
     lengths = job.workload.lengths
     # Attention's share of a token grows with its sequence, of which longer ones have more tokens.
     seq_len = job.workload.seq_len if lengths is None else mean(lengths, 2) / mean(lengths)
-    needed = flops_per_token(shape(job.model), seq_len=seq_len, full=config["method"] == "full")
-    return tokens_per_second * needed / (peak * job.workload.devices)
+    flops = flops_per_token(shape(job.model), seq_len=seq_len, full=config["method"] == "full")
+    return tokens_per_second * flops / (peak * job.workload.devices)
 
 
 def least_token_seconds(job: Job, *, full: bool) -> float | None:
     """Seconds that a token's matrix products take at the devices' dense peak, which no step can beat; None if it is
-    unknown. Without attention, of which a sliding window needs less."""
+    unknown. Attention is not counted, because a sliding window needs less of it."""
     peak = job.hardware.peak_flops
     return (
         None

@@ -39,7 +39,7 @@ class LossModule(nn.Module):
         rows: Rows | None = None,
         without_kernels: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`evaluated` is the kernel of evaluation, where it is another; the rest as in `BuildPlan`."""
+        """`evaluated` is the kernel of evaluation, where it is another. `BuildPlan` explains the other arguments."""
         super().__init__()
         self.model = model
         self._loss = loss
@@ -60,21 +60,21 @@ class LossModule(nn.Module):
         If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, by torch's own
         operations, for comparison; each row is then one sequence.
         """
-        told = self.rows.told(tokens) if plain is None else {"input_ids": tokens}
+        arguments = self.rows.told(tokens) if plain is None else {"input_ids": tokens}
         eagerly = plain is not None and self._is_compiled
         with (
             torch.compiler.set_stance("force_eager") if eagerly else nullcontext(),
             nullcontext() if plain is None else self._without_kernels(),
         ):
             # Held until the loss is computed, as in transformers.
-            decoded = self.decoder(**told, attention_mask=self._mask(tokens), use_cache=False)
+            decoded = self.decoder(**arguments, attention_mask=self._mask(tokens), use_cache=False)
         hidden: torch.Tensor = decoded.last_hidden_state
         kernel = plain or (self._loss if self.training else self._evaluated)
         return kernel(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
     def _mask(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Which tokens are real, as a trainer tells of padded sequences [sequences, seq_len]: all but the last of each
-        sequence after the first, where no label is. The loss is the same as without."""
+        """The mask that a trainer gives for padded sequences, [sequences, seq_len]. It leaves out the last token of
+        every sequence but the first; no label is there, so that the loss does not change."""
         if not self._masks_padding or len(tokens) == 1:
             return None
         mask = torch.ones_like(tokens)
@@ -100,7 +100,7 @@ class LossModule(nn.Module):
 
     def compile_layers(self, *, budget: float = 1.0, **options: Any) -> None:
         """Compile each decoder layer in place, with torch.compile's `options`; all else stays eager. Layers of one kind
-        run the same code, which is compiled once. Of its activations each may keep the share `budget`."""
+        run the same code, which is compiled once. Each may keep the share `budget` of its activations."""
         import torch._dynamo  # in a trial that compiles: it takes a second
 
         torch._dynamo.config.recompile_limit = VARIANTS

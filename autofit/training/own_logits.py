@@ -1,4 +1,4 @@
-"""Checks, before a run, that our loss equals that of transformers' own logits, for architectures no test covers."""
+"""Checks, before a run, that autofit's loss is that of transformers' own logits, for architectures no test covers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def why_another_loss(model: Model) -> str | None:
     The decoder itself stays on the meta device: only the weights after it are created, for a small vocabulary.
     """
     try:
-        ours, theirs = _losses(model)
+        module_loss, logits_loss = _losses(model)
     except Exception as error:
         # An unusual architecture may fail anywhere, with any exception.
-        found = f"they cannot be compared, {type(error).__name__}: {' '.join(str(error).split())}"
+        difference = f"they cannot be compared, {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         # Summation order may make that difference in fp32; a softcap of 50 makes ten times as much.
-        if abs(ours - theirs) <= 1e-4 * abs(theirs):
+        if abs(module_loss - logits_loss) <= 1e-4 * abs(logits_loss):
             return None
-        found = f"with random values a loss of {theirs:.4f} nats instead of {ours:.4f}"
+        difference = f"with random values a loss of {logits_loss:.4f} nats instead of {module_loss:.4f}"
     kind = model.config["model_type"]
     return (
         f"{model.name} would be trained with a loss other than its own: transformers computes something else from the "
-        f"hidden states of a {kind} decoder than autofit does ({found})"
+        f"hidden states of a {kind} decoder than autofit does ({difference})"
     )
 
 
@@ -58,9 +58,9 @@ class _Decoded:
 
 @torch.no_grad()
 def _losses(model: Model) -> tuple[float, float]:
-    """The mean loss that `LossModule` computes, and that of transformers' logits."""
+    """The mean loss that `LossModule` computes, and the mean loss of transformers' logits."""
     generator = torch.Generator().manual_seed(0)
-    causal_lm = _laid_out(model)
+    causal_lm = _meta_model(model)
     module = LossModule(causal_lm, full_cross_entropy)
     _fill(causal_lm, generator, but=module.decoder)
     tokens = torch.randint(ROWS, (2, 8), generator=generator)
@@ -75,9 +75,9 @@ def _losses(model: Model) -> tuple[float, float]:
 
     for part in _wrapped(module.decoder):
         part.forward = decode
-    ours = module(tokens, labels) / labels.numel()
+    module_loss = module(tokens, labels) / labels.numel()
     logits = causal_lm(input_ids=tokens, use_cache=False).logits
-    return float(ours), float(functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    return float(module_loss), float(functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 
 
 def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
@@ -88,7 +88,7 @@ def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
         yield from _wrapped(children[0])
 
 
-def _laid_out(model: Model) -> Any:
+def _meta_model(model: Model) -> Any:
     """The causal language model with a small vocabulary, on the meta device."""
     from transformers import AutoModelForCausalLM
 
@@ -101,9 +101,9 @@ def _laid_out(model: Model) -> Any:
 
 def _fill(causal_lm: nn.Module, generator: torch.Generator, *, but: nn.Module) -> None:
     """Give all tensors of `causal_lm` random values on the CPU, except those in its submodule `but`."""
-    inside = set(but.modules())
+    excluded = set(but.modules())
     for module in causal_lm.modules():
-        if module not in inside:
+        if module not in excluded:
             kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for tensors in kinds:
                 for name, tensor in tensors.items():
@@ -113,6 +113,6 @@ def _fill(causal_lm: nn.Module, generator: torch.Generator, *, but: nn.Module) -
 
 def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     # Logits so wide that softcaps, which are 15 or more, have an effect.
-    spread = 5.0 / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1.0
-    values = torch.randn(tensor.shape, generator=generator) * spread
+    std = 5.0 / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1.0
+    values = torch.randn(tensor.shape, generator=generator) * std
     return nn.Parameter(values) if isinstance(tensor, nn.Parameter) else values

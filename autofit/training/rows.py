@@ -13,18 +13,18 @@ from autofit.techniques.technique import IGNORE_INDEX
 
 
 class Rows:
-    """Which labels rows of tokens have, and what the decoder is told of the sequences in them.
+    """The labels of rows of tokens, and the decoder's arguments for the sequences in them.
 
-    Told of positions that restart, transformers builds a mask that keeps sequences apart, but for flash attention,
-    whose kernels take one row with the bounds of its sequences. So do trl's collator and transformers' own
+    For positions that restart, transformers builds a mask that keeps sequences apart. Flash attention needs none: its
+    kernels take one row with the bounds of its sequences. Both are what trl's collator and transformers' own give
     (`DataCollatorForLanguageModeling` of trl 1.16, `DataCollatorWithFlattening` of transformers 5.23).
     """
 
     def __init__(
         self, sequences: Sequence[int] = (), *, device: torch.device | None = None, joins: bool = False
     ) -> None:
-        """`sequences`: the tokens of each in a row, alike in all rows; none where a row is one sequence. `joins` says
-        whether the rows of a micro-batch become one."""
+        """`sequences` has the tokens of each sequence in a row, the same for all rows; empty where a row is one
+        sequence. `joins` says whether the rows of a micro-batch become one."""
         self._starts = list(accumulate(sequences, initial=0))[:-1] or [0]
         self._joins = joins
         self._positions: torch.Tensor | None = None
@@ -33,12 +33,13 @@ class Rows:
             self._positions = torch.cat([torch.arange(length, device=device) for length in sequences])[None]
 
     def targets(self, tokens: torch.Tensor) -> int:
-        """In `tokens` [rows, row], or the beginnings of rows: all but the first of each sequence."""
+        """The number of targets in `tokens` [rows, row], or in the beginnings of rows: all but the first of each
+        sequence."""
         rows, row = tokens.shape
         return rows * (row - bisect_left(self._starts, row))
 
     def labels(self, tokens: torch.Tensor) -> torch.Tensor:
-        """At each position of `tokens` [rows, row] the next token of the same sequence, at a sequence's last none."""
+        """The label at each position of `tokens` [rows, row]: the next token of the same sequence, none at its end."""
         labels = _shifted(tokens)
         if self._positions is not None:
             labels[:, :-1].masked_fill_(self._positions[:, 1 : tokens.shape[1]] == 0, IGNORE_INDEX)
@@ -70,7 +71,7 @@ class Rows:
 
 
 def _shifted(tokens: torch.Tensor) -> torch.Tensor:
-    """At each position the next token, at the last none."""
+    """The label at each position: the next token, none at the last."""
     labels = torch.full_like(tokens, IGNORE_INDEX)
     labels[:, :-1] = tokens[:, 1:]
     return labels

@@ -145,7 +145,7 @@ class TrainingStep:
         self.module.eval()
         try:
             with self.precision():
-                losses = [self.engine.root(*each, full_cross_entropy) for each in self.module.rows.alone(row)]
+                losses = [self.engine.root(*sequence, full_cross_entropy) for sequence in self.module.rows.alone(row)]
             self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row), last=True)
         finally:
             self.module.train(training)

@@ -27,7 +27,7 @@ class Sharder(Protocol):
         """Called once all parameters of `module` have their values, on the device."""
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-        """A context in which the parameters that `modules` hold directly are whole; what is written to them is kept."""
+        """A context in which the parameters that `modules` hold directly are whole; writes to them last."""
 
 
 def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | None = None) -> None:
@@ -41,11 +41,11 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
-    apart = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
+    pool = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
 
     def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
         if _is_four_bit(module):
-            _quantise(module, device, apart)
+            _quantise(module, device, pool)
         else:
             _allocate(module, device, created)
             original(module)

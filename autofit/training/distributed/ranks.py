@@ -36,16 +36,16 @@ class Ranks:
         self.size = size
 
     def gathered(self, values: Sequence[float]) -> list[tuple[float, ...]]:
-        """For each of `values`, those of all ranks in their order; NaN counts as infinite.
+        """For each of `values`, the values of all ranks in rank order; NaN counts as infinite.
 
         Waits for the slowest rank; with a single rank nothing is communicated.
         """
-        known = [math.inf if math.isnan(value) else float(value) for value in values]
+        numbers = [math.inf if math.isnan(value) else float(value) for value in values]
         if self.size == 1:
-            return [(value,) for value in known]
-        own = torch.tensor(known, dtype=torch.float64)  # in host memory: does not queue behind the device's work
-        of_ranks = [torch.empty_like(own) for _ in range(self.size)]
-        torch.distributed.all_gather(of_ranks, own)
+            return [(value,) for value in numbers]
+        tensor = torch.tensor(numbers, dtype=torch.float64)  # in host memory: does not queue behind the device's work
+        of_ranks = [torch.empty_like(tensor) for _ in range(self.size)]
+        torch.distributed.all_gather(of_ranks, tensor)
         return list(zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True))
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -75,7 +75,7 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
     store: Store
     rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
     try:
-        _settle(rendezvous)
+        _set_environment(rendezvous)
         store = dist.HashStore() if rendezvous is None else _store(rendezvous, timeout, listener)  # type: ignore[attr-defined]
         on_gpus = kind == "cuda" and size > 1
         dist.init_process_group(
@@ -89,13 +89,13 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
     except (OSError, RuntimeError) as error:
         if "out of memory" in str(error).lower():
             raise  # NCCL's buffers are part of what training needs
-        said = lines_of(error)
-        last = f" ({said[-1]})" if len(said) > 1 else ""  # where NCCL names what it lacks, such as room in /dev/shm
-        raise NoMeeting(f"the ranks cannot meet: {said[0]}{last}") from error
+        lines = lines_of(error)
+        detail = f" ({lines[-1]})" if len(lines) > 1 else ""  # where NCCL names what it lacks, such as room in /dev/shm
+        raise NoMeeting(f"the ranks cannot meet: {lines[0]}{detail}") from error
     return Ranks(rank, size)
 
 
-def _settle(rendezvous: Rendezvous | None) -> None:
+def _set_environment(rendezvous: Rendezvous | None) -> None:
     """Set the environment variables that libraries look for, as torchrun does."""
     rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
@@ -104,15 +104,15 @@ def _settle(rendezvous: Rendezvous | None) -> None:
     os.environ["MASTER_PORT"] = str(rendezvous.port if rendezvous is not None else 0)
     # If set, DeepSpeed creates a shared-memory segment per rank, which training never uses and nothing removes.
     os.environ.pop("LOCAL_SIZE", None)
-    own = _own_address(rendezvous)
-    interface = _interface(own)
+    address = _route_address(rendezvous)
+    interface = _interface(address)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        if own == LOOPBACK:  # between machines NCCL finds the fastest route by itself
+        if address == LOOPBACK:  # between machines NCCL finds the fastest route by itself
             os.environ["NCCL_SOCKET_IFNAME"] = interface
 
 
-def _own_address(rendezvous: Rendezvous | None) -> str:
+def _route_address(rendezvous: Rendezvous | None) -> str:
     """This machine's address on the route to rank 0; nothing is sent."""
     if rendezvous is None:
         return LOOPBACK
@@ -127,8 +127,8 @@ def _interface(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an IPv4 address
                 # SIOCGIFADDR of netdevice(7): an interface's IPv4 address.
-                found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()))
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None
 
@@ -138,7 +138,7 @@ def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> 
     serves = rendezvous.rank == 0
     if serves and listener is None:
         listener = listening(rendezvous.host, rendezvous.port).detach()
-    made: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+    store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         rendezvous.host,
         rendezvous.port,
         world_size=rendezvous.ranks,
@@ -146,4 +146,4 @@ def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> 
         timeout=timeout,
         master_listen_fd=listener,
     )
-    return made
+    return store

@@ -57,12 +57,12 @@ class FsdpSharder:
         yield
         with torch.no_grad():
             for module, name, parameter in swapped:
-                written = module._parameters[name]
+                full = module._parameters[name]
                 module._parameters[name] = parameter
-                assert written is not None
+                assert full is not None
                 share = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 rows = -(-parameter.shape[0] // dist.get_world_size())
-                share.copy_(written[dist.get_rank() * rows :][: share.shape[0]])
+                share.copy_(full[dist.get_rank() * rows :][: share.shape[0]])
 
 
 class FsdpEngine(LocalEngine):

@@ -41,7 +41,7 @@ class LocalEngine:
 
     def discard(self) -> torch.Tensor:
         """Free the gradients without an update; returns their L2 norm, fp32 scalar."""
-        found = [p.grad for p in self._trainable if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(found).detach().float() / self._scaler.get_scale()
+        gradients = [p.grad for p in self._trainable if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).detach().float() / self._scaler.get_scale()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

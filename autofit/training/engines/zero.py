@@ -38,20 +38,20 @@ def deepspeed(plan: BuildPlan) -> Any:
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
     deepspeed.ops.__compatible_ops__ = {INFERENCE_OP: False}  # else every op is probed, running compilers
     if plan.device.type == "cuda":
-        _ask_the_driver_itself(deepspeed.accelerator.get_accelerator())
+        _ask_driver_for_memory(deepspeed.accelerator.get_accelerator())
     deepspeed.init_distributed(verbose=False, dist_init_required=False if deepspeed.comm.is_initialized() else None)
     return deepspeed
 
 
-def _ask_the_driver_itself(accelerator: Any) -> None:
-    """Let DeepSpeed ask CUDA how much memory is free, of what a memory limit leaves. It asks NVML for the device whose
+def _ask_driver_for_memory(accelerator: Any) -> None:
+    """Let DeepSpeed ask CUDA how much memory is free within a memory limit. By itself it asks NVML for the device whose
     number CUDA_VISIBLE_DEVICES gives, and fails in stages 1 and 2 if that is a UUID, as in every trial
     (`cuda_accelerator.py`, 0.19)."""
 
     def available_memory(device_index: int | None = None) -> int:
         free, total = torch.cuda.mem_get_info(device_index)
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(device_index))
-        return min(free, allowed - torch.cuda.memory_reserved(device_index))
+        limit = int(total * torch.cuda.get_per_process_memory_fraction(device_index))
+        return min(free, limit - torch.cuda.memory_reserved(device_index))
 
     accelerator.available_memory = available_memory
 
@@ -75,19 +75,19 @@ class ZeroSharder:
                     parameter.data = parameter.data.to(self._plan.compute_dtype)
         if self._partitions:
             # A second swapper would begin by deleting the first one's files.
-            own: Iterable[Any] = module.parameters()
-            known = self._swapper or next((p.nvme_swapper for p in own if hasattr(p, "nvme_swapper")), None)
-            made = self._library.zero.Init(
-                module=module, config_dict_or_path=self._settings, param_swapper=known
+            parameters: Iterable[Any] = module.parameters()
+            swapper = self._swapper or next((p.nvme_swapper for p in parameters if hasattr(p, "nvme_swapper")), None)
+            context = self._library.zero.Init(
+                module=module, config_dict_or_path=self._settings, param_swapper=swapper
             )  # fmt: skip
-            self._swapper = made.param_swapper
+            self._swapper = context.param_swapper
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
         """Gather the parameters that `modules` hold; what is written to them is partitioned afterwards."""
         if not self._partitions:
             return nullcontext()
-        held_here = [p for module in modules for p in module.parameters(recurse=False)]
-        gathered: AbstractContextManager[None] = self._library.zero.GatheredParameters(held_here, modifier_rank=0)
+        parameters = [p for module in modules for p in module.parameters(recurse=False)]
+        gathered: AbstractContextManager[None] = self._library.zero.GatheredParameters(parameters, modifier_rank=0)
         return gathered
 
 
@@ -124,11 +124,11 @@ def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:
     from autofit.techniques.axes.optimizer import LEARNING_RATE, weight_decay
 
     trained = [p for p in module.parameters() if p.requires_grad]
-    made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
         trained,
         lr=LEARNING_RATE,
         weight_decay=weight_decay("adamw"),
         adamw_mode=True,
         fp32_optimizer_states=plan.trained_dtype == torch.float32,
     )
-    return made
+    return optimizer

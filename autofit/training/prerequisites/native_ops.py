@@ -30,7 +30,7 @@ from autofit.techniques.axes.sharding import uses_deepspeed
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
 """DeepSpeed's builder class for each operation: Adam on the CPU, locked memory for file I/O, asynchronous file I/O."""
 OF_EVERY_OFFLOAD = ("cpu_adam",)
-"""Those without which nothing can be offloaded; the others are for `offload=nvme` alone."""
+"""The operations without which nothing can be offloaded; the others are for `offload=nvme` alone."""
 COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
@@ -50,12 +50,12 @@ def needed(config: Config) -> tuple[str, ...]:
 
 @cache
 def operations() -> tuple[str, ...]:
-    """Those of `BUILDERS` that the installed DeepSpeed has: `pin_memory` was part of `async_io` before DeepSpeed's pull
-    request 8236. Found without importing it, which takes seconds."""
-    found = importlib.util.find_spec("deepspeed")
-    if found is None or found.origin is None:
+    """The operations of `BUILDERS` that the installed DeepSpeed has: `pin_memory` was part of `async_io` before
+    DeepSpeed's pull request 8236. It is not imported for this, which would take seconds."""
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or spec.origin is None:
         return tuple(BUILDERS)
-    builders = Path(found.origin).parent / "ops" / "op_builder" / "cpu"
+    builders = Path(spec.origin).parent / "ops" / "op_builder" / "cpu"
     return tuple(name for name in BUILDERS if (builders / f"{name}.py").exists())
 
 
@@ -70,9 +70,9 @@ def is_built(name: str) -> bool:
 def require(config: Config) -> None:
     """Raise `EnvironmentLacks`, with its remedy, if an operation that `config` needs is not or cannot be compiled."""
     for name in needed(config):
-        found = hindrance(name)
-        if found is not None:
-            raise found
+        reason = hindrance(name)
+        if reason is not None:
+            raise reason
         if not is_built(name):
             raise EnvironmentLacks(
                 f"offload={config['offload']} needs DeepSpeed's {name}, which is not compiled here yet", remedy=COMMAND
@@ -111,15 +111,15 @@ def _imported(name: str) -> ModuleType:
 def hindrance(name: str) -> EnvironmentLacks | None:
     """Why the operation cannot be compiled here, or cannot be loaded once it is; None if nothing is in the way."""
     try:
-        there = is_built(name)
+        built = is_built(name)
     except EnvironmentLacks as error:
         return error
-    tool = None if there else missing_tool("cpu") or (None if shutil.which("ninja") else "ninja")
+    tool = None if built else missing_tool("cpu") or (None if shutil.which("ninja") else "ninja")
     if tool is not None:
         remedy = "pip install ninja" if tool == "ninja" else "apt-get install build-essential python3-dev"
         return EnvironmentLacks(f"DeepSpeed's {name} cannot be compiled without {tool}", remedy=remedy)
-    if name == "async_io" and not (_has_function(LIBAIO, "io_pgetevents") if there else _has_libaio()):
-        lacks = "is compiled, but cannot be loaded without libaio" if there else "needs libaio and its headers, version"
+    if name == "async_io" and not (_has_function(LIBAIO, "io_pgetevents") if built else _has_libaio()):
+        lacks = "is compiled, but cannot be loaded without libaio" if built else "needs libaio and its headers, version"
         return EnvironmentLacks(
             f"DeepSpeed's async_io {lacks} 0.3.112 or newer",
             remedy="apt-get install libaio-dev, or see docs/guides/offload.md where there is no such package",
@@ -140,12 +140,12 @@ def _has_libaio() -> bool:
     """Whether libaio can be compiled and linked against, found by trying. DeepSpeed calls `io_pgetevents`, which libaio
     has had since 0.3.112."""
     compiler = os.environ.get("CXX", "").split() or [shutil.which("g++") or "clang++"]
-    tried = subprocess.run(
+    attempt = subprocess.run(
         [*compiler, "-x", "c++", "-", "-shared", "-fPIC", "-o", os.devnull, "-laio"],
         input=b"#include <libaio.h>\nvoid *called = (void *)io_pgetevents;\n",
         capture_output=True,
     )
-    return tried.returncode == 0
+    return attempt.returncode == 0
 
 
 def build(name: str) -> None:
@@ -158,9 +158,9 @@ def build(name: str) -> None:
 
 
 def _compile(name: str) -> None:
-    found = hindrance(name)
-    if found is not None:
-        raise found
+    reason = hindrance(name)
+    if reason is not None:
+        raise reason
     if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
         build("pin_memory")
         load_operation("pin_memory")

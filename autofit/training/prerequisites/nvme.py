@@ -28,21 +28,21 @@ def needed_bytes(config: Config, job: Job) -> int:
     """Bytes that DeepSpeed writes on one machine for `config`: its ranks' shares of the parameters, and of Adam's four
     tensors for each trained parameter. Every adapter is counted as if its layer's matrix were square: 2 * rank /
     hidden_size of the layer's weights. Each machine is taken to have a disk of its own."""
-    kept, used = _widths(config)
+    state_width, weight_width = _widths(config)
     model = shape(job.model)
     trained = float(model.parameters)
     if config["method"] != "full":
         trained = model.linear_parameters * 2 * config.number("rank") / model.hidden_size
-    here = ranks_per_host(job) / job.workload.devices
+    share = ranks_per_host(job) / job.workload.devices
     # Adam stores the master copy, the gradient, momentum and variance.
-    return int(here * (model.parameters * used + trained * 4 * kept))
+    return int(share * (model.parameters * weight_width + trained * 4 * state_width))
 
 
 def locked_bytes(config: Config, job: Job) -> int:
     """Upper bound on the bytes of locked memory in one rank's file buffers."""
-    kept, used = _widths(config)
+    state_width, weight_width = _widths(config)
     of_parameters, of_states = locked_elements(job)
-    return of_parameters * used + of_states * kept
+    return of_parameters * weight_width + of_states * state_width
 
 
 def _widths(config: Config) -> tuple[int, int]:
@@ -55,18 +55,18 @@ def require(config: Config, job: Job) -> Path:
     """The folder that the user named. Raises `EnvironmentLacks` if there is none, if it cannot be written to or has too
     little room for `config`, or if the buffers cannot be locked in memory, which would abort the process. Removes what
     killed trials have left behind."""
-    most = lockable_bytes()
-    if most is not None and most < (locked := locked_bytes(config, job)):
+    lockable = lockable_bytes()
+    if lockable is not None and lockable < (locked := locked_bytes(config, job)):
         raise EnvironmentLacks(
-            f"offload=nvme locks {format_bytes(locked)} of memory, and this process may lock {format_bytes(most)}",
+            f"offload=nvme locks {format_bytes(locked)} of memory, and this process may lock {format_bytes(lockable)}",
             remedy="ulimit -l unlimited (in containers --ulimit memlock=-1)",
         )
-    named = os.environ.get(NVME_VARIABLE)
-    if not named:
+    path = os.environ.get(NVME_VARIABLE)
+    if not path:
         raise EnvironmentLacks(
             "offload=nvme needs a folder on a fast disk, and none is set", remedy=f"set {NVME_VARIABLE} to one"
         )
-    folder = Path(named)
+    folder = Path(path)
     if not folder.is_dir():
         raise EnvironmentLacks(f"offload=nvme: there is no folder {folder}", remedy=f"make it, or set {NVME_VARIABLE}")
     try:
@@ -90,9 +90,9 @@ def lockable_bytes() -> int | None:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
-        held = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+        capabilities = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
         # CAP_IPC_LOCK of capabilities(7): to lock memory without limit.
-        if held >> 14 & 1:
+        if capabilities >> 14 & 1:
             return None
     return None if limit == resource.RLIM_INFINITY else limit
 
@@ -118,12 +118,12 @@ def own_prefix() -> str:
 
 def remove_orphans() -> None:
     """Remove the subfolders of this machine's processes that were killed before they could remove them."""
-    named = os.environ.get(NVME_VARIABLE)
-    if not named:
+    path = os.environ.get(NVME_VARIABLE)
+    if not path:
         return
     with suppress(OSError):
-        own = own_prefix()
-        for left in Path(named).glob(f"{own}*"):
-            owner = left.name.removeprefix(own).partition("-")[0]
+        prefix = own_prefix()
+        for subfolder in Path(path).glob(f"{prefix}*"):
+            owner = subfolder.name.removeprefix(prefix).partition("-")[0]
             if owner.isdecimal() and not Path("/proc", owner).exists():
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(subfolder, ignore_errors=True)

@@ -43,7 +43,7 @@ def _needs_trl(job: Job) -> bool:
 
 
 def _require_trl(job: Job) -> None:
-    """Raise `EnvironmentLacks` if `job` needs them and this machine lacks something for it."""
+    """Raise `EnvironmentLacks` if `job` needs trl's kernels and this machine lacks something for them."""
     if not _needs_trl(job):
         return
     try:
