@@ -83,14 +83,14 @@ class Space:
         return self._combinations(values, {axis.name: axis.says for axis in axes})
 
     def with_ranks_from(self, lowest: int) -> Space:
-        """The same space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
+        """This space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
         listed = self.axes.get("rank") or (self.defaults.get("rank", Goal().min_rank),)
         ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
         defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
         return replace(self, axes={**self.axes, "rank": ranks}, defaults=defaults)
 
     def with_all_of(self, axis: Axis) -> Space:
-        """The same space with every value of `axis`, if the file does not name it."""
+        """This space with every value of `axis`, if the file does not name it."""
         is_in_file = axis.name in self.axes or axis.name in self.defaults
         return self if is_in_file else replace(self, axes={**self.axes, axis.name: axis.values})
 

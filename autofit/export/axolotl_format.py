@@ -55,7 +55,7 @@ def _targets(value: Value, task: Task) -> Settings:
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    """Its keys name the format in which weights are loaded, and turn on autocast for the same one."""
+    """axolotl's keys name the format in which weights are loaded, and turn on autocast for the same one."""
     config = task.config
     is_bf16 = value in ("bf16", "bf16-mixed")
     training: dict[str, object] = {"bf16": is_bf16, "fp16": value == "fp16-mixed", "tf32": value == "tf32"}
@@ -141,7 +141,7 @@ def _kernels(value: Value, task: Task) -> Settings:
 
 
 def _liger(task: Task) -> Settings:
-    """Its plugin with the kernels that were measured, and no others; nothing where there are none."""
+    """Liger's plugin with the kernels that were measured, and no others; nothing where there are none."""
     layers, loss = by_liger(task.config), task.config.get("loss") == "fused"
     if not layers and not loss:
         return settings()

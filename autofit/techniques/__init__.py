@@ -46,7 +46,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Offload(),
     Sharding(),
 )
-"""In the order in which they are applied in a build."""
+"""One technique per axis, in the order in which they are applied in a build."""
 
 AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
 

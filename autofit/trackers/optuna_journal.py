@@ -25,7 +25,7 @@ _ABSENT = "-"
 """Category of an axis that does not apply to a config, as in the search's own study."""
 _NUMBERS = tuple(2**n for n in range(17))
 _CHOICES: dict[str, tuple[Value, ...]] = {axis.name: (_ABSENT, *(axis.values or _NUMBERS)) for axis in AXES}
-"""The same in every study, so that trials that come later are compared with those that are there."""
+"""Every study has the same choices, so that later trials are compared with earlier ones."""
 
 
 class OptunaJournal:

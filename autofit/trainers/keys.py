@@ -23,7 +23,7 @@ class KnownKeys:
     """The keys that a trainer has."""
 
     read: frozenset[str]
-    """Those that decide the config or the workload."""
+    """Keys that decide the config or the workload."""
     irrelevant: frozenset[str]
     not_counted: Mapping[str, tuple[str, str]]
     """Key -> its effect on memory if it is set, and what it is."""
@@ -60,14 +60,14 @@ class Keys:
 
     def __init__(self, values: Mapping[str, Any], trainer: str) -> None:
         self._values = values
-        self._known = known_keys(trainer)
+        self._trainer_keys = known_keys(trainer)
         self.assumed: list[str] = []
         self._not_counted: list[NotCounted] = []
         self._unknown: list[UnknownKey] = []
 
     def value(self, name: str) -> Any:
         """The value as it is in the file; None where it is not set."""
-        assert name in self._known.read, f"{name} is not among the keys that are read"
+        assert name in self._trainer_keys.read, f"{name} is not among the keys that are read"
         return self._values.get(name)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -161,7 +161,9 @@ class Keys:
     @property
     def not_counted(self) -> tuple[NotCounted, ...]:
         """What readers have reported, and every key that is set and known to be outside of estimates."""
-        set_keys = {key: self._known.not_counted[key] for key in self._values if key in self._known.not_counted}
+        set_keys = {
+            key: self._trainer_keys.not_counted[key] for key in self._values if key in self._trainer_keys.not_counted
+        }
         listed = (
             NotCounted(key=key, effect=effect, because=because)
             for key, (effect, because) in set_keys.items()
@@ -172,7 +174,7 @@ class Keys:
     @property
     def unknown(self) -> tuple[UnknownKey, ...]:
         """Keys that the trainer does not have."""
-        unknown = [_unknown(key, self._known.all) for key in self._values if key not in self._known.all]
+        unknown = [_unknown(key, self._trainer_keys.all) for key in self._values if key not in self._trainer_keys.all]
         return (*unknown, *dict.fromkeys(self._unknown))
 
 

@@ -43,7 +43,7 @@ class UnknownKey(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluates:
-    """That a run evaluates between training steps."""
+    """How a run evaluates between training steps."""
 
     key: str
     """The file's key for how many sequences at a time, on each device."""

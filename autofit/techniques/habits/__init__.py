@@ -56,7 +56,7 @@ def usual(trainer: str | None) -> Mapping[str, Value]:
 
 
 def nearest_values(trainer: str | None) -> Mapping[str, Mapping[Value, Value]]:
-    """By axis, what stands for the values that the trainer lacks."""
+    """For each axis, the values that stand for those that the trainer lacks."""
     return {} if trainer is None else named(trainer).nearest
 
 

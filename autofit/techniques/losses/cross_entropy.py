@@ -34,7 +34,7 @@ def lighter_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor
 
 
 def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-    """The same with Liger's fused linear cross-entropy (Hsu et al. 2024), which never holds all logits."""
+    """The loss by Liger's fused linear cross-entropy (Hsu et al. 2024), which never holds all logits."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     return fused_by(liger_fused_linear_cross_entropy, hidden, head, labels)
@@ -43,7 +43,7 @@ def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) 
 def fused_by(
     kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The same with `kernel`: Liger's or, in an estimate, which has no device, its stand-in."""
+    """The loss by `kernel`: Liger's or, in an estimate, which has no device, its stand-in."""
     weight, bias = head.weight, head.bias
     if torch.is_autocast_enabled(hidden.device.type):
         # The kernel's own autocast handling casts the inputs but not the gradient buffers that it allocates.
