@@ -168,6 +168,10 @@ class CachingAllocator:
         self._merge_free_neighbours(block)
         block.pool.add(block)
 
+    def free_blocks(self) -> set[tuple[int, int]]:
+        """Where unused memory lies: addresses and sizes."""
+        return {(block.address, block.size) for pool in self._pools.values() for block in pool.free()}
+
     def empty_cache(self) -> None:
         """Give unused memory back to the driver: whole free segments, or all free pages of expandable ones."""
         for pool in self._pools.values():

@@ -36,8 +36,8 @@ def replay(
 ) -> CachingAllocator:
     """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, with `limit` bytes from the
     driver, or `capped` by torch itself: the timeline, which may end with an evaluation, then its second step again and
-    again. Before each of those, the `others`' second steps run: the same step on shorter sequences. Raises
-    `OutOfDeviceMemory`.
+    again. Before each of those, the `others`' second steps run: the same step on shorter sequences. Ends early once a
+    step leaves the free blocks where they were. Raises `OutOfDeviceMemory`.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, capped=capped, release=release)
     blocks: dict[int, Block] = {}
@@ -68,16 +68,17 @@ def replay(
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.
     others = [] if renewed else others
-    unchanged = 0
+    free, unchanged = allocator.free_blocks(), 0
     for _ in range(STEPS - 2):
         for old, new in renewed:
             blocks[old] = blocks.pop(new)
-        before = allocator.peak_reserved
+        reserved = allocator.peak_reserved
         for other in others:
             run_other(other)
         run(line.second, line.evaluation)
-        unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
-        if unchanged == SETTLED:
+        unchanged = unchanged + 1 if allocator.peak_reserved == reserved else 0
+        before, free = free, allocator.free_blocks()
+        if unchanged == SETTLED or free == before:
             break
     return allocator
 

@@ -110,7 +110,12 @@ def test_steps_go_on_until_blocks_lie_as_they_will(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(CachingAllocator, "allocate", counted)
     replay(again, WORKSPACE)
-    assert asked.count(30 * MIB) == 1 + SETTLED
+    assert asked.count(30 * MIB) == 2, "one more leaves the free blocks where they were"
+    asked.clear()
+    places = itertools.count()
+    monkeypatch.setattr(CachingAllocator, "free_blocks", lambda self: {(next(places), 1)})
+    replay(again, WORKSPACE)
+    assert asked.count(30 * MIB) == 1 + SETTLED, "none reserves more"
     asked.clear()
 
     def grown(self: CachingAllocator, size: int, stream: int = 0) -> Block:
