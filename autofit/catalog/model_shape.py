@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_EXPERTS_PER_TOKEN = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+)
+
+
+_SLIDING = ("sliding_attention", "chunked_attention", "hybrid_sliding")
+_NOT_QUADRATIC = ("linear_attention", "conv", "mamba", "recurrent", "mlp", "moe")
+"""Types of layers, in transformers' words (`layer_types`). Llama 4's chunks count as windows; all other types count as
+full attention, those that choose what they attend to among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,12 @@ class ModelShape:
     """Query heads of a layer, each with its own scores; mean and 0 as for `attention_width`."""
     key_heads: int
     """Key heads of a layer: fewer than query heads where several of these share one."""
+    full_attention_layers: int
+    """Layers whose tokens attend to all that came before."""
+    sliding_layers: int
+    """Layers whose tokens attend to the last `sliding_window` alone. What is left has linear attention or none."""
+    sliding_window: int
+    """Tokens; 0 without such layers."""
     vocabulary_size: int
     """Rows of the input embedding."""
     parameters: int
@@ -54,7 +68,7 @@ class ModelShape:
     """Parameters of all routed experts of all layers; 0 for a dense model."""
     active_matmul_parameters: int
     """Weights by which each token is multiplied: every matrix, including the output head, but only the chosen share of
-    the routed experts; not the input embedding's look-up, norms or biases. The N of 6N in FLOP formulas."""
+    the routed experts; not what embeddings look up, norms or biases. The N of 6N in FLOP formulas."""
     checkpointable: bool = True
     """Whether transformers can recompute its layers' activations in the backward pass."""
     dropout: bool = False
@@ -112,14 +126,20 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
     experts = _first_integer(text, _EXPERT_COUNTS) if routed else 0
     per_token = (_first_integer(text, _EXPERTS_PER_TOKEN) or experts) if experts else 0
     expert_parameters = sum(parameters[name].numel() for name in routed)
+    chosen = expert_parameters * per_token // experts if experts else 0
     matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
-    lookup = 0 if tied else embedding.numel()
+    layer_types = _layer_types(text)
+    window = _first_integer(text, ("sliding_window", "attention_chunk_size"))
+    sliding = sum(kind in _SLIDING for kind in layer_types) if window else 0
     return ModelShape(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         attention_width=_mean(text, _attention_width),
         attention_heads=_mean(text, _heads),
         key_heads=_mean(text, _key_heads),
+        full_attention_layers=sum(kind not in _NOT_QUADRATIC for kind in layer_types) - sliding,
+        sliding_layers=sliding,
+        sliding_window=window if sliding else 0,
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -131,10 +151,23 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
         experts=experts,
         experts_per_token=per_token,
         expert_parameters=expert_parameters,
-        active_matmul_parameters=matrices - lookup + (expert_parameters * per_token // experts if experts else 0),
+        active_matmul_parameters=matrices - _looked_up(model, head) + chosen,
         checkpointable=any(isinstance(m, GradientCheckpointingLayer) for m in model.modules()),
         dropout=drops_out(config),
     )
+
+
+def _looked_up(model: nn.Module, head: Any) -> int:
+    """Weights of embeddings, of which each token takes a row; those that are also the output head multiply."""
+    from torch import nn
+
+    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    return sum(table.numel() for table in tables if head is None or table is not head.weight)
+
+
+def _layer_types(text: Any) -> list[str]:
+    same = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    return list(getattr(text, "layer_types", None) or [same] * text.num_hidden_layers)
 
 
 def _mean(text: Any, of: Callable[[Any], int]) -> int:
@@ -167,5 +200,12 @@ def _linear_weights(model: nn.Module, layers: int) -> int:
 
 
 def _first_integer(config: Any, keys: tuple[str, ...]) -> int:
-    """The value of the first of `keys` for which `config` has an integer; 0 if there is none."""
-    return next((int(value) for key in keys if isinstance(value := getattr(config, key, None), int)), 0)
+    """The value of the first of `keys` for which `config`, or its part on feed-forward layers (DBRX), has an integer or
+    one for each layer (Hunyuan), whose first counts; 0 if there is none."""
+    for part in (config, getattr(config, "ffn_config", None)):
+        for key in keys:
+            value = getattr(part, key, None)
+            first = value[0] if isinstance(value, list) and value else value
+            if isinstance(first, int):
+                return first
+    return 0

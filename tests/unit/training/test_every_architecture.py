@@ -53,3 +53,47 @@ def test_heads_that_differ_between_layers_are_counted_layer_by_layer() -> None:
     found = shape(named("gemma4_text", **dims))  # every sixth layer is a global one
     assert found.attention_width == 8 * (5 * 256 + 512) // 6
     assert found.attention_heads == 8 >= found.key_heads > 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "experts", "per_token"),
+    [
+        ("hunyuan_v1_moe", {"head_dim": 16, "num_experts": 8, "moe_topk": [2, 2]}, 8, 2),  # a value for each layer
+        ("dbrx", {"attn_config": {"rope_theta": 1e4}, "ffn_config": {"moe_num_experts": 4, "moe_top_k": 1}}, 4, 1),
+    ],
+)
+def test_experts_are_counted_wherever_an_architecture_states_them(
+    model_type: str, fields: dict[str, Any], experts: int, per_token: int
+) -> None:
+    if model_type not in TYPES:
+        pytest.skip(f"this transformers has no {model_type}")
+    found = shape(named(model_type, **fields))
+    assert (found.experts, found.experts_per_token) == (experts, per_token)
+    assert 0 < found.expert_parameters < found.parameters
+
+
+def test_what_embeddings_of_every_layer_look_up_is_not_multiplied() -> None:
+    if "gemma3n_text" not in TYPES:
+        pytest.skip("this transformers has no Gemma 3n")
+    dims = {"hidden_size_per_layer_input": 64, "num_hidden_layers": 5, "num_kv_shared_layers": 0}
+    few, many = (shape(named("gemma3n_text", **dims, vocab_size_per_layer_input=n)) for n in (1000, 2000))
+    assert many.parameters - few.parameters == 1000 * 64 * few.layers
+    assert many.active_matmul_parameters == few.active_matmul_parameters
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "full", "sliding", "window"),
+    [
+        ("llama", {}, 2, 0, 0),
+        ("mistral", {"sliding_window": 128}, 0, 2, 128),
+        ("gemma3_text", {"num_hidden_layers": 6, "sliding_window": 512}, 1, 5, 512),
+        ("qwen3_next", {"num_hidden_layers": 4}, 1, 0, 0),  # the others have linear attention
+    ],
+)
+def test_layers_are_told_apart_by_what_their_tokens_attend_to(
+    model_type: str, fields: dict[str, Any], full: int, sliding: int, window: int
+) -> None:
+    if model_type not in TYPES:
+        pytest.skip(f"this transformers has no {model_type}")
+    found = shape(named(model_type, **fields))
+    assert (found.full_attention_layers, found.sliding_layers, found.sliding_window) == (full, sliding, window)

@@ -12,17 +12,21 @@ from autofit.training.flops import flops_per_token, mfu
 from tests.tiny import CUDA_HARDWARE, GEMMA2, LLAMA, LLAMA_TIED, built, config, job, rows
 
 
-@pytest.mark.parametrize("model", [LLAMA, LLAMA_TIED, GEMMA2], ids=["untied", "tied", "gemma2"])
-def test_a_full_step_costs_what_torch_counts(model: Model) -> None:
+@pytest.mark.parametrize(
+    ("model", "attended"),
+    [(LLAMA, 16.0), (LLAMA_TIED, 16.0), (GEMMA2, (16 + 7) / 2)],  # of 32, and of a window of 8
+    ids=["untied", "tied", "gemma2"],
+)
+def test_a_full_step_costs_what_torch_counts(model: Model, attended: float) -> None:
     seq_len = 32
     step = built(config(precision="fp32", micro_batch=2, attention="eager"), model, seq_len=seq_len)
     with FlopCounterMode(display=False) as counter:
         step.run(rows(2, seq_len=seq_len))
     counted = counter.get_total_flops() / (2 * seq_len)
     shaped = shape(model)
-    # Eager attention computes the masked half too, which the formula leaves out; the angles of rotary positions are
-    # one more small product.
-    masked = 12.0 * shaped.layers * shaped.attention_width * seq_len / 2
+    # Eager attention computes what is masked, too, which the formula leaves out; the angles of rotary positions are one
+    # more small product.
+    masked = 12.0 * shaped.attention_width * shaped.layers * (seq_len - attended)
     assert counted == pytest.approx(flops_per_token(shaped, seq_len=seq_len, full=True) + masked, rel=0.01)
 
 
@@ -33,6 +37,15 @@ def test_llama_8b_costs_six_flops_per_weight_and_attention() -> None:
     attention = 12 * 32 * 4096 * 2048 / 2
     assert flops_per_token(shaped, seq_len=2048, full=True) == 6 * matmul + attention
     assert flops_per_token(shaped, seq_len=2048, full=False) == 4 * matmul + attention
+
+
+def test_a_window_bounds_what_a_token_attends_to() -> None:
+    shaped = shape(load("gemma-3-1b"))  # 4 layers see everything, 22 the last 512 tokens
+    products = 6 * shaped.active_matmul_parameters
+    within, beyond = (flops_per_token(shaped, seq_len=n, full=True) - products for n in (512, 2048))
+    assert within == 12 * 1024 * 26 * 256
+    by_hand = sum(min(position, 512) for position in range(2048)) / 2048
+    assert beyond == pytest.approx(12 * 1024 * (4 * 1024 + 22 * by_hand), rel=1e-3)
 
 
 def test_utilisation_is_the_share_of_the_peak_and_unknown_without_one() -> None:
