@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from autofit.core.device.hardware import Hardware, Stack
@@ -252,14 +251,18 @@ PRACTICAL = 0.2
 """Share of the next less faithful method's speed below which a method that fits is of no practical use."""
 
 
+def least_practical_speed(method: str, speeds: Mapping[str, float]) -> float:
+    """Below which `method` is of no practical use beside the next less faithful one of which a speed is known; 0 where
+    there is none."""
+    less_faithful = METHODS[METHODS.index(method) + 1 :]
+    return next((PRACTICAL * speeds[other] for other in less_faithful if other in speeds), 0.0)
+
+
 def practical(speeds: Mapping[str, float]) -> str | None:
-    """The method to recommend, given the speed of each one's best config that fits, the most faithful first: the first
-    that has at least `PRACTICAL` of the next one's speed. None if nothing fits."""
-    methods = list(speeds)
-    for method, following in pairwise(methods):
-        if speeds[method] >= PRACTICAL * speeds[following]:
-            return method
-    return methods[-1] if methods else None
+    """The method to recommend, given the speed of each one's best config that fits: the most faithful practical one.
+    None if nothing fits."""
+    fitting = [method for method in METHODS if method in speeds]
+    return next((method for method in fitting if speeds[method] >= least_practical_speed(method, speeds)), None)
 
 
 def beside_role(recommended: str, other: str, share: float) -> str:
@@ -271,8 +274,8 @@ def beside_role(recommended: str, other: str, share: float) -> str:
 def best(
     fitting: Iterable[C], *, methods: Iterable[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
 ) -> C | None:
-    """The fastest of what fits, from the first of `methods` that has a practical one (`practical`); None if nothing
-    fits.
+    """The fastest of what fits, from the most faithful of `methods` that has a practical one (`practical`); None if
+    nothing fits.
 
     Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
-from autofit.core.frontier import PRACTICAL, Point, choose
+from autofit.core.frontier import Point, choose, least_practical_speed
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_lost
 from autofit.core.units import format_bytes
@@ -271,14 +271,13 @@ class Search:
         )
 
     def _practical_speed(self, config: Config) -> float:
-        """Tokens per second without which the method of `config` is not practical beside the next less faithful one of
-        which something has fitted; 0 where there is none, or where the frontier of every method is wanted."""
-        method = config.text("method")
-        if self.plan.thorough or method not in self.plan.goal.methods:
+        """Tokens per second without which the method of `config` is not practical (`least_practical_speed`); 0 where
+        the frontier of every method is wanted."""
+        method, methods = config.text("method"), self.plan.goal.methods
+        if self.plan.thorough or method not in methods:
             return 0.0
-        less_faithful = self.plan.goal.methods[self.plan.goal.methods.index(method) + 1 :]
-        fastest = next(iter(self.state.fastest(less_faithful).values()), None)
-        return 0.0 if fastest is None else PRACTICAL * fastest.measurement.tokens_per_second
+        fastest = self.state.fastest(methods)
+        return least_practical_speed(method, {name: p.measurement.tokens_per_second for name, p in fastest.items()})
 
     def _keep(self, trial: Trial) -> Trial:
         """Check and commit a trial of this search, and count it."""

@@ -140,14 +140,15 @@ def test_every_method_has_a_frontier_of_its_own(points: list[Point]) -> None:
     assert all(2 * p["tokens_per_second_per_device"] == p["measurement"]["tokens_per_second"] for p in several)
 
 
-@given(POINTS, SMALL, st.permutations(METHODS))
-def test_the_choice_is_the_fastest_that_fits_of_the_first_practical_method(
-    points: list[Point], limit: int, methods: list[str]
+@given(POINTS, SMALL, st.sets(st.sampled_from(METHODS), min_size=1))
+def test_the_choice_is_the_fastest_that_fits_of_the_most_faithful_practical_method(
+    points: list[Point], limit: int, among: set[str]
 ) -> None:
+    methods = [method for method in METHODS if method in among]
     chosen = choose(points, memory_limit_bytes=limit, methods=methods)
     fitting = [p for p in points if memory(p) <= limit]
     if chosen is None:
-        assert not fitting
+        assert among.isdisjoint(p.method for p in fitting)
         return
     best = {m: max(speed(p) for p in fitting if p.method == m) for m in methods if any(p.method == m for p in fitting)}
     known = list(best)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from autofit.core.device.probe_findings import emulated
-from autofit.core.frontier import PRACTICAL
+from autofit.core.frontier import least_practical_speed
 from autofit.core.lattice import Config
 from autofit.core.workload import METHODS
 from autofit.prediction.probing import stored_probe
@@ -25,6 +25,7 @@ def begun_in_vain(
     trials were ended as too slow: the most that the fastest of them can make, as far as they went. What is not proven
     is said to be so: the first micro-step may have generated kernels."""
     measured = state.fastest(METHODS)
+    speeds = {method: point.measurement.tokens_per_second for method, point in measured.items()}
     proven = state.proven_step_seconds
     bounds = state.least_step_seconds | proven
     fastest: dict[str, Config] = {}
@@ -37,8 +38,7 @@ def begun_in_vain(
             format_ = product_format(config)
             why = f", because {format_} is emulated here" if format_ in emulated_formats else ""
             most = tokens_per_step / bounds[config]
-            beside = next(measured[other] for other in METHODS[METHODS.index(method) + 1 :] if other in measured)
-            practical = PRACTICAL * beside.measurement.tokens_per_second
+            practical = least_practical_speed(method, speeds)
             too_slow = "is too slow to be practical" if config in proven else "seems too slow to be practical"
             what = too_slow if most < practical else "was begun and not finished in its time"
             judged = "" if config in proven else ", by its first micro-step alone"

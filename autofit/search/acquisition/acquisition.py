@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
+from autofit.core.frontier import MAX_TIE, Point, least_practical_speed, practical
 from autofit.core.lattice import Config
 from autofit.planning.plan import Plan
 from autofit.planning.requests import USUAL_SECONDS
@@ -321,11 +321,8 @@ class Acquisition:
         own = fronts.get(method)
         if own is None or method not in self._faithful:
             return own
-        less_faithful = self._faithful[self._faithful.index(method) + 1 :]
-        beside = next((fronts[other] for other in less_faithful if other in fronts), None)
-        if beside is None or own.best_seconds <= beside.best_seconds / PRACTICAL:
-            return own
-        return Front.of([(0.0, beside.best_seconds / PRACTICAL)])
+        least = least_practical_speed(method, {name: 1.0 / front.best_seconds for name, front in fronts.items()})
+        return own if least * own.best_seconds <= 1.0 else Front.of([(0.0, 1.0 / least)])
 
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
