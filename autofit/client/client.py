@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Unpack
 
 from autofit.client.connection import Connection
 from autofit.client.search import RemoteSearch
 from autofit.core.config_text import pairs
+from autofit.core.keywords import WorkloadKeywords, spelled_out
 from autofit.core.lengths import Lengths
 
-NOT_SENT = ("self", "wait", "report", "key")
-"""Parameters that are the client's own."""
+NOT_SENT = ("self", "workload", "wait", "report", "key")
+"""Parameters that are the client's own; what is in `workload` is sent by itself."""
 
 
 class Client:
@@ -30,12 +30,11 @@ class Client:
             (token or os.environ.get("AUTOFIT_TOKEN") or "").strip() or None,  # of a file, it ends with a line break
         )
 
+    @spelled_out
     def search(
         self,
         model: str,
         *,
-        seq_len: int = 2048,
-        global_batch: int = 64,
         method: str = "any",
         min_rank: int = 8,
         allow: str = "numerics",
@@ -47,15 +46,10 @@ class Client:
         fresh: bool = False,
         thorough: bool = False,
         predict: bool = True,
-        lora_dropout: float = 0.0,
-        devices: int = 1,
-        seed: int = 0,
-        trainer: str | None = None,
-        lengths: str | Path | Sequence[int] | None = None,
-        eval_batch: int | None = None,
         wait: bool = True,
         report: Callable[[dict[str, Any]], object] = lambda event: None,
         key: str | None = None,
+        **workload: Unpack[WorkloadKeywords],
     ) -> Any:
         """Start a search, or join the same one, and return its result; `report` is called with each event.
 
@@ -71,26 +65,21 @@ class Client:
             report(event)
         return started.result()
 
+    @spelled_out
     def estimate(
         self,
         model: str,
         config: Mapping[str, object] | str,
         *,
         hardware: str = "auto",
-        seq_len: int = 2048,
-        global_batch: int = 64,
-        lora_dropout: float = 0.0,
         memory_limit: str | int | None = None,
-        devices: int = 1,
-        seed: int = 0,
-        trainer: str | None = None,
-        lengths: str | Path | Sequence[int] | None = None,
-        eval_batch: int | None = None,
         advice: bool = True,
+        **workload: Unpack[WorkloadKeywords],
     ) -> dict[str, Any]:
         """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
         return dict(self._connection.ask("POST", "/v1/estimates", body=_in_body(_asked(locals()))))
 
+    @spelled_out
     def recommend(
         self,
         model: str,
@@ -98,39 +87,26 @@ class Client:
         hardware: str = "auto",
         memory_limit: str | int | None = None,
         method: str = "any",
-        seq_len: int = 2048,
-        global_batch: int = 64,
         min_rank: int = 8,
         allow: str = "numerics",
-        lora_dropout: float = 0.0,
-        devices: int = 1,
-        seed: int = 0,
-        trainer: str | None = None,
-        lengths: str | Path | Sequence[int] | None = None,
-        eval_batch: int | None = None,
         provenance: str = "measured",
+        **workload: Unpack[WorkloadKeywords],
     ) -> dict[str, Any]:
         """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
         was measured."""
         return dict(self._connection.ask("GET", "/v1/recommendation", query=_in_query(_asked(locals()))))
 
+    @spelled_out
     def frontier(
         self,
         model: str,
         *,
         hardware: str = "auto",
         memory_limit: str | int | None = None,
-        seq_len: int = 2048,
-        global_batch: int = 64,
         method: str = "any",
         min_rank: int = 8,
         allow: str = "numerics",
-        lora_dropout: float = 0.0,
-        devices: int = 1,
-        seed: int = 0,
-        trainer: str | None = None,
-        lengths: str | Path | Sequence[int] | None = None,
-        eval_batch: int | None = None,
+        **workload: Unpack[WorkloadKeywords],
     ) -> dict[str, Any]:
         """The measured configs that no other of their method beats in both memory and speed."""
         return dict(self._connection.ask("GET", "/v1/frontier", query=_in_query(_asked(locals()))))
@@ -172,6 +148,7 @@ class Client:
 
 def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A method's parameters as the server takes them, those that are None left out."""
+    parameters = {**parameters, **parameters.get("workload", {})}
     asked = {name: value for name, value in parameters.items() if name not in NOT_SENT and value is not None}
     for name, unit in (("memory_limit", "B"), ("time_budget", "s")):
         if isinstance(asked.get(name), int | float):

@@ -12,8 +12,6 @@ from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import MOST_TOKENS, mean
 
-_WITHOUT_SAYING = ("trainer", "eval_batch", "lengths", "program")
-"""Fields of a workload that are said only where they are set."""
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
 LARGEST_COUNT = MOST_TOKENS
@@ -35,13 +33,11 @@ class Effect(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload(Document):
-    """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
+class WorkloadFields:
+    """What a workload and the options that ask for it have in common: each option, and what it is by default."""
 
     model: str
-    """Name in the catalog, hub id, or the name of the folder that held the config.json."""
-    model_digest: str
-    """Digest of the architecture (`catalog.Model.digest`), so that two models of the same name are never mixed up."""
+    """Name in the catalog, hub id, or folder that holds the config.json, of which a workload has the name alone."""
     seq_len: int = 2048
     """Tokens per sequence, of the longest one if they have `lengths`."""
     global_batch: int = 64
@@ -57,18 +53,24 @@ class Workload(Document):
     eval_batch: int | None = None
     """Sequences that are evaluated at a time between training steps, on each device; None where training alone
     counts."""
-    lengths: tuple[int, ...] | None = None
-    """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
-    sequence is full."""
     program: str | None = None
     """The command that trains, a user's own, with placeholders for a config's values (`trial.program.command`); None
     for autofit's own step. What a program took says nothing of what another takes."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload(WorkloadFields, Document):
+    """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
+
+    model_digest: str
+    """Digest of the architecture (`catalog.Model.digest`), so that two models of the same name are never mixed up."""
+    lengths: tuple[int, ...] | None = None
+    """How long the data's sequences are (`Lengths.tokens`), of which the longest has `seq_len` tokens; None where every
+    sequence is full."""
+
     def to_json(self) -> dict[str, Any]:
-        """Plain training alone, on full sequences, goes without saying, as in the workloads that were stored before
-        there was anything else."""
-        said = super(Workload, self).to_json()
-        return {name: value for name, value in said.items() if name not in _WITHOUT_SAYING or value is not None}
+        """Fields that are None go without saying, as in the workloads that were stored before there were any."""
+        return {name: value for name, value in super(Workload, self).to_json().items() if value is not None}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from autofit import operations, techniques
+from autofit.core.keywords import WorkloadKeywords, spelled_out
 from autofit.core.lattice import Config
 from autofit.core.units import as_bytes, as_seconds
 from autofit.core.workload import Goal
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from autofit.search.progress import Progress
 
 
+@spelled_out
 def search(
     model: str,
     *,
-    seq_len: int = 2048,
-    global_batch: int = 64,
     method: str = "any",
     min_rank: int = 8,
     allow: str = "numerics",
@@ -44,14 +43,9 @@ def search(
     thorough: bool = False,
     predict: bool = True,
     in_place: bool = False,
-    lora_dropout: float = 0.0,
-    devices: int = 1,
-    seed: int = 0,
-    trainer: str | None = None,
-    lengths: str | Path | Sequence[int] | None = None,
-    eval_batch: int | None = None,
     command: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
+    **workload: Unpack[WorkloadKeywords],
 ) -> SearchResult:
     """Run real trials and recommend the fastest config that fits, as `autofit search` does.
 
@@ -60,7 +54,7 @@ def search(
     `UsageError`, `NothingFits`, and `EnvironmentLacks` if trials cannot run here.
     """
     request = SearchRequest(
-        workload=_workload(locals()),
+        workload=WorkloadOptions.of(model=model, command=command, **workload),
         goal=Goal.of(method, min_rank, allow),
         space=space,
         hardware=hardware,
@@ -79,23 +73,17 @@ def search(
     return operations.search(request, report)
 
 
+@spelled_out
 def estimate(
     model: str,
     config: Mapping[str, object] | Config | str,
     *,
     hardware: str = "auto",
-    seq_len: int = 2048,
-    global_batch: int = 64,
-    lora_dropout: float = 0.0,
     memory_limit: str | int | None = None,
-    devices: int = 1,
-    seed: int = 0,
-    trainer: str | None = None,
-    lengths: str | Path | Sequence[int] | None = None,
-    eval_batch: int | None = None,
     exact: bool = False,
     advice: bool = True,
     store: str | None = None,
+    **workload: Unpack[WorkloadKeywords],
 ) -> Estimate:
     """Predict the memory and speed of a config, as `autofit estimate` does: no GPU is needed.
 
@@ -105,9 +93,9 @@ def estimate(
     """
     if isinstance(config, str):
         config = techniques.parse(config)
-    chosen = config if isinstance(config, Config) else config_on(hardware, config, trainer)
+    chosen = config if isinstance(config, Config) else config_on(hardware, config, workload.get("trainer"))
     estimation = Estimation.of(
-        _workload(locals()),
+        WorkloadOptions.of(model=model, **workload),
         chosen,
         hardware=hardware,
         memory_limit_bytes=as_bytes(memory_limit),
@@ -147,24 +135,18 @@ def diagnose(
     return operations.diagnose(Path(config), request)
 
 
+@spelled_out
 def recommend(
     model: str,
     *,
     hardware: str = "auto",
     memory_limit: str | int | None = None,
     method: str = "any",
-    seq_len: int = 2048,
-    global_batch: int = 64,
     min_rank: int = 8,
     allow: str = "numerics",
-    lora_dropout: float = 0.0,
-    devices: int = 1,
-    seed: int = 0,
-    trainer: str | None = None,
-    lengths: str | Path | Sequence[int] | None = None,
-    eval_batch: int | None = None,
     command: str | None = None,
     store: str | None = None,
+    **workload: Unpack[WorkloadKeywords],
 ) -> Recommendation:
     """The fastest measured config that fits, from the store alone, as `autofit recommend` answers.
 
@@ -173,7 +155,7 @@ def recommend(
     """
     with Store.open(store, create=False) as opened:
         return operations.recommend(
-            _workload(locals()),
+            WorkloadOptions.of(model=model, command=command, **workload),
             hardware=hardware,
             memory_limit_bytes=as_bytes(memory_limit),
             goal=Goal.of(method, min_rank, allow),
@@ -181,24 +163,18 @@ def recommend(
         )
 
 
+@spelled_out
 def frontier(
     model: str,
     *,
     hardware: str = "auto",
     memory_limit: str | int | None = None,
-    seq_len: int = 2048,
-    global_batch: int = 64,
     method: str = "any",
     min_rank: int = 8,
     allow: str = "numerics",
-    lora_dropout: float = 0.0,
-    devices: int = 1,
-    seed: int = 0,
-    trainer: str | None = None,
-    lengths: str | Path | Sequence[int] | None = None,
-    eval_batch: int | None = None,
     command: str | None = None,
     store: str | None = None,
+    **workload: Unpack[WorkloadKeywords],
 ) -> Frontier:
     """The measured configs that no other of their method beats in both memory and speed, as `autofit frontier` shows.
 
@@ -206,15 +182,9 @@ def frontier(
     """
     with Store.open(store, create=False) as opened:
         return operations.frontier(
-            _workload(locals()),
+            WorkloadOptions.of(model=model, command=command, **workload),
             hardware=hardware,
             goal=Goal.of(method, min_rank, allow),
             memory_limit_bytes=as_bytes(memory_limit),
             store=opened,
         )
-
-
-def _workload(given: Mapping[str, Any]) -> WorkloadOptions:
-    """The workload's options among a function's arguments."""
-    names = {"command", *(field.name for field in fields(WorkloadOptions))}
-    return WorkloadOptions.of(**{name: value for name, value in given.items() if name in names})

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
+from autofit.core.keywords import WorkloadKeywords
 from autofit.core.lengths import Lengths
 from autofit.core.units import LARGEST_INTEGER, MIB, format_bytes
-from autofit.core.workload import Goal, Workload, check_count
+from autofit.core.workload import Goal, Workload, WorkloadFields, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.techniques.habits import named
@@ -24,28 +24,17 @@ USUAL_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOptions:
+class WorkloadOptions(WorkloadFields):
     """The workload options of the command line."""
 
-    model: str
-    seq_len: int = 2048
-    global_batch: int = 64
-    lora_dropout: float = 0.0
-    devices: int = 1
-    seed: int = 0
-    trainer: str | None = None
     lengths: Lengths | None = None
-    eval_batch: int | None = None
-    program: str | None = None
-    """The command of --command."""
 
     @classmethod
-    def of(
-        cls, *, lengths: str | Path | Iterable[int] | None = None, command: str | None = None, **plain: Any
-    ) -> WorkloadOptions:
-        """The options as a user gives them; `lengths` as a file or as the tokens of each sequence. Raises `UsageError`
-        for what are no lengths, and for a command that no trial can run."""
-        options = cls(lengths=Lengths.given(lengths), program=command, **plain)
+    def of(cls, *, model: str, command: str | None = None, **given: Unpack[WorkloadKeywords]) -> WorkloadOptions:
+        """The options as a user gives them. Raises `UsageError` for what are no lengths, and for a command that no
+        trial can run."""
+        told: dict[str, Any] = {**given, "lengths": Lengths.given(given.get("lengths"))}
+        options = cls(model=model, program=command, **told)
         if command is not None:
             Command.parse(command)
             options._check_alone()
@@ -66,19 +55,9 @@ class WorkloadOptions:
         seq_len, lengths = self.cut()
         if longest is not None and seq_len > longest:
             raise UsageError(f"seq-len {seq_len} is longer than the {longest} positions of {model.name}")
-        return model, Workload(
-            model=model.name,
-            model_digest=model.digest,
-            seq_len=seq_len,
-            global_batch=self.global_batch,
-            lora_dropout=self.lora_dropout,
-            devices=self.devices,
-            seed=self.seed,
-            trainer=None if self.trainer is None else named(self.trainer).name,
-            eval_batch=self.eval_batch,
-            lengths=lengths,
-            program=self.program,
-        )
+        trainer = None if self.trainer is None else named(self.trainer).name
+        told = {"model": model.name, "seq_len": seq_len, "lengths": lengths, "trainer": trainer}
+        return model, Workload(**{**asdict(self), **told}, model_digest=model.digest)
 
     def cut(self) -> tuple[int, tuple[int, ...] | None]:
         """The tokens of the longest sequence, and the workload's lengths."""

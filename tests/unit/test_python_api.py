@@ -135,6 +135,14 @@ def test_a_search_is_asked_for_in_the_commands_words(monkeypatch: pytest.MonkeyP
     assert plain == operations.SearchRequest(workload=operations.WorkloadOptions(model=MODEL))
 
 
+def test_an_option_that_there_is_not_is_refused_by_name() -> None:
+    """Of the workload's, too, which a type checker knows as well: mypy needs what it is told to ignore here."""
+    with pytest.raises(TypeError, match="'seqlen'"):
+        autofit.recommend(MODEL, seqlen=128)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'seqlen'"):
+        Client().frontier(MODEL, seqlen=128)  # type: ignore[call-arg]
+
+
 def test_errors_are_the_commands(store: str, tmp_path: Path) -> None:
     with pytest.raises(NothingFits):
         autofit.recommend(**ASKED, memory_limit="1GiB", store=store)

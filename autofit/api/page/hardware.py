@@ -64,11 +64,7 @@ def hardware(
 
 def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
     """The workload that is asked about; without figures, the one of the model that was measured last."""
-    given = query.model_dump(
-        include={"seq_len", "global_batch", "devices", "trainer", "lengths", "eval_batch"},
-        exclude_none=True,
-        by_alias=True,
-    )
+    given = query.model_dump(exclude={"model", *GoalQuery.model_fields}, exclude_none=True, by_alias=True)
     latest = [w for w in store.workloads(model=query.model or None) if w.program is None]
     if latest and not given:
         return latest[0]

@@ -145,7 +145,7 @@ class TrialsQuery(BaseModel):
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise unknown("outcome", self.outcome, OUTCOMES)
         name = only_hardware(store) if self.hardware == "auto" else self.hardware
-        of_workload = {"seq_len", "global_batch", "lora_dropout", "devices", "seed"}
+        of_workload = AskedWorkload.model_fields.keys() - {"model"}
         return {
             "model": self.model,
             "outcome": self.outcome,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable
+from dataclasses import fields
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Path, Response
@@ -95,7 +96,7 @@ def start(
         goal=asked.goal(),
         memory_limit_bytes=as_bytes(asked.memory_limit),
         time_budget_seconds=parse_duration(asked.time_budget),
-        **asked.model_dump(include={"space", "hardware", "max_trials", "fresh", "thorough", "predict"}),
+        **asked.model_dump(include={option.name for option in fields(SearchRequest)}),
     )
     search_id = submit(request, store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"
