@@ -9,14 +9,7 @@ from dataclasses import replace
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export.document import Emit, Export, Recommended, Settings, Task, collect, merge, settings
-from autofit.techniques.axes.optimizer import weight_decay
-
-OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "sgd": ("SGD", {"fused": True}),
-    "adamw": ("AdamW", {"torch_adam": True, "fused": True}),
-    "adamw-foreach": ("AdamW", {"torch_adam": True, "foreach": True}),
-}
-"""`optimizer.type` and its arguments. The other optimizers used in trials are unknown to DeepSpeed."""
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 FILLED = ("lr",)
 """Optimizer arguments that are left to the user; the others are those of trials."""
@@ -29,17 +22,17 @@ _WITHOUT_ZERO = {
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    keys: dict[str, object] = {}
+    kind, keys = OPTIMIZERS[str(value)], dict[str, object]()
     if not distributed.on_host(task):
-        if value not in OPTIMIZERS:
+        if kind.deepspeed is None:
             note = f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize"
             return settings(note)
-        name, arguments = OPTIMIZERS[str(value)]
-        parameters = {"lr": "auto", "weight_decay": weight_decay(value), **arguments}
+        name, arguments = kind.deepspeed
+        parameters = {"lr": "auto", "weight_decay": kind.weight_decay, **arguments}
         keys = {"optimizer": {"type": name, "params": parameters}}
     return settings(
         "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
-        f"weight decay: {weight_decay(value)} was measured; Trainer and accelerate must be given the same",
+        f"weight decay: {kind.weight_decay} was measured; Trainer and accelerate must be given the same",
         zero=keys,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,8 +83,13 @@ class Kind:
     paged states and figures per block are left out."""
     effect: Effect = Effect.EXACT
     weight_decay: float = 0.0
+    deepspeed: tuple[str, Mapping[str, object]] | None = None
+    """`optimizer.type` and its arguments in DeepSpeed's file; None if that has no name for it."""
     updates_shards: bool = False
     """Whether torch can run its update on FSDP's sharded tensors."""
+    does_to_matrices: str | None = None
+    """What it does to whole matrices, in one word; None if it updates each parameter by itself, and so a flat shard,
+    too."""
     above: str | None = None
     """An optimizer that is sure to need no more memory. The claim is transitive. None where no such claim is always
     true."""
@@ -104,6 +110,7 @@ OPTIMIZERS = {
         trainer="sgd",
         state_bytes=0.0,
         effect=Effect.TRAINING,
+        deepspeed=("SGD", {"fused": True}),
         lowers_losses=False,  # a plain gradient step this small is lost in 16-bit weights
     ),
     "adafactor": Kind(
@@ -111,6 +118,7 @@ OPTIMIZERS = {
         does="factorised states; not with ZeRO or FSDP",
         trainer="adafactor",
         state_bytes=0.0,
+        does_to_matrices="factorises",
         above="sgd",
         effect=Effect.TRAINING,
     ),
@@ -160,6 +168,7 @@ OPTIMIZERS = {
         does="two states, updated by torch's fused kernel",
         trainer="adamw_torch_fused",
         state_bytes=None,
+        deepspeed=("AdamW", {"torch_adam": True, "fused": True}),
         above="lion",
         weight_decay=0.01,
         updates_shards=True,
@@ -169,6 +178,7 @@ OPTIMIZERS = {
         does="the same, with temporaries as large as the weights; in no built-in space",
         trainer="adamw_torch",
         state_bytes=None,
+        deepspeed=("AdamW", {"torch_adam": True, "foreach": True}),
         above="adamw",
         weight_decay=0.01,
         updates_shards=True,

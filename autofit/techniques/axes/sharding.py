@@ -97,8 +97,9 @@ def uses_deepspeed(config: Config) -> bool:
 def _why_not_by_fsdp(config: Config, job: Job) -> str | None:
     if not shape(job.model).checkpointable:
         return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
-    if not kind_of(config).updates_shards:
-        instead = "adamw" if config["optimizer"] == "adafactor" else "adamw, or zero2 or zero3, which shard flat"
+    optimizer = kind_of(config)
+    if not optimizer.updates_shards:
+        instead = "adamw" if optimizer.does_to_matrices else "adamw, or zero2 or zero3, which shard flat"
         return (
             f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "
             f"written: use {instead}"
@@ -120,9 +121,9 @@ def _why_not_by_deepspeed(config: Config, job: Job) -> str | None:
         return (
             f"{setting} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
         )
-    if config["optimizer"] == "adafactor":
+    if does := kind_of(config).does_to_matrices:
         return (
-            f"optimizer=adafactor would be a different optimizer with {setting}: it factorises matrices, which "
+            f"optimizer={config['optimizer']} would be a different optimizer with {setting}: it {does} matrices, which "
             "DeepSpeed flattens; use adamw, or sharding=ddp"
         )
     if zero3 and not shape(job.model).checkpointable:
