@@ -150,6 +150,13 @@ def test_formats_of_a_recommendation() -> None:
     assert all(name in form.help for name in FORMATS)
 
 
+def test_the_help_names_every_trainer() -> None:
+    from autofit.techniques.habits import TRAINERS
+
+    told = {name: dict(parameters(command)).get("--for") for name, command in commands()}
+    assert all(name in option.help for option in told.values() if option is not None for name in TRAINERS)
+
+
 @pytest.mark.parametrize("command", [*DESIGN, "", "db", "bench", "token"])
 def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
     done = subprocess.run(
