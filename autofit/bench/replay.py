@@ -29,7 +29,7 @@ from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read, silent
-from autofit.catalog.kept import cache_folder, keep_file
+from autofit.catalog.kept import keep_file
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
@@ -98,11 +98,6 @@ class Wanted(NamedTuple):
     seed: int
 
 
-def searches_kept() -> Path:
-    """The folder in which `autofit bench replay` keeps searches by default."""
-    return cache_folder() / "searches"
-
-
 def replay(
     tables: Sequence[Path] = (),
     *,
@@ -127,7 +122,7 @@ def replay(
         if count < 1:
             raise UsageError(f"{name} is {count}: it must be at least 1")
     names = chosen(methods)
-    known = read(tables, report)
+    known = read(tables)
     every = problems_of(known, limit_of)
     problems = {recorded.problem.name: recorded for recorded in every if recorded.points}
     # Every method runs its first seed before any runs its second, so that an interrupted replay has some of each.

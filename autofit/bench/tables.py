@@ -36,7 +36,7 @@ def silent(line: str) -> None:
     """A report that nobody reads."""
 
 
-def read(files: Sequence[Path], report: Report = silent) -> list[RecordedTable]:
+def read(files: Sequence[Path]) -> list[RecordedTable]:
     """The tables in these files; those of the checkout if none is named. Raises `UsageError` for one that is not there
     or not whole, and for two of the same name, which could not be told apart."""
     named = list(files) or sorted(path for path in RECORDED.glob("*.jsonl") if is_table(path))
@@ -50,12 +50,7 @@ def read(files: Sequence[Path], report: Report = silent) -> list[RecordedTable]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise UsageError(f"two tables are named {stem}: give each once, under names of their own")
-    tables = [read_table(file, whole=True) for file in named]
-    for table in tables:
-        if number := len(table.contradicting):
-            some = "1 config fits" if number == 1 else f"{number} configs fit"
-            report(f"{table.name}: {some} in one pass but not in another: counted as not fitting")
-    return tables
+    return [read_table(file, whole=True) for file in named]
 
 
 def problems_of(tables: Iterable[RecordedTable], limit_of: LimitOf | None = None) -> list[Recorded]:

@@ -31,9 +31,6 @@ MaxTrials = Annotated[int | None, typer.Option("--max-trials", help="Record only
 Cover = Annotated[
     bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
 ]
-Passes = Annotated[
-    int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
-]
 TimeBudget = Annotated[
     str | None,
     typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
@@ -57,7 +54,6 @@ def record(
     memory_limit: options.MemoryLimit = None,
     max_trials: MaxTrials = None,
     cover: Cover = False,
-    passes: Passes = 1,
     time_budget: TimeBudget = None,
     trial_budget: TrialBudget = None,
     device: options.Device = "auto",
@@ -95,7 +91,6 @@ def record(
             request,
             out,
             _recorded,
-            passes=passes,
             time_budget_seconds=_seconds(time_budget),
             trial_seconds=_seconds(trial_budget),
             covering=cover,
@@ -172,13 +167,14 @@ def replay(
     if with_residuals:
         _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
         return
-    from autofit.bench.replay import SEEDS, searches_kept
+    from autofit.bench.replay import SEEDS
     from autofit.bench.replay import replay as replayed
+    from autofit.catalog.kept import cache_folder
     from autofit.cli.arguments import size
     from autofit.cli.text.replay import replay_text
     from autofit.trial.machine.detection import cores
 
-    folder = searches_kept() if keep is None else keep
+    folder = cache_folder() / "searches" if keep is None else keep
     limit = size(memory_limit)
     with resumable(f"finished searches are kept in {folder}: the same command continues from there"):
         found = replayed(

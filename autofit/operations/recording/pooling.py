@@ -1,4 +1,4 @@
-"""Several recorded passes over a space pooled into one table: one trial per config, with the spread to expect."""
+"""Tables of earlier versions have several passes over a space: one trial per config, with the spread to expect."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,7 @@ class RecordResult(Document):
     configs: int
     """Valid configs of the space."""
     recorded: int
-    """How many of these are in the file, once or more."""
+    """How many of these are in the file."""
     run: int
     """Trials run by this call."""
     left: int
@@ -60,7 +60,6 @@ def record(
     file: Path,
     report: Callable[[int, int, Trial | None], None] = lambda done, total, last: None,
     *,
-    passes: int = 1,
     time_budget_seconds: float | None = None,
     trial_seconds: float | None = None,
     covering: bool = False,
@@ -69,15 +68,12 @@ def record(
 
     Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
     first `request.max_trials` are measured or, if `covering`, those that have every value of every axis again and again
-    (`_covering`). With several `passes` they are measured that many times, each time in a different order: how much
-    trials of one config vary shows only when time has passed between them. No trial begins once the time budget is
-    spent, and none may take longer than all of it; a further call goes on. With `trial_seconds`, a trial that would
-    take longer, or that is beaten many times over, is cut as in a search, and recorded with the lower bound of its
-    step, unless it may be the fastest so far. `report` is called with the number of trials recorded, their total, and
-    the last one (None at the start). Raises `UsageError` for a file that holds anything else.
+    (`_covering`). No trial begins once the time budget is spent, and none may take longer than all of it; a further
+    call goes on. With `trial_seconds`, a trial that would take longer, or that is beaten many times over, is cut as in
+    a search, and recorded with the lower bound of its step, unless it may be the fastest so far. `report` is called
+    with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
+    file that holds anything else.
     """
-    if passes < 1:
-        raise UsageError(f"passes is {passes}: it must be at least 1")
     budget = math.inf if time_budget_seconds is None else time_budget_seconds
     ends = time.monotonic() + budget
     # A trial that no call ever let end would be begun by each of them.
@@ -90,17 +86,12 @@ def record(
         job, limit = plan.job, plan.limits.memory_bytes
         opened.enter_context(_alone(file))
         known = _continued(file, _header(plan), job.hardware, partial(_probed, request, plan))
-        every = [
-            (number, config)
-            for number in range(1, passes + 1)
-            for config in _order(plan, request.max_trials, number, covering=covering)
-        ]
-        wanted = [one for one in every if one not in known]
+        wanted = [config for config in _chosen(plan, request.max_trials, covering=covering) if config not in known]
         before, total = len(known), len(known) + len(wanted)
         report(before, total, None)
 
-        def requests(configs: Iterable[Config]) -> Iterator[TrialRequest]:
-            for config in itertools.takewhile(lambda _: time.monotonic() < ends, configs):
+        def requests() -> Iterator[TrialRequest]:
+            for config in itertools.takewhile(lambda _: time.monotonic() < ends, wanted):
                 yield TrialRequest(
                     job=job,
                     config=config,
@@ -114,14 +105,13 @@ def record(
         if wanted and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
             _check_site(pool, job.hardware, job.stack)
-            for number, part in itertools.groupby(wanted, key=lambda one: one[0]):
-                for asked, attempt in _run_all(pool, requests(config for _, config in part)):
-                    table_file.append(file, table_file.line_of(number, asked.config, attempt))
-                    known[number, asked.config] = attempt.outcome
-                    report(len(known), total, asked.trial(attempt))
+            for asked, attempt in _run_all(pool, requests()):
+                table_file.append(file, table_file.line_of(asked.config, attempt))
+                known[asked.config] = attempt.outcome
+                report(len(known), total, asked.trial(attempt))
     return RecordResult(
         configs=len(plan.lattice.configs),
-        recorded=len({config for _, config in known}),
+        recorded=len(known),
         run=len(known) - before,
         left=total - len(known),
         outcomes=dict(Counter(outcome.kind for outcome in known.values())),
@@ -135,16 +125,11 @@ def _header(plan: Plan) -> dict[str, Any]:
     return {**of_job, "space": plan.space, "memory_limit_bytes": plan.limits.memory_bytes}
 
 
-def _order(plan: Plan, most: int | None, number: int, *, covering: bool) -> list[Config]:
-    """The configs in the order of a pass: those of the first pass, shuffled by the workload's seed, at most `most`;
-    every later pass has the same ones in another order."""
-    seed = plan.job.workload.seed
+def _chosen(plan: Plan, most: int | None, *, covering: bool) -> list[Config]:
+    """At most `most` of the configs, in the order in which they are measured: shuffled by the workload's seed."""
     configs = list(plan.lattice.configs)
-    random.Random(seed).shuffle(configs)
-    chosen = _covering(configs, most) if covering and most is not None else configs[:most]
-    if number > 1:
-        random.Random(seed + number - 1).shuffle(chosen)
-    return chosen
+    random.Random(plan.job.workload.seed).shuffle(configs)
+    return _covering(configs, most) if covering and most is not None else configs[:most]
 
 
 def _covering(configs: Sequence[Config], most: int) -> list[Config]:
@@ -182,12 +167,12 @@ def _alone(file: Path) -> Iterator[None]:
         yield
 
 
-def _rivals(config: Config, known: Mapping[tuple[int, Config], Outcome], limit: int) -> tuple[Rival, ...]:
+def _rivals(config: Config, known: Mapping[Config, Outcome], limit: int) -> tuple[Rival, ...]:
     """The fastest of the config's method that has fitted, as heavy as any may be: so that it ends no trial's timing
     before that is as sure as the others'."""
     speeds = [
         outcome.measurement.tokens_per_second
-        for (_, other), outcome in known.items()
+        for other, outcome in known.items()
         if isinstance(outcome, Fits) and other["method"] == config["method"]
     ]
     return (Rival(device_bytes=limit, tokens_per_second=max(speeds)),) if speeds else ()
@@ -245,9 +230,9 @@ def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
 
 def _continued(
     file: Path, header: dict[str, Any], hardware: Hardware, probed: Callable[[], dict[str, Any]]
-) -> dict[tuple[int, Config], Outcome]:
-    """The outcomes that `file` already holds of the same recording, by pass and config; a file that is empty, or was
-    left while this header was being written, gets the header, with what `probed` gives."""
+) -> dict[Config, Outcome]:
+    """The outcomes that `file` already holds of the same recording; a file that is empty, or was left while this header
+    was being written, gets the header, with what `probed` gives."""
     begun = {"schema": table_file.SCHEMA, **header}
     text, there = json.dumps(begun)[:-1].encode(), file.read_bytes()
     if text.startswith(there) or (there.startswith(text) and b"\n" not in there):
@@ -260,4 +245,4 @@ def _continued(
         if known.header[name] != header[name] and (name != "hardware" or known.hardware.key != hardware.key):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     table_file.drop_torn_line(file)
-    return {(row.number, row.config): row.outcome for row in known.rows}
+    return {row.config: row.outcome for row in known.rows}

@@ -28,8 +28,8 @@ SCHEMA = 1
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
 BESIDE_OUTCOME = {"config", "pass", "seconds", "device_state"}
-"""What `line_of` writes besides a trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
-observed."""
+"""What a row has besides a trial's outcome; `device_state` is absent where it was not observed. `pass`, absent in the
+first, is of tables of earlier versions, in which a config may have several trials."""
 
 
 class Row(NamedTuple):
@@ -66,12 +66,6 @@ class RecordedTable:
     def trials(self) -> tuple[Trial, ...]:
         """One per config, however many passes were recorded."""
         return tuple(pooled(self.passes).values())
-
-    @property
-    def contradicting(self) -> list[Config]:
-        """The configs that fitted in one pass but not in another; they count as not fitting."""
-        fitted = {config: {isinstance(t.outcome, Fits) for t in passes} for config, passes in self.passes.items()}
-        return [config for config, either in fitted.items() if len(either) > 1]
 
     @cached_property
     def passes(self) -> dict[Config, list[Trial]]:
@@ -161,12 +155,9 @@ def is_table(file: Path) -> bool:
     return isinstance(header, dict) and "space" in header and "workload" in header
 
 
-def line_of(number: int, config: Config, attempt: Attempt) -> dict[str, Any]:
-    """The row of a trial of this pass."""
-    line: dict[str, Any] = {"config": config.to_json()}
-    if number > 1:
-        line["pass"] = number
-    line |= {**attempt.outcome.to_json(), "seconds": attempt.seconds}
+def line_of(config: Config, attempt: Attempt) -> dict[str, Any]:
+    """The row of a trial."""
+    line = {"config": config.to_json(), **attempt.outcome.to_json(), "seconds": attempt.seconds}
     return line if attempt.device_state is None else {**line, "device_state": attempt.device_state.to_json()}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from unit.bench.made_tables import lines_of, write
-from unit.operations.made_trials import STACK, crashed, fits, out_of_memory
+from unit.operations.made_trials import STACK, crashed, fits
 from unit.search.conftest import MACHINE
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
@@ -21,7 +21,6 @@ from autofit.bench.replay import replay
 from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
 from autofit.core.errors import AutofitError, NothingFits, UsageError
-from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations.recording.table_file import is_table, read_table
@@ -332,19 +331,6 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
     own = {**failed, **crashed().to_json()}
     other = {"config": lines[2]["config"], **fits(1.0, 10).to_json(), "seconds": 5.0}
     assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], own, other]), whole=True).trials) == 2
-
-
-def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Lines, tmp_path: Path) -> None:
-    fitting = next(line for line in lines[1:] if line["outcome"] == "fits")
-    failed = {"config": fitting["config"], "pass": 2, **out_of_memory().to_json(), "seconds": 1.0}
-    file = write(tmp_path / "t.jsonl", [*lines, failed])
-    (config,) = read_table(file, whole=True).contradicting
-    assert config == Config.from_json(fitting["config"])
-    said: list[str] = []
-    problems = problems_of(read([file], said.append))
-    assert said[0] == "t: 1 config fits in one pass but not in another: counted as not fitting"
-    outcomes = [p.trials[config].outcome for p in problems if config in p.trials]
-    assert len(outcomes) == 2 and all(isinstance(outcome, OutOfMemory) for outcome in outcomes)
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:

@@ -295,33 +295,3 @@ def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:
     world.special = lambda request: replace(crashed(), transient=True)
     with pytest.raises(EnvironmentLacks, match="3 trials in a row"):
         record(REQUEST, file)
-
-
-def test_further_passes_are_added_in_orders_of_their_own(world: World, file: Path) -> None:
-    first = record(REQUEST, file)
-    found = record(REQUEST, file, passes=3)
-    assert (found.recorded, found.run) == (first.recorded, 2 * first.recorded)
-    _, *lines = map(json.loads, file.read_text().splitlines())
-    count = first.recorded
-    orders = [[json.dumps(line["config"]) for line in lines[n : n + count]] for n in range(0, 3 * count, count)]
-    assert [line.get("pass") for line in lines] == [None] * count + [2] * count + [3] * count
-    assert len({tuple(order) for order in orders}) == 3 and len({tuple(sorted(order)) for order in orders}) == 1
-    assert record(REQUEST, file, passes=3).run == record(REQUEST, file).run == 0
-    assert len(read_table(file).of_all_passes()) == 3 * count and len(read_table(file, whole=True).trials) == count
-
-
-def test_further_passes_measure_the_configs_of_the_first_where_it_measured_some_only(world: World, file: Path) -> None:
-    request = replace(REQUEST, space="cpu", max_trials=6)
-    assert record(request, file).recorded == 6
-    found = record(request, file, passes=3)
-    assert (found.recorded, found.run) == (6, 12) and found.configs > 6
-    _, *lines = map(json.loads, file.read_text().splitlines())
-    orders = [[json.dumps(line["config"]) for line in lines[n : n + 6]] for n in range(0, 18, 6)]
-    assert [line.get("pass") for line in lines] == [None] * 6 + [2] * 6 + [3] * 6
-    assert len({tuple(order) for order in orders}) == 3
-    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
-
-
-def test_no_pass_is_no_recording(world: World, file: Path) -> None:
-    with pytest.raises(UsageError, match="passes is 0: it must be at least 1"):
-        record(REQUEST, file, passes=0)
