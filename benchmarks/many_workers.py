@@ -64,11 +64,12 @@ class Watch:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self.in_store = self._waited = 0.0
+        self.in_all = self.in_store = self._waited = 0.0
 
     def __call__(self) -> float:
         now = time.thread_time() + self._waited
         passed, self._since = now - (self._since or now), now
+        self.in_all += passed
         return passed
 
     @contextmanager
@@ -116,7 +117,7 @@ def searched(recorded: Recorded, workers: int, store: Store) -> dict[str, Any]:
     """The figures of one search with so many workers."""
     job, oracle = job_of(recorded.problem), Endless(recorded, 0)
     watch = Watch()
-    pool = ReplayPool(job=job, oracle=oracle, devices=job.workload.devices, size=workers, pass_time=watch)
+    pool = ReplayPool(job=job, oracle=oracle, size=workers, pass_time=watch)
     search_id = uuid4().hex
     asked = {"digest": search_id, "hardware": job.hardware, "stack": job.stack, "workload": job.workload}
     lease = store.queue.begin(search_id, new_owner(), **asked, request={})
@@ -143,8 +144,8 @@ def searched(recorded: Recorded, workers: int, store: Store) -> dict[str, Any]:
         "statements_per_trial": rounded(log.statements / trials),
         "transactions_per_trial": rounded(log.transactions / trials),
         "store_seconds_per_trial": rounded(watch.in_store / trials),
-        "driver_seconds_per_trial": rounded(pool.asked_seconds / trials),
-        "workers_at_most": int(median(seconds) * trials / pool.asked_seconds),
+        "driver_seconds_per_trial": rounded(watch.in_all / trials),
+        "workers_at_most": int(median(seconds) * trials / watch.in_all),
     }
 
 

@@ -75,19 +75,15 @@ class Oracle:
         self._asks = 0
         self._close = False
 
-    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
-        """A trial of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
+    def ask(self, config: Config, cut: Cut = lambda trial: trial, *, again: bool = False) -> Trial:
+        """A trial of `config`, or of the recorded config nearest to it; if `again`, a further run of what has run, at
+        the same cost and with a new draw. Raises `Enough` when the search is over."""
         self._count()
         if config not in self._recorded.trials:
             config = self._recorded.problem.nearest(config)
-        if config not in self._answers:
+        if again or config not in self._answers:
             self._answers[config] = self._run(config, cut)
         return self._answers[config]
-
-    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
-        """A second run of a recorded config, for methods that want one: same cost as the first, with a new draw."""
-        self._count()
-        return self._run(config, cut)
 
     def trace(self, *, stopped: bool, stated: Stated | None = None) -> Trace:
         """What has been asked so far; `stopped`: whether the method ended by itself."""

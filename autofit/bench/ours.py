@@ -38,7 +38,7 @@ def search(
     `thorough`: it goes on for the frontier once the best config is found. `budget_seconds` is used up by trials alone.
     """
     job = job_of(problem)
-    pool = ReplayPool(job=job, oracle=oracle, devices=job.workload.devices)
+    pool = ReplayPool(job=job, oracle=oracle)
     replayed = search_on(pool, problem, seed, thorough=thorough, budget_seconds=budget_seconds)
     replayed.run()
     winner, bound = replayed.winner(), replayed.progress.regret_bound
@@ -91,8 +91,6 @@ class ReplayPool:
 
     job: Job
     oracle: Oracle
-    devices: int
-    """Of each recorded trial."""
     size: int = 1
     set_aside: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -101,9 +99,6 @@ class ReplayPool:
     """When each trial began and when it ends, in the order in which they began."""
     pass_time: Callable[[], float] = lambda: 0.0
     """Seconds that whoever asks for trials has taken since it was last called: meanwhile the workers go on."""
-    asked_seconds: float = 0.0
-    """How many that were in all."""
-    _begun: set[Config] = field(default_factory=set)
     _running: list[tuple[float, int, Completed]] = field(default_factory=list)
     """A heap: what ends first comes first."""
 
@@ -118,11 +113,8 @@ class ReplayPool:
 
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; a config that is submitted twice is meant to run twice."""
-        self._pass()
-        again = request.config in self._begun
-        self._begun.add(request.config)
-        look_up = self.oracle.run_again if again else self.oracle.ask
-        trial = look_up(request.config, partial(cut, request=request))
+        self.seconds += self.pass_time()
+        trial = self.oracle.ask(request.config, partial(cut, request=request), again=True)
         ended = request, Attempt(outcome=trial.outcome, seconds=trial.seconds)
         ends = self.seconds + trial.seconds
         heapq.heappush(self._running, (ends, len(self.ran), ended))
@@ -130,16 +122,11 @@ class ReplayPool:
 
     def wait(self, timeout: float) -> list[Completed]:
         """What has ended by now, or else what ends first."""
-        self._pass()
-        self.seconds = max(self.seconds, self._running[0][0])
+        self.seconds = max(self.seconds + self.pass_time(), self._running[0][0])
         ended = []
         while self._running and self._running[0][0] <= self.seconds:
             ended.append(heapq.heappop(self._running)[2])
         return ended
-
-    def _pass(self) -> None:
-        passed = self.pass_time()
-        self.seconds, self.asked_seconds = self.seconds + passed, self.asked_seconds + passed
 
     def close(self) -> None:
         """There is nothing to free."""

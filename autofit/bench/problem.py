@@ -49,21 +49,18 @@ class Problem:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
-
-    def values(self, axis: Axis) -> tuple[Value, ...]:
-        """The values that the configs have on an axis, lightest first; none where it does not apply."""
-        return self._values[axis.name]
+        return tuple(axis for axis in AXES if len(self.values[axis.name]) > 1)
 
     @cached_property
-    def _values(self) -> Mapping[str, tuple[Value, ...]]:
+    def values(self) -> Mapping[str, tuple[Value, ...]]:
+        """The values that the configs have on each axis, lightest first; none where it does not apply."""
         present = [(axis, {v for c in self.configs if (v := axis.of(c)) is not None}) for axis in AXES]
         return {axis.name: tuple(sorted(some, key=axis.place)) for axis, some in present}
 
     def config(self, chosen: Mapping[str, Value]) -> Config:
         """The config with these values on `axes`, which need not be recorded; on every other axis it has the value that
         all configs have. An axis that does not apply to its method is left out."""
-        every = {axis.name: chosen.get(axis.name, known[0]) for axis in AXES if (known := self.values(axis))}
+        every = {axis.name: chosen.get(axis.name, known[0]) for axis in AXES if (known := self.values[axis.name])}
         config = Config.of(every)
         here = [t.axis for t in TECHNIQUES if t.axis.name in every and t.applies(config)]
         return Config.of({axis.name: every[axis.name] for axis in here if axis.says(every[axis.name])})

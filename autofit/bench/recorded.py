@@ -9,7 +9,7 @@ from functools import cached_property
 from autofit.bench.problem import Problem
 from autofit.core.frontier import Point, pareto, point
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, OutOfMemory, Trial
+from autofit.core.outcome import Fits, Measurement, Outcome, OutOfMemory, Trial
 from autofit.core.units import format_bytes
 
 
@@ -51,17 +51,16 @@ class Recorded:
 
     @cached_property
     def _area(self) -> float:
-        return self._dominated(Fits(measurement=p.measurement) for p in self.frontier)
+        return self._dominated(p.measurement for p in self.frontier)
 
-    def share_of_frontier(self, outcomes: Iterable[Outcome]) -> float:
+    def share_of_frontier(self, trials: Iterable[Trial]) -> float:
         """Share of the exhaustive frontier's hypervolume that those cover that fit; 0 if none does. Where the frontier
         has no area, 1 if any does."""
-        fitted = [outcome for outcome in outcomes if isinstance(outcome, Fits)]
+        fitted = [trial.measurement for trial in trials if trial.measurement is not None]
         return self._dominated(fitted) / self._area if self._area else float(bool(fitted))
 
-    def _dominated(self, fitted: Iterable[Fits]) -> float:
-        corners = ((float(f.measurement.device_bytes), f.measurement.tokens_per_second) for f in fitted)
-        return hypervolume(corners, self.reference)
+    def _dominated(self, fitted: Iterable[Measurement]) -> float:
+        return hypervolume(((m.device_bytes, m.tokens_per_second) for m in fitted), self.reference)
 
     @property
     def out_of_memory(self) -> int:

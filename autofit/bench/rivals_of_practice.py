@@ -98,7 +98,7 @@ def checklist(picked: Settings) -> SearchMethod:
             ("offload", "optimizer"),
             ("offload", "params"),
         ]
-        known = {axis.name: problem.values(axis) for axis in problem.axes}
+        known = {axis.name: problem.values[axis.name] for axis in problem.axes}
         tried = _fits(oracle, config)
         for axis, value in steps:
             if tried:
@@ -121,7 +121,7 @@ def settings_of(problem: Problem, settings: Settings, micro_batch: int) -> Confi
     """The best of the settings that the problem has, with the given micro-batch and the lowest rank there is."""
     chosen: dict[str, Value] = {"micro_batch": micro_batch}
     for axis in problem.axes:
-        known = problem.values(axis)
+        known = problem.values[axis.name]
         if not axis.numeric:
             chosen[axis.name] = next((v for v in settings.get(axis.name, ()) if v in known), known[-1])
         elif axis.name != "micro_batch":

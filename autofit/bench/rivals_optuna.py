@@ -52,7 +52,7 @@ RIVALS: Mapping[str, SearchMethod] = {
 
 
 def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
-    axes = [(axis, problem.values(axis)) for axis in problem.axes]
+    axes = [(axis, problem.values[axis.name]) for axis in problem.axes]
     space: dict[str, BaseDistribution] = {
         axis.name: IntDistribution(0, len(values) - 1) if axis.numeric else CategoricalDistribution(values)
         for axis, values in axes

@@ -86,14 +86,14 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
     near = [(trace, trials_to(trace, recorded.best)) for trace in traces]
-    shares = {n: Spread.of((_frontier(recorded, t, n) for t in traces), more_is_better=True) for n in AFTER}
+    shares = [Spread.of((recorded.share_of_frontier(t.runs[:n]) for t in traces), more_is_better=True) for n in AFTER]
     return Score(
         seeds=len(traces),
         near=sum(number is not None for _, number in near),
         trials=Spread.of(math.inf if n is None else n for _, n in near),
         seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in near),
         out_of_memory=Spread.of(_ran_out(trace.runs[:n]) for trace, n in near),
-        hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
+        hypervolume=tuple(Share(trials=n, median=s.median, p90=s.p90) for n, s in zip(AFTER, shares, strict=True)),
         ended=_ended(recorded, ended) if ended else None,
     )
 
@@ -135,10 +135,6 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
         stated=Spread.of(t.stated.regret_bound for t in stating if t.stated) if stating else None,
         within_stated=sum(bound_holds(t, recorded) for t in stating) if stating else None,
     )
-
-
-def _frontier(recorded: Recorded, trace: Trace, trials: int) -> float:
-    return recorded.share_of_frontier(trial.outcome for trial in trace.runs[:trials])
 
 
 def _ran_out(trials: Iterable[Trial]) -> int:

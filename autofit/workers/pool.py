@@ -27,9 +27,6 @@ class Pool(Protocol):
         """Trials that may be under way at the same time, one per device or per group of devices. Where devices come and
         go, it changes, and may be 0 for a while."""
 
-    devices: int
-    """Ranks per trial, each on a device of its own."""
-
     def site(self) -> tuple[Hardware, Stack]:
         """The device and the library versions that trials will meet."""
 

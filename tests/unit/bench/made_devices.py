@@ -58,15 +58,9 @@ class _Drifting(Oracle):
         super().__init__(recorded, seed)
         self._drift, self._noise = device.drift or math.inf, device.noise
 
-    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
-        return super().ask(config, self._slower(cut))
-
-    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
-        return super().run_again(config, self._slower(cut))
-
-    def _slower(self, cut: Cut) -> Cut:
+    def ask(self, config: Config, cut: Cut = lambda trial: trial, *, again: bool = False) -> Trial:
         factor = 1.0 + min(1.0, len(self._runs) / self._drift)
-        return lambda trial: cut(slower(trial, factor))
+        return super().ask(config, lambda trial: cut(slower(trial, factor)), again=again)
 
     def _run(self, config: Config, cut: Cut) -> Trial:
         source = random.Random(f"{self._seed} {config.key} {self._times[config] + 1}")

@@ -49,7 +49,7 @@ def test_what_runs_is_paid_for_and_a_repeat_is_not(table: Recorded) -> None:
 
 def test_a_second_run_is_paid_for_and_draws_anew(table: Recorded) -> None:
     oracle, config = Oracle(table, 0), table.best.config
-    first, second = oracle.ask(config), oracle.run_again(config)
+    first, second = oracle.ask(config), oracle.ask(config, again=True)
     assert speed(first.outcome) != speed(second.outcome)
     trace = oracle.trace(stopped=True)
     assert (trace.asks, len(trace.runs)) == (2, 2)
@@ -128,7 +128,7 @@ def test_a_search_that_asks_for_ever_is_ended(table: Recorded) -> None:
             oracle.ask(table.problem.configs[0])
     assert oracle.trace(stopped=False).asks == MOST_ASKS
     with pytest.raises(Enough):
-        oracle.run_again(table.problem.configs[0])
+        oracle.ask(table.problem.configs[0], again=True)
 
 
 def test_a_search_that_knows_everything_is_ended(truth: Truth) -> None:
@@ -161,7 +161,7 @@ def test_a_problem_has_the_axes_on_which_configs_differ(truth: Truth, table: Rec
     assert {axis.name for axis in table.problem.axes} == {
         *("precision", "micro_batch", "checkpointing", "optimizer", "loss")
     }
-    by_name = {axis.name: table.problem.values(axis) for axis in table.problem.axes}
+    by_name = table.problem.values
     assert by_name["micro_batch"] == (1, 2, 4)
     assert by_name["optimizer"] == ("adamw-8bit", "adamw")
     assert table.problem.name == "made/full" and table.problem.memory_limit_bytes == LIMIT

@@ -74,7 +74,7 @@ def test_the_share_of_the_frontiers_area(table: Recorded, configs: list[Config])
     most = 1.1 * 1.5
     whole = (most - 0.5) * 50 + (most - 0.8) * 49.5 + (most - 1.0) * 0.5
     without = (most - 0.5) * 50 + (most - 1.0) * 50
-    shares = [table.share_of_frontier(run.outcome for run in made.runs[:trials]) for trials in (1, 2, 3, 4, 40)]
+    shares = [table.share_of_frontier(made.runs[:trials]) for trials in (1, 2, 3, 4, 40)]
     assert shares == pytest.approx([0.0, (most - 0.5) * 50 / whole, without / whole, 1.0, 1.0])
     ten = score(table, [made] * 8 + [trace(table, [configs[4]])] * 2)
     assert ten.hypervolume[0] == Share(trials=5, median=1.0, p90=0.0)
@@ -82,8 +82,8 @@ def test_the_share_of_the_frontiers_area(table: Recorded, configs: list[Config])
 
 def test_a_table_of_one_config_at_its_limit(truth: Truth, configs: list[Config]) -> None:
     full = of_outcomes(truth, {configs[0]: fits(2.0, 100), configs[1]: out_of_memory()})
-    assert full.share_of_frontier([full.trials[configs[1]].outcome]) == 0.0
-    assert full.share_of_frontier([full.trials[configs[0]].outcome]) == 1.0
+    assert full.share_of_frontier([full.trials[configs[1]]]) == 0.0
+    assert full.share_of_frontier([full.trials[configs[0]]]) == 1.0
 
 
 def test_only_searches_that_ended_themselves_are_judged_by_their_end(table: Recorded, configs: list[Config]) -> None:

@@ -28,16 +28,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_no_worker_runs_two_trials_at_once_and_time_passes_between_them(truth: Truth) -> None:
     table = recorded(truth)
-    pool = ReplayPool(
-        job=job_of(table.problem), oracle=Oracle(table, 0), devices=1, size=WORKERS, pass_time=lambda: 0.25
-    )
+    pool = ReplayPool(job=job_of(table.problem), oracle=Oracle(table, 0), size=WORKERS, pass_time=lambda: 0.25)
     search_on(pool, table.problem, 0).run()
     assert len(pool.ran) > WORKERS
     for begun, _ in pool.ran:
         assert sum(other <= begun < ends for other, ends in pool.ran) <= WORKERS
     starts = [begun for begun, _ in pool.ran]
     assert all(later - earlier >= 0.25 for earlier, later in pairwise(starts))
-    assert pool.asked_seconds >= 0.25 * len(pool.ran)
 
 
 def test_a_search_on_many_workers_keeps_every_trial_in_the_store(
@@ -49,5 +46,5 @@ def test_a_search_on_many_workers_keeps_every_trial_in_the_store(
         assert store.searches()[0].spent_trials == found["trials"]
     assert 0.0 <= found["idle_with_work"] < 1.0 and 0.0 <= found["idle"] < 1.0
     assert found["transactions_per_trial"] >= 1.0
-    assert found["workers_at_most"] >= 1
+    assert found["workers_at_most"] >= 1 and found["driver_seconds_per_trial"] > 0.0
     assert script.table_of({"searches": [found]}).count("\n") == 2
