@@ -43,7 +43,6 @@ STARTS_RAY = (
 """Tests of the whole program and of Ray: never two at once."""
 TRAINS = (
     "tests/end_to_end/test_users_program.py",
-    "tests/unit/benchmarks/test_gpu.py",
     "tests/unit/cli/test_ranks_commands.py",
     "tests/unit/cli/test_trial_command.py",
     "tests/unit/estimate/test_rank_shards.py",
