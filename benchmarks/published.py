@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def _run(fields: Mapping[str, str]) -> Run:
     return Run(job=Job(model=model, workload=workload, hardware=hardware, stack=stack), config=config, fields=fields)
 
 
+@cache
 def architecture(name: str) -> Model:
     """The model from published/models, else from the catalog, by its name there or on the hub."""
     own = PUBLISHED / "models" / f"{name.rpartition('/')[2]}.json"

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.bench.made_tables import recorded, run
+from unit.bench.made_tables import recorded
 from unit.search.made_truth import Truth
 
 from autofit.bench import replay as module
-from autofit.bench.methods import METHODS
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import Wanted, _file_name
-from autofit.catalog.kept import keep_file
 
 
-@pytest.fixture(scope="module")
-def table(truth: Truth) -> Recorded:
-    """Two thirds of a grid, so that samplers ask for what is not there."""
-    places = {config: number for number, config in enumerate(truth.lattice.configs)}
-    return recorded(truth, keep=lambda config: places[config] % 3 > 0)
+def test_what_a_search_follows_from(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recorded(truth)
+    problem = made.problem
 
-
-@pytest.mark.parametrize("name", ["autofit", "optuna-random", "checklist"])
-def test_a_kept_search_is_the_search(name: str, table: Recorded, tmp_path: Path) -> None:
-    trace = run(table, METHODS[name], 3)
-    file = tmp_path / "folder" / "search.pickle"
-    keep_file(file, pickle.dumps(trace))
-    assert pickle.loads(file.read_bytes()) == trace and [found.name for found in file.parent.iterdir()] == [file.name]
-
-
-def test_what_a_search_follows_from(table: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = table.problem
-
-    def name(method: str = "autofit", seed: int = 0, table: Recorded = table) -> str:
+    def name(method: str = "autofit", seed: int = 0, table: Recorded = made) -> str:
         return _file_name(table, Wanted(problem.name, method, seed))
 
     others = [
         name(),
         name("optuna-random"),
         name(seed=1),
-        name(table=replace(table, problem=replace(problem, memory_limit_bytes=1))),
-        name(table=replace(table, digest="of another table")),
+        name(table=replace(made, problem=replace(problem, memory_limit_bytes=1))),
+        name(table=replace(made, digest="of another table")),
     ]
     monkeypatch.setattr(module, "_code", lambda is_ours: f"another program {is_ours}")
     others += [name(), name("optuna-random")]

@@ -8,13 +8,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from unit.bench.made_tables import LIMIT, of_outcomes, recorded
+from unit.bench.made_tables import LIMIT, recorded
 from unit.operations.made_trials import fits, out_of_memory
 from unit.search.made_truth import Truth
 
 from autofit.bench.oracle import HORIZON, MOST_ASKS, Enough, Oracle, drawn_again
 from autofit.bench.recorded import Recorded, under
-from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, OutOfMemory, StepSeconds
 from autofit.core.units import GIB
 from autofit.techniques import lightness
@@ -165,9 +164,3 @@ def test_a_problem_has_the_axes_on_which_configs_differ(truth: Truth, table: Rec
     assert by_name["micro_batch"] == (1, 2, 4)
     assert by_name["optimizer"] == ("adamw-8bit", "adamw")
     assert table.problem.name == "made/full" and table.problem.memory_limit_bytes == LIMIT
-
-
-def test_equal_outcomes_make_equal_tables(truth: Truth) -> None:
-    configs: list[Config] = [c for c in truth.lattice.configs if c["method"] == "full"][:2]
-    table = of_outcomes(truth, {configs[0]: fits(1, 10), configs[1]: fits(1, 20)})
-    assert table.best.config == configs[1]

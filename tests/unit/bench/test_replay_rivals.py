@@ -20,7 +20,6 @@ from autofit.bench.oracle import HORIZON, CannotRun, Trace
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import regret
 from autofit.core.errors import UsageError
-from autofit.core.frontier import Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome
 
@@ -236,7 +235,8 @@ def test_our_search_is_the_real_one(truth: Truth) -> None:
 
 def test_a_crash_ends_no_method(truth: Truth) -> None:
     outcomes: dict[Config, Outcome] = {}
-    for number, config in enumerate(c for c in truth.lattice.configs if c["method"] == "full"):
+    of_one = [c for c in truth.lattice.configs if c["method"] == "full" and c["precision"] == "bf16"]
+    for number, config in enumerate(of_one):
         outcomes[config] = crashed() if number % 2 else fits(1.0, 100.0 + number)
     table = of_outcomes(truth, outcomes)
     for name in ("autofit", "optuna-tpe"):
@@ -263,7 +263,3 @@ def test_methods_are_chosen_by_name() -> None:
         chosen(["optuna-tpee"])
     with pytest.raises(UsageError, match="twice"):
         chosen(["autofit", "autofit"])
-
-
-def test_the_best_of_a_table_is_a_point(small: Recorded) -> None:
-    assert isinstance(small.best, Point) and small.best in small.frontier

@@ -11,7 +11,6 @@ from pathlib import Path
 from unit.operations.made_trials import HARDWARE, STACK, make_job
 
 from autofit.catalog.space import load
-from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.operations.recording.record import _covering
 from autofit.techniques import AXES, complete, unsupported
@@ -41,17 +40,11 @@ def test_what_needs_a_large_host_is_recorded_only_when_asked() -> None:
     assert all(config["precision"] == "bf16-mixed" and config["offload"] != "none" for config in large)
 
 
-def values_of(space: str) -> dict[str, set[Value]]:
-    """The values that the space's configs of micro-batch 1 have on each axis."""
+def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
     found: dict[str, set[Value]] = {axis.name: set() for axis in RECORDED}
-    for config in load(str(BENCHMARKS / space), AXES).configs(AXES, batch=1):
+    for config in load(str(BENCHMARKS / "gpu_every_axis.yaml"), AXES).configs(AXES, batch=1):
         for axis, value in config.items:
             found[axis].add(value)
-    return found
-
-
-def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
-    found = values_of("gpu_every_axis.yaml")
     left_out = {axis.name: set(axis.values) - found[axis.name] for axis in RECORDED}
     assert {name: values for name, values in left_out.items() if values} == {
         "optimizer": {PAGED},
@@ -61,29 +54,15 @@ def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
     assert len(found["rank"]) > 1
 
 
-def test_every_axis_of_a_processor_has_every_value_that_it_can_be_timed_with() -> None:
-    found = values_of("every_axis.yaml")
-    processor = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=1, cores=2)
-    job = make_job(hardware=processor, stack=replace(STACK, deepspeed="0.19.8"))
-    lacking = {
-        (axis.name, value)
-        for axis in RECORDED
-        for value in set(axis.values) - found[axis.name]
-        if unsupported(complete({"method": "lora", axis.name: value}), job) is None
-    }
-    assert lacking == {("precision", "fp16-mixed"), ("offload", "nvme")}
-    assert len(found["rank"]) > 1
-
-
 def test_a_covering_table_has_every_value_that_one_processor_trains_with() -> None:
     job = make_job(hardware=replace(HARDWARE, kind="cpu", cores=2), stack=replace(STACK, deepspeed="0.19.8"))
     every = load(str(BENCHMARKS / "every_axis.yaml"), AXES).configs(AXES, batch=4)
     configs = [config for config in every if unsupported(config, job) is None]
     random.Random(0).shuffle(configs)
     seen = Counter(value for config in _covering(configs, 66) for value in config.items)
-    assert min(seen.values()) >= 5
-    others = {(axis.name, value) for axis in RECORDED for value in axis.values if axis.name != "sharding"} - set(seen)
-    trains = {value for value in others if unsupported(complete(dict([value])), job) is None}
+    assert min(seen.values()) >= 5 and sum(axis == "rank" for axis, _ in seen) > 1
+    others = {(axis.name, value) for axis in RECORDED for value in axis.values} - set(seen)
+    trains = {value for value in others if unsupported(complete({"method": "lora", **dict([value])}), job) is None}
     assert trains == {("precision", "fp16-mixed"), ("offload", "nvme")}, "the file's first lines say why"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,10 +21,18 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("estimate_trials")
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("estimate_trials")
+
+
+@pytest.fixture(scope="module")
+def rows(script: ModuleType) -> Any:
+    """Two trials that fitted and one out of memory, each with its prediction."""
+    trials = [t for t in read_table(TABLE).trials if isinstance(t.outcome, Fits) and t.config["compile"] is False][:3]
+    return script.compared([*trials[:2], replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))])
 
 
 def test_tau_counts_pairs(script: ModuleType) -> None:
@@ -68,17 +77,7 @@ def test_passes_are_pooled(script: ModuleType, tmp_path: Path) -> None:
     assert [m.device_bytes / 2**30 for m in measured] == pytest.approx([1.25, 1.05])
 
 
-def recorded() -> list[Trial]:
-    """Three trials that fitted, without their predictions."""
-    return [
-        t for t in read_table(TABLE).of_all_passes() if isinstance(t.outcome, Fits) and t.config["compile"] is False
-    ][:3]
-
-
-def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType) -> None:
-    trials = recorded()
-    short = replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))
-    rows = script.compared([*trials[:2], short])
+def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType, rows: Any) -> None:
     assert [row.is_timed for row in rows] == [True, True, False]
     found = [row.predicted([other for other in rows[:2] if other is not row]) for row in rows]
     assert [trial.prediction.calibrated_on for trial in found] == [1, 1, 2]
@@ -146,15 +145,16 @@ def test_a_processors_ranks_have_a_target(script: ModuleType) -> None:
     assert [target["reached"] for target in targets] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(("least", "status"), [(1, 1), (60, 1)])
+@pytest.mark.parametrize("least", [1, 60])
 def test_a_missed_target_and_nothing_to_judge_are_told_by_the_exit_status(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, least: int, status: int
+    script: ModuleType, rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, least: int
 ) -> None:
-    trials = [*recorded()[:2], replace(recorded()[2], outcome=Crashed(reason="killed by signal 9"))]
+    trials = [*(row.trial for row in rows[:2]), replace(rows[2].trial, outcome=Crashed(reason="killed by signal 9"))]
     monkeypatch.setattr(script, "read", lambda table: (trials, None))
+    monkeypatch.setattr(script, "compared", lambda group, probe: [row for row in rows if row.trial in group])
     file = tmp_path / "found.json"
     monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", "--least", str(least), "--json", str(file)])
-    assert script.main() == status
+    assert script.main() == 1
     assert [table["table"] for table in json.loads(file.read_text())["tables"]] == ["t.jsonl", "all on cpu"]
 
 
