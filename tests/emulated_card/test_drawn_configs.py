@@ -19,7 +19,7 @@ MEDIAN_ALLOCATED, LARGEST_ALLOCATED, MEDIAN_RESERVED = 0.0005, 0.005, 0.005
 
 def drawn(home: Path, folder: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
     """The rows of configs drawn, and what the program says of them."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "estimate_emulated.py"), str(folder), "--home", str(home)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "draw_emulated.py"), str(folder), "--home", str(home)]
     numbers = ["--cards", CARD, "--seed", str(SEED), "--processes", "1", *options]
     done = subprocess.run([*command, *numbers], capture_output=True, text=True, timeout=1800)
     rows = [json.loads(line) for line in (folder / f"{CARD}.jsonl").read_text().splitlines()[1:]]

@@ -16,10 +16,10 @@ from autofit.techniques import unsupported
 def test_a_pair_is_trained_unless_the_card_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the words that are said of the catalog's card."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    estimate_emulated = importlib.import_module("estimate_emulated")
+    draw_emulated = importlib.import_module("draw_emulated")
     card, stack = site("t4")
-    job = estimate_emulated.PAIRED.job((replace(card, name="emulated-t4"), replace(stack, flash_attn=None)))
-    configs, refused = estimate_emulated.every_pair(job, 0)
+    job = draw_emulated.PAIRED.job((replace(card, name="emulated-t4"), replace(stack, flash_attn=None)))
+    configs, refused = draw_emulated.every_pair(job, 0)
     trained = {frozenset(two) for config in configs for two in itertools.combinations(config.items, 2)}
     assert not any(unsupported(config, job) for config in configs)
     for optimizer, compiled in itertools.product(("sgd", "adamw-8bit", "lion"), (True, False)):
@@ -28,4 +28,4 @@ def test_a_pair_is_trained_unless_the_card_refuses_it(monkeypatch: pytest.Monkey
     assert refused["precision=bf16 is only emulated on emulated-t4: use fp16-mixed"] > 40
     other = replace(job.hardware, name="emulated-h100-80g")
     with pytest.raises(ValueError, match="is refused otherwise: 'precision=bf16 is only emulated"):
-        estimate_emulated.every_pair(replace(job, hardware=other), 0)
+        draw_emulated.every_pair(replace(job, hardware=other), 0)
