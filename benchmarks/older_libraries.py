@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.estimate.tracing import trace
-from autofit.techniques import TECHNIQUES, Job, adapters
+from autofit.techniques import TECHNIQUES, adapters
 from autofit.techniques.adapters import unwrap
 from autofit.techniques.technique import IGNORE_INDEX, BuildPlan, Head, Technique
 from autofit.training import build
@@ -42,7 +42,8 @@ class OlderLibraries(Technique):
             # peft: get_peft_model(autocast_adapter_dtype=True) makes adapters fp32 whatever the base's dtype.
             plan.trained_dtype = torch.float32
         if self._kernel is None:
-            of_model = _gpt_bigcode_loss if _is_gpt_bigcode(plan.job) else _causal_lm_loss
+            is_gpt_bigcode = plan.job.model.config["model_type"] == "gpt_bigcode"
+            of_model = _gpt_bigcode_loss if is_gpt_bigcode else _causal_lm_loss
             self._kernel = _kernel(of_model, plan.job.workload.seq_len)
         plan.loss = self._kernel
 
@@ -78,10 +79,6 @@ def older_libraries(*, wide_norms: bool) -> Iterator[None]:
 def _take(techniques: tuple[Technique, ...]) -> None:
     for user in (build, trace):
         vars(user)["TECHNIQUES"] = techniques
-
-
-def _is_gpt_bigcode(job: Job) -> bool:
-    return bool(job.model.config["model_type"] == "gpt_bigcode")
 
 
 def _kernel(loss: OldLoss, seq_len: int) -> LossKernel:
