@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from autofit.bench.problem import Problem
 from autofit.bench.recorded import Recorded, share_of_speed
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, StepSeconds, Trial
+from autofit.core.outcome import Fits, Outcome, Trial
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 
 HORIZON = 40
@@ -110,15 +110,10 @@ def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
     """The outcome with a new draw of its speed; unchanged where its spread is not known."""
     if not isinstance(outcome, Fits) or not (spread := outcome.measurement.step_seconds.relative_spread):
         return outcome
-    measured, offset = outcome.measurement, math.inf
+    offset = math.inf
     while abs(offset) > spread / 2:
         offset = source.gauss(0.0, spread / INTERVAL_DEVIATIONS)
-    factor = math.exp(offset)
-    seconds = StepSeconds(
-        median=measured.step_seconds.median * factor, p95=measured.step_seconds.p95 * factor, relative_spread=spread
-    )
-    speed = measured.tokens_per_second / factor
-    return Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=seconds))
+    return Fits(measurement=outcome.measurement.slowed(math.exp(offset)))
 
 
 SearchMethod = Callable[[Problem, Oracle, int], Stated | None]

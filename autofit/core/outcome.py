@@ -100,6 +100,16 @@ class Measurement(Document):
     ranks: tuple[RankMeasurement, ...] = ()
     """Each rank's own figures, in order; empty for a process that trained alone."""
 
+    def slowed(self, factor: float) -> Measurement:
+        """The same, had its steps taken `factor` times as long."""
+        steps = self.step_seconds
+        return replace(
+            self,
+            tokens_per_second=self.tokens_per_second / factor,
+            step_seconds=replace(steps, median=factor * steps.median, p95=factor * steps.p95),
+            mfu=None if self.mfu is None else self.mfu / factor,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; `loss` summarises `losses`, null where there are none."""
         loss = {"first": self.losses[0], "last": self.losses[-1]} if self.losses else None

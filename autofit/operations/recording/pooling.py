@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, StepSeconds, Trial
+from autofit.core.outcome import Fits, Trial
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 
 
@@ -37,18 +37,9 @@ def _one(passes: Sequence[Trial], deviation: float) -> Trial:
     middle = passes[speeds.index(statistics.median_low(speeds))]
     measured = middle.measurement
     assert measured is not None
-    mean = statistics.geometric_mean(speeds)
-    slower = measured.tokens_per_second / mean
-    steps = StepSeconds(
-        median=measured.step_seconds.median * slower,
-        p95=measured.step_seconds.p95 * slower,
-        relative_spread=INTERVAL_DEVIATIONS * deviation,
-    )
-    return replace(
-        middle,
-        outcome=Fits(measurement=replace(measured, tokens_per_second=mean, step_seconds=steps)),
-        seconds=seconds,
-    )
+    measured = measured.slowed(measured.tokens_per_second / statistics.geometric_mean(speeds))
+    steps = replace(measured.step_seconds, relative_spread=INTERVAL_DEVIATIONS * deviation)
+    return replace(middle, outcome=Fits(measurement=replace(measured, step_seconds=steps)), seconds=seconds)
 
 
 def _deviation(repeated: Iterable[Sequence[Trial]]) -> float:

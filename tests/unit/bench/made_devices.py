@@ -102,10 +102,7 @@ def timed(trial: Trial, factor: float) -> Trial:
     """The trial with `factor` times the step time, in the same seconds; unchanged unless it fits."""
     if not isinstance(trial.outcome, Fits):
         return trial
-    measured, steps = trial.outcome.measurement, trial.outcome.measurement.step_seconds
-    steps = replace(steps, median=factor * steps.median, p95=factor * steps.p95)
-    speed = measured.tokens_per_second / factor
-    return replace(trial, outcome=Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=steps)))
+    return replace(trial, outcome=Fits(measurement=trial.outcome.measurement.slowed(factor)))
 
 
 def slower(trial: Trial, factor: float) -> Trial:
@@ -128,9 +125,7 @@ def slower(trial: Trial, factor: float) -> Trial:
         seconds=max(0.0, trial.seconds - ran * step) + (warm_ups(now) + repeats) * now,
         outcome=Fits(
             measurement=replace(
-                measured,
-                tokens_per_second=measured.tokens_per_second / factor,
-                step_seconds=replace(steps, median=factor * steps.median, p95=factor * steps.p95),
+                measured.slowed(factor),
                 steps=repeats,
                 losses=measured.losses[: warm_ups(now) + repeats],
                 setup_seconds=max(measured.setup_seconds + warm_up, 0.0),

@@ -497,9 +497,7 @@ def second_time(run: Run, change: Callable[[Fits], Outcome], times: int = 1) -> 
 
 
 def slower(outcome: Fits) -> Fits:
-    m = outcome.measurement
-    steps = replace(m.step_seconds, median=1.5 * m.step_seconds.median, p95=1.5 * m.step_seconds.p95)
-    return Fits(measurement=replace(m, step_seconds=steps, tokens_per_second=m.tokens_per_second / 1.5))
+    return Fits(measurement=outcome.measurement.slowed(1.5))
 
 
 def test_a_winner_that_loses_when_verified_gives_way(truth: Truth) -> None:

@@ -36,10 +36,7 @@ class TwoNodes(FakePool):
         on_first = self.returned <= ON_FIRST
         outcome = attempt.outcome
         if on_first and isinstance(outcome, Fits):
-            m = outcome.measurement
-            steps = replace(m.step_seconds, median=SLOWER * m.step_seconds.median, p95=SLOWER * m.step_seconds.p95)
-            slowed = replace(m, step_seconds=steps, tokens_per_second=m.tokens_per_second / SLOWER)
-            outcome = Fits(measurement=slowed)
+            outcome = Fits(measurement=outcome.measurement.slowed(SLOWER))
         return request, replace(attempt, outcome=outcome, worker="n1" if on_first else "n2")
 
 
