@@ -28,7 +28,7 @@ from autofit.bench.methods import METHODS, OURS, chosen
 from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
-from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read, silent
+from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read
 from autofit.catalog.kept import keep_file
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
@@ -107,7 +107,7 @@ def replay(
     store: str | None = None,
     keep: Path | None = None,
     jobs: int = 1,
-    report: Report = silent,
+    report: Report = lambda line: None,
 ) -> ReplayResult:
     """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
 

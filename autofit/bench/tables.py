@@ -32,10 +32,6 @@ Report = Callable[[str], None]
 """Called with a line on what is done."""
 
 
-def silent(line: str) -> None:
-    """A report that nobody reads."""
-
-
 def read(files: Sequence[Path]) -> list[RecordedTable]:
     """The tables in these files; those of the checkout if none is named. Raises `UsageError` for one that is not there
     or not whole, and for two of the same name, which could not be told apart."""
@@ -102,7 +98,9 @@ def _split(table: RecordedTable) -> list[Recorded]:
     ]
 
 
-def predictions_of(table: RecordedTable, *, store: str | None = None, report: Report = silent) -> Predictions:
+def predictions_of(
+    table: RecordedTable, *, store: str | None = None, report: Report = lambda line: None
+) -> Predictions:
     """What a search foresees of a table on a machine where nothing has been measured yet, but for the probe that was
     taken before the table. Estimating may take minutes; `store` is the URL of a store that keeps estimates."""
     # Traced with the libraries installed here, for the device, driver and optional kernels of the recording.
