@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from autofit.operations.hardware_compared import OnCard
 
 
-def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | None = None, devices: int = 1) -> str:
-    """The smallest card that it fits and the cheapest; then all of them, a line each: with how many of them, unless
-    these are the `devices` that were asked for. With `tokens`, how long so many take and, where there is a price, what
-    they cost."""
+def cards_text(cards: list[OnCard], prices: Mapping[str, float], tokens: int | None = None, devices: int = 1) -> str:
+    """The smallest card that fits and the cheapest, then a line for each card.
+
+    A line names the number of cards if it is not `devices`. With `tokens`, it says how long so many take and, where
+    there is a price, what they cost."""
     rows = [["card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost"]]
     costs: dict[str, float] = {}
-    formats = Counter(row.estimate.config["precision"] for row in found if row.estimate).most_common()
-    for row in found:
+    formats = Counter(row.estimate.config["precision"] for row in cards if row.estimate).most_common()
+    for row in cards:
         e = row.estimate
         if e is None:
             rows.append([row.name, "", row.reason or "", *[""] * 5])
             continue
         cost, seconds = row.cost(prices.get(row.name)), row.seconds(tokens)
-        called = _called(row, devices)
+        name = _card_name(row, devices)
         if cost is not None and row.fits:
-            costs[called] = cost
+            costs[name] = cost
         trains = row.fits or (row.trial is None and e.fits)
         error = "measured" if row.trial is not None else "" if e.relative_error is None else f"{e.relative_error:.0%}"
         speed = row.tokens_per_second
-        shown = [
+        figures = [
             "" if speed is None else f"{speed:,.0f}",
             error,
             "" if cost is None else f"{cost:,.4g}",
@@ -43,17 +44,17 @@ def cards_text(found: list[OnCard], prices: Mapping[str, float], tokens: int | N
             "" if cost is None or tokens is None else f"{cost * tokens / 1e6:,.4g}",
         ]
         memory = f"{format_bytes(row.device_bytes or 0)} of {format_bytes(e.memory_limit_bytes)}"
-        own = e.config["precision"]
-        verdict = _verdict_of(row, e, devices) + (f", in {own}" if own != formats[0][0] else "")
-        rows.append([called, memory, verdict, *(shown if trains else [""] * 5)])
-    hidden = {name for name, there in (("per million tokens", prices), ("cost", prices and tokens)) if not there}
+        precision = e.config["precision"]
+        verdict = _verdict_of(row, e, devices) + (f", in {precision}" if precision != formats[0][0] else "")
+        rows.append([name, memory, verdict, *(figures if trains else [""] * 5)])
+    hidden = {name for name, given in (("per million tokens", prices), ("cost", prices and tokens)) if not given}
     hidden |= set() if tokens else {"time"}
-    kept = [index for index, name in enumerate(rows[0]) if name not in hidden]
-    table = [tuple(line[index] for index in kept) for line in rows]
-    return f"{' '.join(_verdict(found, costs, devices))}\n\n{columns(table, right=frozenset(range(3, len(kept))))}"
+    indices = [index for index, name in enumerate(rows[0]) if name not in hidden]
+    table = [tuple(line[index] for index in indices) for line in rows]
+    return f"{' '.join(_verdict(cards, costs, devices))}\n\n{columns(table, right=frozenset(range(3, len(indices))))}"
 
 
-def _called(row: OnCard, devices: int) -> str:
+def _card_name(row: OnCard, devices: int) -> str:
     return row.name if row.devices == devices else f"{row.devices} x {row.name}"
 
 
@@ -66,20 +67,22 @@ def _verdict_of(row: OnCard, estimate: Estimate, devices: int) -> str:
     return f"has trained{shared}" if row.fits else "took too much"
 
 
-def _verdict(found: list[OnCard], costs: Mapping[str, float], devices: int) -> list[str]:
-    fit = [row for row in found if row.fits]
+def _verdict(cards: list[OnCard], costs: Mapping[str, float], devices: int) -> list[str]:
+    fit = [row for row in cards if row.fits]
     if not fit:
         return ["No card is sure to hold it."]
     first = fit[0]
     sure = next((r for r in fit if r.trial or (r.estimate and r.estimate.certainty in ("sure", None))), None)
-    said = [f"{first.name} is the smallest that it {'fits' if first is sure else 'likely fits'}."]
+    sentences = [f"{first.name} is the smallest that it {'fits' if first is sure else 'likely fits'}."]
     if first is not sure and sure is not None and sure.devices == devices:
-        said = [f"{said[0][:-1]}, {sure.name} the smallest that it fits for sure."]
+        sentences = [f"{sentences[0][:-1]}, {sure.name} the smallest that it fits for sure."]
     if first.devices != devices:
         sharding = first.estimate.config["sharding"] if first.estimate else ""
-        said = [f"No card is sure to hold it alone: {_called(first, devices)} with sharding={sharding} do."]
-    held_up = [row for row in fit if row.trial is None and row.estimate is not None and row.estimate.waits_for_launches]
-    if held_up:
-        which = "all of them" if 1 < len(held_up) == len(fit) else ", ".join(row.name for row in held_up)
-        said.append(f"The host, which launches operations, limits the speed of {which}: try a larger micro_batch.")
-    return said + cheapest_text(costs)
+        sentences = [f"No card is sure to hold it alone: {_card_name(first, devices)} with sharding={sharding} do."]
+    launch_bound = [
+        row for row in fit if row.trial is None and row.estimate is not None and row.estimate.waits_for_launches
+    ]
+    if launch_bound:
+        names = "all of them" if 1 < len(launch_bound) == len(fit) else ", ".join(row.name for row in launch_bound)
+        sentences.append(f"The host, which launches operations, limits the speed of {names}: try a larger micro_batch.")
+    return sentences + cheapest_text(costs)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autofit.trainers.out_of_memory import ReportedOutOfMemory
 
 EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
-"""What is said of each effect of what no estimate covers."""
+"""How a setting that no estimate covers changes memory, in words, by its effect."""
 PHASES = {
     "forward": "in the forward pass",
     "backward": "in the backward pass",
@@ -22,18 +22,18 @@ PHASES = {
 }
 
 
-def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
+def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     """The answer; `verbose` adds the other changes' diffs, and what was assumed."""
-    estimate = found.estimate
-    more = [part.key for part in found.run.not_counted if part.effect == "more"]
-    unknown = [key.key for key in found.run.unknown]
+    estimate = diagnosis.estimate
+    more = [part.key for part in diagnosis.run.not_counted if part.effect == "more"]
+    unknown = [key.key for key in diagnosis.run.unknown]
     left_out = [f"without what {', '.join(more)} adds"] if more and estimate.fits else []
     left_out += [f"unknown key: {', '.join(unknown)}"] if unknown else []
     without = f" ({'; '.join(left_out)}: see below)" if left_out else ""
-    parts = [found.emulated] if found.emulated else []
-    parts.append(f"{verdict_text(estimate)}{without}\n{_asked(found)}")
-    if found.failure is not None:
-        parts.append(failure_text(found.failure))
+    parts = [diagnosis.emulated] if diagnosis.emulated else []
+    parts.append(f"{verdict_text(estimate)}{without}\n{_request(diagnosis)}")
+    if diagnosis.failure is not None:
+        parts.append(failure_text(diagnosis.failure))
     share = sorted(estimate.breakdown.items(), key=lambda part: -part[1])
     rows = [
         (f"  {name.replace('_', ' ')}", f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})")
@@ -41,12 +41,12 @@ def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
         if size
     ]
     parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
-    if beside := _beside(found, verbose=verbose):
-        parts.append(columns(beside))
-    parts.append(columns(_changes(found)))
-    parts += [_edit_text(remedy) for remedy in (found.remedies if verbose else found.remedies[:1])]
-    if len(found.remedies) > 1 and not verbose:
-        every = "both" if len(found.remedies) == 2 else "all three"
+    if not_covered := _not_covered(diagnosis, verbose=verbose):
+        parts.append(columns(not_covered))
+    parts.append(columns(_changes(diagnosis)))
+    parts += [_edit_text(remedy) for remedy in (diagnosis.remedies if verbose else diagnosis.remedies[:1])]
+    if len(diagnosis.remedies) > 1 and not verbose:
+        every = "both" if len(diagnosis.remedies) == 2 else "all three"
         parts.append(f"The diff is of the first change; --verbose prints {every}.")
     return "\n\n".join(parts)
 
@@ -68,37 +68,39 @@ def failure_text(failure: ReportedOutOfMemory) -> str:
         "free": failure.free_bytes,
         "the card": failure.capacity_bytes,
     }
-    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size is not None)
-    return "\n".join(["the error: " + (said or "out of memory, without figures"), *failure.findings])
+    figures = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size is not None)
+    return "\n".join(["the error: " + (figures or "out of memory, without figures"), *failure.findings])
 
 
-def _asked(found: Diagnosis) -> str:
+def _request(diagnosis: Diagnosis) -> str:
     """What the file asks for, in a line."""
-    options, config = found.options, found.run.config
+    options, config = diagnosis.options, diagnosis.run.config
     adapters = "" if config["method"] == "full" else f" of rank {config['rank']}"
-    step = f"{config['micro_batch']} x {found.run.accumulation} sequences of {options.seq_len:,} tokens"
-    each = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
-    return f"{found.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{each}"
+    step = f"{config['micro_batch']} x {diagnosis.run.accumulation} sequences of {options.seq_len:,} tokens"
+    on_each_gpu = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
+    return f"{diagnosis.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{on_each_gpu}"
 
 
-def _beside(found: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
+def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
     """What the estimate does not cover, and keys that the trainer does not have."""
-    rows = [("not counted", f"{part.key} {EFFECTS[part.effect]}: {part.because}") for part in found.run.not_counted]
-    for key in found.run.unknown:
-        near = f"did you mean {' or '.join(key.nearest)}?" if key.nearest else f"{found.run.trainer} has no such key"
-        rows.append(("unknown key", f"{key.key}: {near}"))
-    rows += [("note", note) for note in found.notes]
+    rows = [("not counted", f"{part.key} {EFFECTS[part.effect]}: {part.because}") for part in diagnosis.run.not_counted]
+    for key in diagnosis.run.unknown:
+        remark = (
+            f"did you mean {' or '.join(key.nearest)}?" if key.nearest else f"{diagnosis.run.trainer} has no such key"
+        )
+        rows.append(("unknown key", f"{key.key}: {remark}"))
+    rows += [("note", note) for note in diagnosis.notes]
     if verbose:
-        rows += [("assumed", sentence) for sentence in (*found.run.assumed, *found.estimate.assumptions)]
-        rows.append(("memory", memory_text(found.estimate)))
+        rows += [("assumed", sentence) for sentence in (*diagnosis.run.assumed, *diagnosis.estimate.assumptions)]
+        rows.append(("memory", memory_text(diagnosis.estimate)))
     return rows
 
 
-def _changes(found: Diagnosis) -> list[tuple[str, str]]:
+def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The changes that help, the smallest first."""
-    if found.remedies:
-        heading = "faster with" if found.fits else "fits with"
-        return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in found.remedies)]
-    if found.fits:
+    if diagnosis.remedies:
+        heading = "faster with" if diagnosis.fits else "fits with"
+        return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in diagnosis.remedies)]
+    if diagnosis.fits:
         return [("faster with", "nothing near it that this file can say")]
-    return advice_rows(found.estimate) or [("to fit", "no small change that this file can say is enough")]
+    return advice_rows(diagnosis.estimate) or [("to fit", "no small change that this file can say is enough")]

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from autofit.operations.explaining import Explanation, Step
 
 
-def explanation_text(found: Explanation) -> str:
+def explanation_text(explanation: Explanation) -> str:
     """Both configs, a table of their memory per device, and what each change contributed to the difference."""
-    before, after = found.before, found.after
+    before, after = explanation.before, explanation.after
     rows = [("per device", "first", "second", "difference")]
     rows += [
         _row(name.replace("_", " "), size, then)
@@ -32,15 +32,15 @@ def explanation_text(found: Explanation) -> str:
         change = f"{after.step_seconds / before.step_seconds - 1:+.0%}"
         rows.append(("step", f"{before.step_seconds:.2f} s", f"{after.step_seconds:.2f} s", change))
     table = columns(rows, right=frozenset({1, 2, 3}))
-    said = "\n".join(step_text(step) for step in found.steps) or "the two configs are the same"
-    return f"first   {before.config}\nsecond  {after.config}\n\n{table}\n\n{said}"
+    steps = "\n".join(step_text(step) for step in explanation.steps) or "the two configs are the same"
+    return f"first   {before.config}\nsecond  {after.config}\n\n{table}\n\n{steps}"
 
 
 def step_text(step: Step) -> str:
     """One change: how much it saves, and why."""
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
-    said = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
-    return "\n  ".join([said, *step.reasons])
+    sentence = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
+    return "\n  ".join([sentence, *step.reasons])
 
 
 def _row(what: str, before: int, after: int) -> tuple[str, str, str, str]:

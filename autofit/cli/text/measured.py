@@ -43,8 +43,8 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
         f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "
         f"within {limit}{on_each(workload.devices)}:"
     )
-    said = [EMULATED] if frontier.hardware.is_emulated else []
-    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *said])
+    remarks = [EMULATED] if frontier.hardware.is_emulated else []
+    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *remarks])
 
 
 def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
@@ -117,7 +117,8 @@ def trial_text(trial: Trial) -> str:
         ("set-up", format_duration(m.setup_seconds)),
     ]
     rows += [
-        (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
+        (f"rank {rank.rank}", f"{format_bytes(rank.device_bytes)}, {rank.step_seconds:.3f} s a step")
+        for rank in m.ranks
     ]
     if m.leak_bytes_per_step:
         rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))

@@ -16,7 +16,7 @@ SAME_TRAINING = "trains exactly as the plain recipe does"
 EMULATED = (
     "emulated: memory is real; time is a virtual clock's and no speed of a card; losses and gradients were not checked"
 )
-"""Of what was measured on a card that is not there."""
+"""A remark on what was measured on a card that is not there."""
 MUCH_PADDING = 0.2
 """The share of padding from which it is said what would spare it."""
 SPARES_PADDING = (
@@ -45,8 +45,8 @@ def on_each(devices: int) -> str:
 
 def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> str:
     """A speed in total and, with several devices, that of each."""
-    each = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
-    return f"{tokens_per_second:,.{decimals}f} tokens/s{each}"
+    per_device = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
+    return f"{tokens_per_second:,.{decimals}f} tokens/s{per_device}"
 
 
 def points_table(
@@ -86,7 +86,7 @@ def padding_text(workload: Workload, config: Config) -> str | None:
     share = 1.0 - mean(workload.lengths) / batches.tokens
     if packs(config):
         return f"rows have {workload.seq_len} tokens, of which {share:.0%} are padding; a row counts as one sequence"
-    said = (
+    sentence = (
         f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
     )
-    return said if share < MUCH_PADDING or "batching" in config else f"{said}. {SPARES_PADDING}"
+    return sentence if share < MUCH_PADDING or "batching" in config else f"{sentence}. {SPARES_PADDING}"

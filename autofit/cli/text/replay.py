@@ -16,17 +16,17 @@ NEVER = "never"
 fits."""
 
 
-def replay_text(found: ReplayResult) -> str:
+def replay_text(result: ReplayResult) -> str:
     """A heading that says how to read the tables, then a table for each problem."""
-    seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    seeds = "1 seed" if result.seeds == 1 else f"{result.seeds} seeds"
     parts = [
         f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is within 1 % of the "
         "problem's best;\nout of memory: trials that ran out of it until then; hv: share of the exhaustive "
         "frontier's hypervolume after so many trials, median"
     ]
-    parts += [_problem(judged) for judged in found.problems]
-    if found.left_out:
-        parts.append(f"Left out, because nothing fits: {', '.join(found.left_out)}")
+    parts += [_problem(judged) for judged in result.problems]
+    if result.left_out:
+        parts.append(f"Left out, because nothing fits: {', '.join(result.left_out)}")
     return "\n\n".join(parts)
 
 

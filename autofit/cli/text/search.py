@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from autofit.operations.searching.disturbed import Disturbed
 
 
-LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9
-"""Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second it is
-also said what may have made it so wide; the third is the most that is told."""
+LEAST_REPORTED, WIDE, MOST_REPORTED = 0.0005, 0.5, 0.9
+"""Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second the
+text also says what may have made it so wide; the third is the most that is reported."""
 WHY_WIDE = (
     "That is so much because trials were noisy, or because configs that may be faster were left untried as likelier "
     "to run out of memory than to fit, which --thorough tries."
@@ -72,12 +72,12 @@ def _left_out(result: SearchResult) -> list[str]:
 
 def _disturbed(disturbed: Disturbed) -> list[str]:
     """A line about nodes that are slower than their type, and one about trials that met a busy or throttled device."""
-    done = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
+    trials = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
     if disturbed.believed:
-        done.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")
+        trials.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")
     aside = f": {disturbed.set_aside} {_trials(disturbed.set_aside)} set aside" if disturbed.set_aside else ""
     nodes = [f"Left out: {', '.join(disturbed.slow_nodes)}{aside}."] if disturbed.slow_nodes else []
-    busy = [f"The device was not free: {', '.join(done)} (the last: {disturbed.reason})."] if done else []
+    busy = [f"The device was not free: {', '.join(trials)} (the last: {disturbed.reason})."] if trials else []
     return nodes + busy
 
 
@@ -87,51 +87,55 @@ def _trials(count: int) -> str:
 
 def _regret(bound: float) -> str:
     """What the search may have missed, told as a gain over what was found."""
-    if bound < LEAST_TOLD:
+    if bound < LEAST_REPORTED:
         return "No config of this method is faster (95 % confidence)."
     if bound <= WIDE:
         return f"You may be missing up to {1 / (1 - bound) - 1:.1%} (95 % confidence)."
-    times = 1 / (1 - min(bound, MOST_TOLD))
-    how = f"{times:.0f} times as fast or more" if bound > MOST_TOLD else f"{times:.1f} times as fast (95 % confidence)"
+    times = 1 / (1 - min(bound, MOST_REPORTED))
+    how = (
+        f"{times:.0f} times as fast or more"
+        if bound > MOST_REPORTED
+        else f"{times:.1f} times as fast (95 % confidence)"
+    )
     return f"The best config of this method may be {how}. {WHY_WIDE}"
 
 
-def over_hardware_text(found: OverHardware, prices: Mapping[str, float]) -> str:
+def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> str:
     """What each kind of hardware gives and costs, after the fastest and the cheapest."""
     rows = [("hardware", "tokens/s", "memory of each", "per million tokens", "config")]
     costs = {}
-    for row in found.rows:
+    for row in searches.rows:
         r = row.recommendation
         if r is None:
             rows.append((row.name, "", "", "", row.reason or ""))
             continue
-        cost = found.cost(row, prices)
+        cost = searches.cost(row, prices)
         if cost is not None:
             costs[row.name] = cost
-        told = "" if cost is None else f"{cost:,.4g}"
+        price = "" if cost is None else f"{cost:,.4g}"
         speed = f"{r.point.tokens_per_second:,.0f}"
-        rows.append((row.name, speed, format_bytes(r.point.device_bytes), told, short(r.point.config)))
-    first = found.rows[0]
+        rows.append((row.name, speed, format_bytes(r.point.device_bytes), price, short(r.point.config)))
+    first = searches.rows[0]
     assert first.recommendation is not None, "else the search would have raised"
-    said = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
-    said += cheapest_text(costs)
-    shown = rows if prices else [(*row[:3], row[4]) for row in rows]
-    return f"{' '.join(said)}\n\n{columns(shown, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
+    sentences = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
+    sentences += cheapest_text(costs)
+    kept = rows if prices else [(*row[:3], row[4]) for row in rows]
+    return f"{' '.join(sentences)}\n\n{columns(kept, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
 
 
-def over_devices_text(found: OverDevices) -> str:
+def over_devices_text(searches: OverDevices) -> str:
     """What each number of devices achieves, then the best of them in full."""
     rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
-    for devices in sorted({*found.results, *found.unanswered}):
-        if devices in found.unanswered:
-            rows.append((str(devices), "", "", "", str(found.unanswered[devices])))
+    for devices in sorted({*searches.results, *searches.unanswered}):
+        if devices in searches.unanswered:
+            rows.append((str(devices), "", "", "", str(searches.unanswered[devices])))
             continue
-        point = found.results[devices].recommendation.point
+        point = searches.results[devices].recommendation.point
         speed = point.measurement.tokens_per_second
         memory = format_bytes(point.measurement.device_bytes)
         rows.append((str(devices), memory, f"{speed:,.0f}", f"{speed / devices:,.0f}", short(point.config)))
     parts = [columns(rows, right=frozenset({0, 1, 2, 3}))]
-    if found.left_out:
-        batch, numbers = found.best.frontier.workload.global_batch, ", ".join(map(str, found.left_out))
+    if searches.left_out:
+        batch, numbers = searches.best.frontier.workload.global_batch, ", ".join(map(str, searches.left_out))
         parts.append(f"Left out, because the global batch of {batch} is not a multiple of them: {numbers} devices")
-    return "\n\n".join([*parts, result_text(found.best)])
+    return "\n\n".join([*parts, result_text(searches.best)])

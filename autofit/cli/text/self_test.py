@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from autofit.operations.self_test.finding import Report, Shown
 
 
-def line(shown: Shown) -> str:
-    found = shown.finding
-    said = "; ".join(filter(None, (found.figure, _reason(shown))))
-    return f"{format_duration(found.seconds):>8}  {found.verdict:<8}  {shown.name}" + (f": {said}" if said else "")
+def line(check: Shown) -> str:
+    finding = check.finding
+    remark = "; ".join(filter(None, (finding.figure, _reason(check))))
+    heading = f"{format_duration(finding.seconds):>8}  {finding.verdict:<8}  {check.name}"
+    return heading + (f": {remark}" if remark else "")
 
 
 def report_text(report: Report) -> str:
     """The summary, then a line for each check."""
-    here = f"{report.hardware.device_name} ({report.hardware.name}), torch {report.stack.torch}"
-    parts = [report.summary, f"{here}, transformers {report.stack.transformers}, in {format_duration(report.seconds)}."]
+    device = f"{report.hardware.device_name} ({report.hardware.name}), torch {report.stack.torch}"
+    took = format_duration(report.seconds)
+    parts = [report.summary, f"{device}, transformers {report.stack.transformers}, in {took}."]
     if report.hardware.is_emulated:
         parts.append(EMULATED)
     cores = report.hardware.cores
@@ -36,8 +38,8 @@ def report_text(report: Report) -> str:
         )
     rows = [("check", "verdict", "figure")]
     rows += [
-        (one.name, one.finding.verdict.value, "; ".join(filter(None, (one.finding.figure, _reason(one)))))
-        for one in report.checks
+        (check.name, check.finding.verdict.value, "; ".join(filter(None, (check.finding.figure, _reason(check)))))
+        for check in report.checks
     ]
     parts += ["", columns(rows)]
     if report.absent:
@@ -49,13 +51,13 @@ def report_text(report: Report) -> str:
 def defects(report: Report) -> list[str]:
     """For each check that shows a defect, what to do about it."""
     advice = "the reason says what failed; mend the library that it names, or report it with the file"
-    return [f"{one.name}: {one.finding.remedy or advice}" for one in report.bad]
+    return [f"{check.name}: {check.finding.remedy or advice}" for check in report.bad]
 
 
-def _reason(shown: Shown) -> str:
-    found = shown.finding
-    said = found.reason + (f" ({found.remedy})" if found.remedy else "")
-    return said if len(said) <= 160 else said[:157] + "..."
+def _reason(check: Shown) -> str:
+    finding = check.finding
+    reason = finding.reason + (f" ({finding.remedy})" if finding.remedy else "")
+    return reason if len(reason) <= 160 else reason[:157] + "..."
 
 
 def keeper(file: str) -> Callable[[Report], None]:
