@@ -42,25 +42,25 @@ def frontier(
     if html is not None and html == png:
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
-        found = operations.frontier(
+        answer = operations.frontier(
             workload.asked(),
             hardware=hardware,
             goal=wanted.goal(),
             memory_limit_bytes=limit,
             store=opened,
         )
-    warn_of_contradictions(found.contradictory)
+    warn_of_contradictions(answer.contradictory)
     if html is not None or png is not None:
         from autofit.export.charts import frontier_chart
 
         if html is not None:
-            write_page(html, frontier_chart.figure(found))
+            write_page(html, frontier_chart.figure(answer))
         if png is not None:
-            write(png, [frontier_chart.png(found)])
+            write(png, [frontier_chart.png(answer)])
     if as_json:
-        print_json(found.to_json())
+        print_json(answer.to_json())
     else:
-        print(frontier_text(found, memory_limit_bytes=limit))
+        print(frontier_text(answer, memory_limit_bytes=limit))
 
 
 @options.spread

@@ -71,17 +71,17 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
     ]
 
 
-def contradictions_text(found: Sequence[Contradiction]) -> str:
+def contradictions_text(contradictions: Sequence[Contradiction]) -> str:
     """The configs with contradictory results, each with the trials that contradict each other and their limits."""
     from autofit.core.units import format_bytes
     from autofit.core.verdict import MENDS
 
     rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]
-    for one in found:
-        first = one.fitted[0]
+    for contradiction in contradictions:
+        first = contradiction.fitted[0]
         job = f"{first.workload.model} seq-len {first.workload.seq_len} on {first.hardware.name}"
-        held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in one.measured)
-        failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in one.ran_out)
+        held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in contradiction.measured)
+        failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in contradiction.ran_out)
         rows.append((str(first.config), job, held, failed))
     return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that one; to resolve this, {MENDS}."
 

@@ -82,9 +82,9 @@ def diagnose(
         failure=failure,
     )
     with Waiting() as waiting:
-        found = operations.diagnose(config, user, waiting)
-    print_json(found.to_json()) if as_json else print(diagnosis_text(found, verbose=verbose))
-    raise typer.Exit(0 if found.fits else 3)
+        diagnosis = operations.diagnose(config, user, waiting)
+    print_json(diagnosis.to_json()) if as_json else print(diagnosis_text(diagnosis, verbose=verbose))
+    raise typer.Exit(0 if diagnosis.fits else 3)
 
 
 def read_text(path: Path) -> str:

@@ -81,27 +81,30 @@ def estimate(
     from autofit.cli.waiting import Waiting
     from autofit.trial.machine.detection import detect
 
-    asked = workload.asked()
+    workload_options = workload.asked()
     if len(configs) > 1:
-        _on_each(asked, configs, limit, per_hour, total, spreads=not given(context, "devices"), as_json=as_json)
+        spreads = not given(context, "devices")
+        _on_each(workload_options, configs, limit, per_hour, total, spreads=spreads, as_json=as_json)
     ((hardware, chosen),) = configs.items()
     if hardware == "auto" and detect()[0].kind == "cpu":
         warn("there is no GPU here, so this is for the processor: name a card with --hardware")
     if other is not None:
-        _explain(asked, chosen, other, hardware, limit, as_json=as_json)
+        _explain(workload_options, chosen, other, hardware, limit, as_json=as_json)
         return
     if longest:
-        _longest(asked, chosen, hardware, limit, verbose=verbose, as_json=as_json)
+        _longest(workload_options, chosen, hardware, limit, verbose=verbose, as_json=as_json)
     with Waiting() as waiting:
-        estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
-        found = estimation.estimate() if no_advice else estimation.advised(waiting)
-    print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
+        estimation = operations.Estimation.of(
+            workload_options, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact
+        )
+        prediction = estimation.estimate() if no_advice else estimation.advised(waiting)
+    print_json(prediction.to_json()) if as_json else print(estimate_text(prediction, verbose=verbose))
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export.charts import memory_chart
 
-        write_page(html, memory_chart.figure(estimation.timeline(), found, estimation.job))
-    raise typer.Exit(0 if found.likely_fits else 3)
+        write_page(html, memory_chart.figure(estimation.timeline(), prediction, estimation.job))
+    raise typer.Exit(0 if prediction.likely_fits else 3)
 
 
 def _check_together(context: typer.Context, *, several: bool) -> None:
@@ -136,12 +139,12 @@ def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Co
     strange = [name for name in names if name != "all" and not called(name)]
     if strange:
         raise UsageError(f"only cards of the catalog can be compared: leave {', '.join(strange)} out")
-    chosen = [known for known in cards() if "estimate" in known.supports] if names == ["all"] else map(card, names)
-    return {each.name: read_config(config, on=each, trainer=trainer) for each in chosen}
+    chosen = [c for c in cards() if "estimate" in c.supports] if names == ["all"] else map(card, names)
+    return {c.name: read_config(config, on=c, trainer=trainer) for c in chosen}
 
 
 def _on_each(
-    asked: WorkloadOptions,
+    workload: WorkloadOptions,
     configs: Mapping[str, Config],
     limit: int | None,
     prices: Mapping[str, float],
@@ -156,14 +159,14 @@ def _on_each(
     from autofit.operations.hardware_compared import estimate_each
 
     with Waiting() as waiting:
-        found = estimate_each(asked, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
-    rows = [row.to_json(prices.get(row.name), tokens) for row in found]
-    print_json({"cards": rows}) if as_json else print(cards_text(found, prices, tokens, asked.devices))
-    raise typer.Exit(0 if any(row.fits for row in found) else 3)
+        cards = estimate_each(workload, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
+    rows = [row.to_json(prices.get(row.name), tokens) for row in cards]
+    print_json({"cards": rows}) if as_json else print(cards_text(cards, prices, tokens, workload.devices))
+    raise typer.Exit(0 if any(row.fits for row in cards) else 3)
 
 
 def _longest(
-    asked: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
+    workload: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
 ) -> NoReturn:
     """Print how long sequences may be, and end with 0 if any fit."""
     from autofit import operations
@@ -171,17 +174,20 @@ def _longest(
     from autofit.cli.waiting import Waiting
 
     with Waiting("lengths predicted") as waiting:
-        found = operations.longest_sequence(asked, config, hardware=hardware, memory_limit_bytes=limit, report=waiting)
-    print_json(found.to_json()) if as_json else print(longest_text(found, verbose=verbose))
-    raise typer.Exit(0 if found.estimate.likely_fits else 3)
+        longest = operations.longest_sequence(
+            workload, config, hardware=hardware, memory_limit_bytes=limit, report=waiting
+        )
+    print_json(longest.to_json()) if as_json else print(longest_text(longest, verbose=verbose))
+    raise typer.Exit(0 if longest.estimate.likely_fits else 3)
 
 
 def _explain(
-    asked: WorkloadOptions, before: Config, after: Config, hardware: str, limit: int | None, *, as_json: bool
+    workload: WorkloadOptions, before: Config, after: Config, hardware: str, limit: int | None, *, as_json: bool
 ) -> None:
     """Print why the second config needs a different amount of memory from the first."""
     from autofit import operations
     from autofit.cli.text.explanation import explanation_text
 
-    found = operations.Comparison(asked, hardware=hardware, memory_limit_bytes=limit).explanation(before, after)
-    print_json(found.to_json()) if as_json else print(explanation_text(found))
+    comparison = operations.Comparison(workload, hardware=hardware, memory_limit_bytes=limit)
+    explanation = comparison.explanation(before, after)
+    print_json(explanation.to_json()) if as_json else print(explanation_text(explanation))

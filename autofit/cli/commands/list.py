@@ -28,17 +28,17 @@ def models(as_json: options.Json = False) -> None:
     """
     from autofit.catalog.models import listing
 
-    found = listing()
+    entries = listing()
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
     rows = [("model", "parameters", "source")]
-    rows += [(m["name"], f"{m['parameters']:,}" if m["parameters"] else "unknown", m["source"]) for m in found]
+    rows += [(m["name"], f"{m['parameters']:,}" if m["parameters"] else "unknown", m["source"]) for m in entries]
     print(columns(rows, right=frozenset({1})))
     print()
-    for one in found:
-        if one["note"]:
-            print(f"{one['name']}: {one['note']}")
+    for entry in entries:
+        if entry["note"]:
+            print(f"{entry['name']}: {entry['note']}")
 
 
 def hardware(as_json: options.Json = False) -> None:
@@ -59,8 +59,8 @@ def hardware(as_json: options.Json = False) -> None:
     except EnvironmentLacks as error:
         site, lacks = None, error  # the catalog can still be listed
     if as_json:
-        here = None if site is None else {"hardware": site[0].to_json(), "stack": site[1].to_json()}
-        print_json({"here": here, "cards": [c.to_json() for c in cards()]})
+        machine = None if site is None else {"hardware": site[0].to_json(), "stack": site[1].to_json()}
+        print_json({"here": machine, "cards": [c.to_json() for c in cards()]})
         if lacks is not None:
             warn(f"this machine: {lacks}")
         return
@@ -78,11 +78,11 @@ def hardware(as_json: options.Json = False) -> None:
             )
         )
     print(columns(rows, right=frozenset({1, 2, 3})))
-    found = str(lacks)
+    description = str(lacks)
     if site is not None:
         device, stack = site
-        found = f"{device.name} ({device.device_name}, {format_bytes(device.memory_bytes)}), torch {stack.torch}"
-    print(f"\nThis machine: {found}")
+        description = f"{device.name} ({device.device_name}, {format_bytes(device.memory_bytes)}), torch {stack.torch}"
+    print(f"\nThis machine: {description}")
 
 
 def doctor(
@@ -146,8 +146,8 @@ def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bo
     from autofit.operations.self_test.finding import Shown
     from autofit.operations.self_test.running import self_test
 
-    def tell(shown: Shown) -> None:
-        print(line(shown), file=sys.stderr, flush=True)
+    def tell(check: Shown) -> None:
+        print(line(check), file=sys.stderr, flush=True)
 
     with resumable(f"what the self-test has shown so far is in {out}"):
         report = self_test(

@@ -33,20 +33,20 @@ def probe(
     """
     from autofit.prediction import probing
 
-    found, measured = probing.probe(device=device, model=model, fresh=fresh, store=store)
+    result, measured = probing.probe(device=device, model=model, fresh=fresh, store=store)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
-    _show(found, measured)
+    _show(result, measured)
 
 
-def _show(found: Probe, measured: bool) -> None:
+def _show(result: Probe, measured: bool) -> None:
     from autofit.core.device.probe_findings import findings, table
 
-    when = f"measured in {found.seconds:.1f} s" if measured else f"measured on {found.recorded_at}, kept in the store"
-    print(f"{found.hardware.name} ({found.hardware.device_name}), shapes of {found.model}, {when}")
-    for sentence in findings(found):
+    when = f"measured in {result.seconds:.1f} s" if measured else f"measured on {result.recorded_at}, kept in the store"
+    print(f"{result.hardware.name} ({result.hardware.device_name}), shapes of {result.model}, {when}")
+    for sentence in findings(result):
         print(f"  {sentence}")
     print()
     rows = [("operation", "fp32", "bf16", "fp16", "unit")]
-    print(columns(rows + table(found), right=frozenset({1, 2, 3})))
+    print(columns(rows + table(result), right=frozenset({1, 2, 3})))

@@ -121,13 +121,13 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     run = operations.search_over_devices if fewer_devices else operations.search
     with resumable(RESUMES), nothing_fits_as_json(as_json), ProgressDisplay() as display:
         result = run(request, display)
-    every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
-    warn_of_emulated_bf16(every[0].frontier.hardware)
-    warn_of_contradictions(sum(one.frontier.contradictory for one in every))
+    results = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
+    warn_of_emulated_bf16(results[0].frontier.hardware)
+    warn_of_contradictions(sum(r.frontier.contradictory for r in results))
     if as_json:
         print_json(result.to_json())
     else:
-        run_by = command_of(every[0].recommendation, request.workload.model)
+        run_by = command_of(results[0].recommendation, request.workload.model)
         print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result, run_by))
 
 
@@ -137,8 +137,8 @@ def _search_each(request: SearchRequest, names: list[str], prices: dict[str, flo
     from autofit.cli.text.search import over_hardware_text
 
     with resumable(RESUMES), StandingsDisplay() as display:
-        found = operations.search_over_hardware(request, names, display)
-    print_json(found.to_json(prices)) if as_json else print(over_hardware_text(found, prices))
+        results = operations.search_over_hardware(request, names, display)
+    print_json(results.to_json(prices)) if as_json else print(over_hardware_text(results, prices))
 
 
 def _predict(request: SearchRequest, *, as_json: bool) -> None:
@@ -149,8 +149,8 @@ def _predict(request: SearchRequest, *, as_json: bool) -> None:
     with nothing_fits_as_json(as_json), Waiting() as waiting:
         predicted = operations.predict_frontier(request, waiting)
     warn_of_emulated_bf16(predicted.plan.job.hardware)
-    found = predicted.to_json()
-    print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
+    document = predicted.to_json()
+    print_json(document) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(document)}")
 
 
 @options.spread
@@ -185,7 +185,7 @@ def trial(
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:
-            done = operations.trial(
+            result = operations.trial(
                 workload.asked(),
                 chosen,
                 device=device,
@@ -199,9 +199,9 @@ def trial(
             so_far = interrupt.trial
             print_json({**so_far.to_json(), "outcome": "interrupted"}) if as_json else print(trial_text(so_far))
             raise
-    print_json(done.to_json()) if as_json else print(trial_text(done))
+    print_json(result.to_json()) if as_json else print(trial_text(result))
     log.check()
-    raise typer.Exit(4 if machinery_failed(done.outcome) else EXIT_CODES[done.outcome.kind])
+    raise typer.Exit(4 if machinery_failed(result.outcome) else EXIT_CODES[result.outcome.kind])
 
 
 EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}

@@ -58,12 +58,12 @@ def runner(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("autofit").setLevel(logging.INFO)
-    found = Runner(store, ray_address=ray_address, in_place=in_place)
+    service = Runner(store, ray_address=ray_address, in_place=in_place)
     # A service that is told to end has not failed. No exception, which could come while a driver is being started.
-    told = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(each, lambda number, frame: found.stop()) for each in told]
+    stop_signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(signal_number, lambda number, frame: service.stop()) for signal_number in stop_signals]
     try:
-        found.run()
+        service.run()
     finally:
-        for each, earlier in zip(told, before, strict=True):
-            signal.signal(each, earlier or signal.SIG_DFL)
+        for signal_number, earlier in zip(stop_signals, before, strict=True):
+            signal.signal(signal_number, earlier or signal.SIG_DFL)

@@ -51,12 +51,12 @@ def list_(store: options.Store = None, as_json: options.Json = False) -> None:
     from autofit.store import Store
 
     with Store.open(store, create=False) as opened:
-        found = opened.access.tokens()
+        tokens = opened.access.tokens()
     if as_json:
-        print_json([token.to_json() for token in found])
+        print_json([token.to_json() for token in tokens])
         return
     rows = [("token", "scope", "created", "revoked")]
-    rows += [(t.name, t.scope, t.created_at[:10], (t.revoked_at or "-")[:10]) for t in found]
+    rows += [(t.name, t.scope, t.created_at[:10], (t.revoked_at or "-")[:10]) for t in tokens]
     print(columns(rows))
 
 

@@ -39,9 +39,9 @@ def track(
     from autofit.cli.waiting import Waiting
     from autofit.store import Store
 
-    with Store.open(store, create=False) as opened, Waiting("trials copied") as shown:
-        done = operations.track(tracker, model=model, hardware=hardware, out=out, store=opened, report=shown)
-    trials = f"{done.trials:,} trial{'s are' if done.trials != 1 else ' is'}"
-    print(f"{trials} in {done.place}: {done.added:,} new")
-    if done.note is not None:
-        print(done.note)
+    with Store.open(store, create=False) as opened, Waiting("trials copied") as waiting:
+        copied = operations.track(tracker, model=model, hardware=hardware, out=out, store=opened, report=waiting)
+    trials = f"{copied.trials:,} trial{'s are' if copied.trials != 1 else ' is'}"
+    print(f"{trials} in {copied.place}: {copied.added:,} new")
+    if copied.note is not None:
+        print(copied.note)
