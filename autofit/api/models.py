@@ -20,19 +20,19 @@ class NamedModels:
     """Holds a folder with a `config.json` for each model of the server's own; None for the catalog alone."""
 
     def find(self, name: str) -> str | None:
-        """What the model is called here: its name in the catalog, or its own folder's path; None if it is neither."""
+        """The model's name in the catalog, or the path of its folder on the server; None if it is neither."""
         if name.lower() in names():
             return name
-        return str(self.own()[name]) if name in self.own() else None
+        return str(self.in_folder()[name]) if name in self.in_folder() else None
 
     def named(self, name: str) -> str:
-        """The same; raises `UsageError` if it is neither."""
-        found = self.find(name)
-        if found is None:
-            raise unknown("model", name, (*names(), *self.own()))
-        return found
+        """The same as `find`; raises `UsageError` where that is None."""
+        address = self.find(name)
+        if address is None:
+            raise unknown("model", name, (*names(), *self.in_folder()))
+        return address
 
-    def own(self) -> dict[str, Path]:
+    def in_folder(self) -> dict[str, Path]:
         """The models of the folder: only what stands directly in it, whatever a name looks like."""
         if self.folder is None or not self.folder.is_dir():
             return {}
@@ -40,9 +40,9 @@ class NamedModels:
 
 
 async def named_models(request: Request) -> NamedModels:
-    """Those of the application."""
-    found: NamedModels = request.app.state.models
-    return found
+    """The models that the application answers for."""
+    models: NamedModels = request.app.state.models
+    return models
 
 
 Models = Annotated[NamedModels, Depends(named_models)]

@@ -24,7 +24,7 @@ OPEN = ("/healthz", "/readyz", "/login", "/logout")
 """What answers without a token: those who ask whether the server lives have none, nor those who come to give one; and
 a browser may always forget its own."""
 OPEN_FOLDER = "/static/"
-"""Likewise: files of the package."""
+"""The package's files, which need no token either."""
 COOKIE = "autofit_token"
 """Holds the token of a browser, which cannot send a header of its own when it follows a link."""
 BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
@@ -36,11 +36,11 @@ TokenOf = Callable[[str], Token | None]
 class Refused(Exception):
     """The request may not be made."""
 
-    def __init__(self, detail: str, *, known: bool) -> None:
-        """`known`: whether a valid token was given, which does not allow it."""
+    def __init__(self, detail: str, *, has_token: bool) -> None:
+        """`has_token`: whether a valid token was given, which does not allow it."""
         super().__init__(detail)
-        self.status = 403 if known else 401
-        self.response = problems.problem(403, "Forbidden", detail) if known else unauthorised(detail)
+        self.status = 403 if has_token else 401
+        self.response = problems.problem(403, "Forbidden", detail) if has_token else unauthorised(detail)
 
 
 class Needs:
@@ -56,11 +56,11 @@ class Needs:
             raise Refused(
                 f"what runs or writes needs a bearer token: autofit token create NAME --scope {self._scope}, "
                 f"or start the server with {TOKEN_VARIABLE}",
-                known=False,
+                has_token=False,
             )
         if not token.allows(self._scope):
-            said = f"the token {token.name!r} may {SCOPES[token.scope]}; this needs the scope {self._scope}"
-            raise Refused(said, known=True)
+            detail = f"the token {token.name!r} may {SCOPES[token.scope]}; this needs the scope {self._scope}"
+            raise Refused(detail, has_token=True)
         return token
 
 
@@ -109,7 +109,7 @@ def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loop
     async def refused(request: Request, error: Refused) -> Response:
         return error.response
 
-    app.state.token_of = partial(_known, operators=token, store=store)
+    app.state.token_of = partial(_find_token, operators=token, store=store)
     app.add_middleware(Guard, app.state.token_of, closed=closed, loopback=loopback)
 
 
@@ -118,10 +118,10 @@ def _secret(request: Request) -> str | None:
     # The scheme's name is case-insensitive (RFC 9110, section 11.1).
     if scheme.lower() == "bearer":
         return secret
-    kept = request.cookies.get(COOKIE)
+    cookie = request.cookies.get(COOKIE)
     # Another site's form can neither set a header nor, as the cookie is SameSite=Strict, have the cookie sent.
-    ours = request.headers.get("hx-request") == "true" or "x-requested-with" in request.headers
-    return unquote(kept) if kept and (ours or request.method in ("GET", "HEAD")) else None
+    sent_by_script = request.headers.get("hx-request") == "true" or "x-requested-with" in request.headers
+    return unquote(cookie) if cookie and (sent_by_script or request.method in ("GET", "HEAD")) else None
 
 
 def _to_the_entrance(request: Request) -> Response | None:
@@ -130,11 +130,11 @@ def _to_the_entrance(request: Request) -> Response | None:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if request.method != "GET" or "text/html" not in request.headers.get("accept", ""):
         return None
-    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"/login?next={quote(asked, safe='')}", 303)
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login?next={quote(target, safe='')}", 303)
 
 
-def _known(secret: str, *, operators: str | None, store: Store) -> Token | None:
+def _find_token(secret: str, *, operators: str | None, store: Store) -> Token | None:
     if operators is not None and hmac.compare_digest(secret.encode(), operators.encode()):
         return Token(name=OPERATOR, scope="admin", created_at="")
     return store.access.bearer(secret)

@@ -33,7 +33,7 @@ class Metrics:
         self._seconds = Histogram(
             "autofit_request_seconds", "Time to answer", names, buckets=SECONDS, registry=self.registry
         )
-        self.registry.register(_OfStore(store))
+        self.registry.register(_StoreGauges(store))
 
     def note(self, request: Request, status: int, seconds: float) -> None:
         """Count an answer, under its route's path: a client that makes paths up makes no new series."""
@@ -42,8 +42,8 @@ class Metrics:
         self._seconds.labels(request.method if route != "none" else "any", route).observe(seconds)
 
 
-class _OfStore:
-    """Looks into the store when it is asked."""
+class _StoreGauges:
+    """Gauges that are read off the store whenever Prometheus asks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,13 +51,13 @@ class _OfStore:
     def collect(self) -> Iterator[Metric]:
         """The gauges; of a store that does not answer only that it does not."""
         try:
-            found = list(self._found())
+            gauges = list(self._gauges())
         except StoreError:
-            found = []
-        yield _gauge("autofit_store_up", "Whether the store answers", float(bool(found)))
-        yield from found
+            gauges = []
+        yield _gauge("autofit_store_up", "Whether the store answers", float(bool(gauges)))
+        yield from gauges
 
-    def _found(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Metric]:
         queue = self._store.queue.status()
         yield _gauge("autofit_trials", "Stored trials", self._store.outcomes(), "outcome")
         yield _gauge("autofit_searches", "Searches", queue.searches, "state")
@@ -75,8 +75,8 @@ def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str 
     if not isinstance(value, Mapping):
         return GaugeMetricFamily(name, what, value=value)
     gauge = GaugeMetricFamily(name, what, labels=[label])
-    for key, each in value.items():
-        gauge.add_metric([key], each)
+    for key, figure in value.items():
+        gauge.add_metric([key], figure)
     return gauge
 
 
@@ -91,8 +91,8 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request, started, answered = Request(scope), time.perf_counter(), False
-        own = request.headers.get("x-request-id", "")
-        request_id = own if own.isascii() and own.isprintable() and 0 < len(own) <= 64 else uuid4().hex
+        given = request.headers.get("x-request-id", "")
+        request_id = given if given.isascii() and given.isprintable() and 0 < len(given) <= 64 else uuid4().hex
 
         def note(status: int) -> None:
             nonlocal answered
@@ -101,14 +101,14 @@ class Observed:
             if LOG.isEnabledFor(logging.INFO):
                 LOG.info(_line(request, request_id, status, seconds))
 
-        async def told(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"].append((b"x-request-id", request_id.encode()))
                 note(message["status"])
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_id)
         finally:
             if not answered:
                 note(500)

@@ -21,7 +21,7 @@ from autofit.store import Store
 from autofit.techniques import AXES
 
 ROUTES = APIRouter(route_class=PageRoute)
-SHOWN = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention", "kernels")
+FORM_AXES = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention", "kernels")
 """The axes that the form has; the others take the plain recipe's values."""
 FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "method": "qlora", "micro_batch": 4}
 """What the form shows before anything is chosen."""
@@ -37,7 +37,7 @@ def asked_estimate(
 ) -> Callable[..., dict[str, Any]]:
     """What the estimating process is to do, but for `advice` and the `store`."""
     given = request.query_params
-    config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in SHOWN and axis.name in given}
+    config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in FORM_AXES and axis.name in given}
     if config.get("method", "full") == "full":
         config.pop("rank", None)  # the field is there, whatever the method
     options = WorkloadOptions(model=models.named(model), seq_len=seq_len, global_batch=global_batch)
@@ -55,27 +55,31 @@ def calculator(request: Request, store: OpenedStore, models: Models) -> Response
     given = dict(request.query_params)
     values = {"global_batch": 64, **(given or FIRST)}
     return render(
-        request, "calculator.html", values=values, axes=[a for a in AXES if a.name in SHOWN], **_offered(store, models)
+        request,
+        "calculator.html",
+        values=values,
+        axes=[a for a in AXES if a.name in FORM_AXES],
+        **_offered(store, models),
     )
 
 
 def _offered(store: Store, models: NamedModels) -> dict[str, Any]:
-    known = [card.name for card in cards() if "estimate" in card.supports]
+    estimable = [card.name for card in cards() if "estimate" in card.supports]
     return {
-        "models": (*models.own(), *names()),
-        "hardware": [*known, *(n for n in choices(store, models)["hardware"] if n not in known)],
+        "models": (*models.in_folder(), *names()),
+        "hardware": [*estimable, *(n for n in choices(store, models)["hardware"] if n not in estimable)],
     }
 
 
 @ROUTES.get("/calculator/answer")
-def answer(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
-    found = request.app.state.estimating.call(asked, advice=False, store=store.url)
+def answer(request: Request, predict: AskedEstimate, store: OpenedStore) -> Response:
+    estimate = request.app.state.estimating.call(predict, advice=False, store=store.url)
     template = "_estimate.html" if is_partial(request) else "estimate.html"
-    return render(request, template, estimate=found, query=dict(request.query_params))
+    return render(request, template, estimate=estimate, query=dict(request.query_params))
 
 
 @ROUTES.get("/calculator/advice")
-def advice(request: Request, asked: AskedEstimate, store: OpenedStore) -> Response:
+def advice(request: Request, predict: AskedEstimate, store: OpenedStore) -> Response:
     """Looked for in the other process: it takes seconds, and the next answer must not wait for it."""
-    found = request.app.state.predicting.call(asked, advice=True, store=store.url)
-    return render(request, "_advice.html", estimate=found)
+    estimate = request.app.state.predicting.call(predict, advice=True, store=store.url)
+    return render(request, "_advice.html", estimate=estimate)

@@ -25,21 +25,21 @@ ROUTES = APIRouter(route_class=PageRoute)
 
 @ROUTES.get("/frontier/points")
 def points(query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
-    asked = query.resolve(store, models)
-    found = operations.frontier(**asked, store=store)
-    trials = store.trials(**context_keys(found.hardware, found.stack, found.workload))
-    allowed = within(asked["goal"], (t.config for t in trials))
-    on_frontier = {p.trial_id for p in found.points}
-    drawn = {
+    question = query.resolve(store, models)
+    frontier = operations.frontier(**question, store=store)
+    trials = store.trials(**context_keys(frontier.hardware, frontier.stack, frontier.workload))
+    allowed = within(question["goal"], (t.config for t in trials))
+    on_frontier = {p.trial_id for p in frontier.points}
+    traces = {
         method: {
-            "frontier": _columns(t for t in of if t.trial_id in on_frontier),
-            "others": _columns(t for t in of if t.trial_id not in on_frontier),
+            "frontier": _columns(t for t in of_method if t.trial_id in on_frontier),
+            "others": _columns(t for t in of_method if t.trial_id not in on_frontier),
         }
-        for method, of in by_method(t for t in trials if allowed(t.config)).items()
+        for method, of_method in by_method(t for t in trials if allowed(t.config)).items()
     }
-    memory, speed = axis_titles(found)
-    told = {"title": title(found), "memory": memory, "speed": speed, "methods": drawn}
-    return JSONResponse(told, headers=HEADERS)
+    memory, speed = axis_titles(frontier)
+    chart = {"title": title(frontier), "memory": memory, "speed": speed, "methods": traces}
+    return JSONResponse(chart, headers=HEADERS)
 
 
 def _columns(trials: Iterable[Trial]) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def _row(trial: Trial) -> tuple[float, float, bool, int, str] | None:
         return round(m.device_bytes / GIB, 3), round(m.tokens_per_second, 1), False, number, text
     if not isinstance(outcome, OutOfMemory):
         return None
-    said = trial.prediction
-    if said is None:
+    predicted = trial.prediction
+    if predicted is None:
         return round(trial.memory_limit_bytes / GIB, 3), 0.0, True, number, text
-    seconds = said.step_seconds
+    seconds = predicted.step_seconds
     speed = round(trial.workload.tokens_per_step / seconds, 1) if seconds else 0.0
-    return round(said.device_bytes / GIB, 3), speed, True, number, text
+    return round(predicted.device_bytes / GIB, 3), speed, True, number, text

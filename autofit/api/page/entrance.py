@@ -18,16 +18,16 @@ KEPT_SECONDS = 30 * 86400
 
 @ROUTES.get("/login")
 def login(request: Request, next: str = "/") -> Response:
-    return render(request, "login.html", following=_within(next), said=None)
+    return render(request, "login.html", following=_within(next), message=None)
 
 
 @ROUTES.post("/login")
 def enter(request: Request, given: Fields) -> Response:
     following, secret = _within(given.get("next", "/")), given.get("token", "").strip()
-    if not _is_own(request):
-        return render(request, "login.html", status=403, following="/", said="the form came from another site")
+    if not _is_from_this_site(request):
+        return render(request, "login.html", status=403, following="/", message="the form came from another site")
     if not secret or request.app.state.token_of(secret) is None:
-        return render(request, "login.html", status=401, following=following, said="this is not a valid token")
+        return render(request, "login.html", status=401, following=following, message="this is not a valid token")
     answer = RedirectResponse(following, 303)
     secure = request.url.scheme == "https"
     answer.set_cookie(
@@ -43,7 +43,7 @@ def leave(request: Request) -> Response:
     return answer
 
 
-def _is_own(request: Request) -> bool:
+def _is_from_this_site(request: Request) -> bool:
     """Whether the form was ours: another site's could log a browser in with that site's token."""
     return request.headers.get("sec-fetch-site") != "cross-site"
 

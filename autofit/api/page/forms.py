@@ -31,7 +31,7 @@ def choices(store: Store, models: NamedModels) -> dict[str, Any]:
     measured = list(dict.fromkeys(workload.model for workload in store.workloads()))
     return {
         "measured": measured,
-        "models": [name for name in (*models.own(), *names()) if name not in measured],
+        "models": [name for name in (*models.in_folder(), *names()) if name not in measured],
         "hardware": list(dict.fromkeys(hardware.name for hardware in store.hardware())),
         "methods": ("any", *METHODS),
         "effects": [effect.label for effect in Effect],
@@ -41,13 +41,13 @@ def choices(store: Store, models: NamedModels) -> dict[str, Any]:
 
 def workload_query(workload: WorkloadOptions | Workload, **more: Any) -> dict[str, Any]:
     """The query that asks about a workload, without what is usual."""
-    kept = departures(workload)
-    kept.pop("program", None)  # no query has one
-    if "trainer" in kept:
-        kept["for"] = kept.pop("trainer")
-    if (lengths := kept.get("lengths")) is not None:
-        kept["lengths"] = ",".join(map(str, lengths.tokens if isinstance(lengths, Lengths) else lengths))
-    return {"model": workload.model, **kept, **more}
+    parameters = departures(workload)
+    parameters.pop("program", None)  # no query has one
+    if "trainer" in parameters:
+        parameters["for"] = parameters.pop("trainer")
+    if (lengths := parameters.get("lengths")) is not None:
+        parameters["lengths"] = ",".join(map(str, lengths.tokens if isinstance(lengths, Lengths) else lengths))
+    return {"model": workload.model, **parameters, **more}
 
 
 def chosen(values: Iterable[tuple[str, object]]) -> dict[str, str]:

@@ -35,46 +35,46 @@ def start(request: Request, store: OpenedStore, models: Models) -> Response:
 
 
 def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
-    """What can be asked about at once, with the query that asks; users' programs are not asked about here."""
-    every = ((w, h) for h in store.hardware() for w in store.workloads(hardware_key=h.key))
-    found = [(w, h) for w, h in every if w.program is None]
-    return [(w, h, workload_query(w, hardware=h.name)) for w, h in found[:MOST_LISTED]]
+    """The measured workloads on their hardware, each with the query for its frontier; none of users' programs."""
+    pairs = ((w, h) for h in store.hardware() for w in store.workloads(hardware_key=h.key))
+    contexts = [(w, h) for w, h in pairs if w.program is None]
+    return [(w, h, workload_query(w, hardware=h.name)) for w, h in contexts[:MOST_LISTED]]
 
 
 @ROUTES.get("/frontier")
 def frontier(request: Request, query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
-    asked = query.resolve(store, models)
+    question = query.resolve(store, models)
     status, answer = 200, {}
     try:
-        answer = _answer(asked, store)
+        answer = _answer(question, store)
     except AutofitError as error:
-        status, answer = status_of(error)[0], {"said": str(error), "frontier": None}
-    # By its name: a model of the server's own is asked about by its path here.
-    here = workload_query(asked["asked"], model=request.query_params["model"], hardware=asked["hardware"])
+        status, answer = status_of(error)[0], {"message": str(error), "frontier": None}
+    # By its name: the question has the path of a model in the server's folder.
+    fields = workload_query(question["asked"], model=request.query_params["model"], hardware=question["hardware"])
     if is_partial(request):
-        return render(request, "_answer.html", status=status, here=here, **answer)
-    form = {**dict(request.query_params), "hardware": asked["hardware"]}
-    told = {"here": here, "chosen": chosen(form.items()), "form": form}
-    return render(request, "frontier.html", status=status, **told, **choices(store, models), **answer)
+        return render(request, "_answer.html", status=status, fields=fields, **answer)
+    form = {**dict(request.query_params), "hardware": question["hardware"]}
+    values = {"fields": fields, "chosen": chosen(form.items()), "form": form}
+    return render(request, "frontier.html", status=status, **values, **choices(store, models), **answer)
 
 
-def _answer(asked: dict[str, Any], store: Store) -> dict[str, Any]:
+def _answer(question: dict[str, Any], store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    found, recommend = frontier_and_recommendation(**asked, store=store)
-    recommended, said = None, None
+    frontier, recommend = frontier_and_recommendation(**question, store=store)
+    recommended, message = None, None
     try:
         recommended = recommend()
     except NothingFits as error:
-        said = str(error)
-    limit = memory_limit(asked["memory_limit_bytes"], found.hardware, found.workload.devices)
+        message = str(error)
+    limit = memory_limit(question["memory_limit_bytes"], frontier.hardware, frontier.workload.devices)
     return {
-        "frontier": found,
-        "tables": by_method(found.points),
+        "frontier": frontier,
+        "tables": by_method(frontier.points),
         "recommendation": recommended,
-        "said": said,
+        "message": message,
         "limit": limit,
         "limit_gib": round(limit / GIB, 2),
-        "most_gib": most_gib(found.hardware, found.workload.devices),
+        "most_gib": most_gib(frontier.hardware, frontier.workload.devices),
     }
 
 

@@ -40,23 +40,23 @@ def hardware(
     query: Annotated[Compared, Query()],
 ) -> Response:
     form, model = chosen(request.query_params.items()), query.model
-    asked = _workload(store, models, query)
+    workload = _workload(store, models, query)
     prices = _prices(request)
     rows: list[tuple[OnHardware, float | None]] = []
-    here: dict[str, Any] = {}
-    if asked is not None:
-        here = workload_query(asked, **({"model": model} if model else {}))
-        form |= {name: str(value) for name, value in here.items()}
+    fields: dict[str, Any] = {}
+    if workload is not None:
+        fields = workload_query(workload, **({"model": model} if model else {}))
+        form |= {name: str(value) for name, value in fields.items()}
         rows = [
-            (row, row.cost(prices.get(row.name))) for row in compare_hardware(asked, goal=query.goal(), store=store)
+            (row, row.cost(prices.get(row.name))) for row in compare_hardware(workload, goal=query.goal(), store=store)
         ]
     return render(
         request,
         "hardware.html",
         rows=rows,
         prices=prices,
-        workload=asked,
-        here=here,
+        workload=workload,
+        fields=fields,
         chosen=form,
         **choices(store, models),
     )

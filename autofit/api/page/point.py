@@ -23,10 +23,10 @@ ROUTES = APIRouter(route_class=PageRoute)
 
 def stored_trial(trial_id: Annotated[int, Path(ge=1, le=LARGEST_INTEGER)], store: OpenedStore) -> Trial:
     """The trial with the number in the path."""
-    found = store.trial(trial_id)
-    if found is None:
+    trial = store.trial(trial_id)
+    if trial is None:
         raise HTTPException(404, f"there is no trial {trial_id}")
-    return found
+    return trial
 
 
 StoredTrial = Annotated[Trial, Depends(stored_trial)]
@@ -46,13 +46,13 @@ def point(request: Request, trial: StoredTrial) -> Response:
         usual=[(name, value) for name, value, usual in rows if usual],
         changes=changes(trial.config),
         formats=export.formats_for(trial.workload.trainer, trial.workload.program),
-        here=workload_query(trial.workload, hardware=trial.hardware.name),
+        fields=workload_query(trial.workload, hardware=trial.hardware.name),
     )
 
 
 @ROUTES.get("/point/{trial_id}/bytes")
 def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore, models: Models) -> Response:
-    found = request.app.state.estimating.call(
+    estimate = request.app.state.estimating.call(
         estimated,
         WorkloadOptions.of_workload(trial.workload, model=models.named(trial.workload.model)),
         trial.config.to_json(),
@@ -61,7 +61,7 @@ def of_kinds(request: Request, trial: StoredTrial, store: OpenedStore, models: M
         advice=False,
         store=store.url,
     )
-    return render(request, "_bytes.html", estimate=found)
+    return render(request, "_bytes.html", estimate=estimate)
 
 
 @ROUTES.get("/point/{trial_id}/export/{format}")
@@ -69,5 +69,5 @@ def exported(request: Request, trial: StoredTrial, store: OpenedStore, models: M
     export.check_format(format)
     model = trial.workload.model
     source = operations.hub_id(models.find(model) or model)
-    made = export.export(of_trial(trial, store), format=format, source=source)
-    return render(request, "_export.html", format=format, text=made.text, notes=made.notes)
+    result = export.export(of_trial(trial, store), format=format, source=source)
+    return render(request, "_export.html", format=format, text=result.text, notes=result.notes)

@@ -61,9 +61,9 @@ def _begun(text: str) -> str:
 
 def is_partial(request: Request) -> bool:
     """Whether htmx asks, which puts the answer into the page that it has."""
-    asked = request.headers
+    headers = request.headers
     # With the second header it asks for the whole page that it had before.
-    return asked.get("hx-request") == "true" and "hx-history-restore-request" not in asked
+    return headers.get("hx-request") == "true" and "hx-history-restore-request" not in headers
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
@@ -74,10 +74,10 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def sentence(request: Request, said: str, status: int, **more: Any) -> HTMLResponse:
+def sentence(request: Request, message: str, status: int, **more: Any) -> HTMLResponse:
     """An error, in the page that asked for it."""
     template = "_error.html" if is_partial(request) else "error.html"
-    return render(request, template, status=status, said=said, **{"login": None, **more})
+    return render(request, template, status=status, message=message, **{"login": None, **more})
 
 
 class PageRoute(APIRoute):
@@ -87,8 +87,8 @@ class PageRoute(APIRoute):
         answer = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            asked = request.scope["query_string"].decode("latin-1")
-            request.scope["query_string"] = urlencode(parse_qsl(asked)).encode()
+            query = request.scope["query_string"].decode("latin-1")
+            request.scope["query_string"] = urlencode(parse_qsl(query)).encode()
             try:
                 return await answer(request)
             except Exception as error:

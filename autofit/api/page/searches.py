@@ -27,15 +27,15 @@ LATEST = 50
 
 @ROUTES.get("/searches")
 def listed(request: Request, store: OpenedStore, models: Models) -> Response:
-    found = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=LATEST)]
-    known = store.queue.hardware_names()
+    rows = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=LATEST)]
+    with_runner = store.queue.hardware_names()
     offered = {
         **choices(store, models),
-        "hardware": [*known, *(c.name for c in cards() if "search" in c.supports and c.name not in known)],
+        "hardware": [*with_runner, *(c.name for c in cards() if "search" in c.supports and c.name not in with_runner)],
         "spaces": space.names(),
     }
     form = {"time_budget": "10m", "max_trials": "", "space": "", **chosen(request.query_params.items())}
-    return render(request, "searches.html", found=found, chosen=form, **offered)
+    return render(request, "searches.html", rows=rows, chosen=form, **offered)
 
 
 @ROUTES.post("/searches", dependencies=[RUN])
@@ -43,20 +43,20 @@ def start(request: Request, given: Fields, store: OpenedStore, models: Models, t
     filled: dict[str, Any] = dict(given)
     if lengths := given.get("lengths"):
         filled["lengths"] = {"tokens": lengths.split(","), "longest": given.get("seq_len")}
-    asked = AskedSearch.model_validate(filled, strict=False)  # a form holds text
-    begun = searches.start(asked, store, Response(), token, models)
-    return _go_to(request, f"/searches/{begun.search_id}")
+    body = AskedSearch.model_validate(filled, strict=False)  # a form holds text
+    state = searches.start(body, store, Response(), token, models)
+    return _go_to(request, f"/searches/{state.search_id}")
 
 
 @ROUTES.get("/searches/{search_id}")
-def one(request: Request, found: StoredSearch) -> Response:
-    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_told(found))
+def search_page(request: Request, search: StoredSearch) -> Response:
+    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_values(search))
 
 
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
-def cancel(request: Request, found: StoredSearch, store: OpenedStore, token: MayRun) -> Response:
-    searches.cancel(found, store, token)
-    return _go_to(request, f"/searches/{found.search_id}")
+def cancel(request: Request, search: StoredSearch, store: OpenedStore, token: MayRun) -> Response:
+    searches.cancel(search, store, token)
+    return _go_to(request, f"/searches/{search.search_id}")
 
 
 def _go_to(request: Request, address: str) -> Response:
@@ -65,14 +65,16 @@ def _go_to(request: Request, address: str) -> Response:
     return RedirectResponse(address, 303)
 
 
-def _told(found: Search) -> dict[str, Any]:
-    result = dict(found.result or {})
+def _values(search: Search) -> dict[str, Any]:
+    result = dict(search.result or {})
     return {
-        "search": found,
-        "state": SearchState.of(found),
-        "over": found.state in ENDINGS,
+        "search": search,
+        "state": SearchState.of(search),
+        "over": search.state in ENDINGS,
         "endings": ENDINGS,
         "recommended": result.get("recommendation"),
         "reason": result.get("reason"),
-        "here": workload_query(found.workload, hardware=found.hardware_name or getattr(found.hardware, "name", "")),
+        "fields": workload_query(
+            search.workload, hardware=search.hardware_name or getattr(search.hardware, "name", "")
+        ),
     }

@@ -28,7 +28,7 @@ NOTES_HEADER = "Autofit-Notes"
 
 
 class Recommended(Question):
-    """What a recommendation is asked for."""
+    """The parameters of a recommendation."""
 
     format: str = Field(default="json", description=f"One of {', '.join(export.FORMATS)}")
     anyway: bool = Field(
@@ -47,46 +47,46 @@ class Recommended(Question):
 async def recommendation(query: Annotated[Recommended, Query()], request: Request) -> Response:
     format, provenance, store = query.format, query.provenance, request.app.state.store
     export.check_format(format)
-    asked = await look(store, lambda: query.resolve(store, request.app.state.models))
+    question = await look(store, lambda: query.resolve(store, request.app.state.models))
     if provenance == "predicted":
         if format != "json":
             raise UsageError("an export states what was measured: leave provenance=predicted out")
-        return await run_in_threadpool(_predicted, asked, store, request)
+        return await run_in_threadpool(_predicted, question, store, request)
     try:
-        tagged = await look(store, lambda: of_question(request, asked["asked"], asked["hardware"], store))
-        return await tagged.answer(partial(_measured, asked, store, query))
+        tagged = await look(store, lambda: of_question(request, question["asked"], question["hardware"], store))
+        return await tagged.answer(partial(_measured, question, store, query))
     except NotMeasured:
-        if provenance == "measured" or format != "json" or not _is_predictable(asked):
+        if provenance == "measured" or format != "json" or not _is_predictable(question):
             raise
-        return await run_in_threadpool(_predicted, asked, store, request)
+        return await run_in_threadpool(_predicted, question, store, request)
 
 
-def _measured(asked: dict[str, Any], store: Store, query: Recommended) -> Content:
-    answer = recommend(**asked, store=store)
+def _measured(question: dict[str, Any], store: Store, query: Recommended) -> Content:
+    answer = recommend(**question, store=store)
     if query.format == "json":
         return Content.json(answer.to_json())
-    exported = export.export(answer, format=query.format, source=operations.hub_id(asked["asked"].model))
+    exported = export.export(answer, format=query.format, source=operations.hub_id(question["asked"].model))
     if not query.anyway:
         export.check_memory(exported, query.format, trainer=query.trainer)
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
     return Content(exported.text, "text/plain; charset=utf-8", notes)
 
 
-def _is_predictable(asked: dict[str, Any]) -> bool:
+def _is_predictable(question: dict[str, Any]) -> bool:
     """Whether the model's architecture is at hand, and the hardware is a card of the catalog."""
-    return isinstance(asked["asked"], operations.WorkloadOptions) and bool(called(asked["hardware"]))
+    return isinstance(question["asked"], operations.WorkloadOptions) and bool(called(question["hardware"]))
 
 
-def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Response:
-    workload, hardware = asked["asked"], asked["hardware"]
-    if not _is_predictable(asked):
+def _predicted(question: dict[str, Any], store: Store, request: Request) -> Response:
+    workload, hardware = question["asked"], question["hardware"]
+    if not _is_predictable(question):
         raise UsageError(f"{workload.model} on {hardware} cannot be predicted: name a model and a card of the catalog")
-    told = {name: asked[name] for name in ("goal", "memory_limit_bytes", "hardware")}
-    search = operations.SearchRequest(workload=workload, store=store.url, **told)
-    found = request.app.state.predicting.call(predicted_recommendation, search)
-    if found is None:
+    conditions = {name: question[name] for name in ("goal", "memory_limit_bytes", "hardware")}
+    search = operations.SearchRequest(workload=workload, store=store.url, **conditions)
+    document = request.app.state.predicting.call(predicted_recommendation, search)
+    if document is None:
         raise NotMeasured(f"no speed can be predicted on {hardware}", remedy=f"run: {search_command(workload)}")
-    return JSONResponse(found)
+    return JSONResponse(document)
 
 
 @ROUTES.get(
@@ -97,12 +97,12 @@ def _predicted(asked: dict[str, Any], store: Store, request: Request) -> Respons
 async def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
     store = request.app.state.store
 
-    def looked() -> tuple[dict[str, Any], Tagged]:
-        asked = query.resolve(store, request.app.state.models)
-        return asked, of_question(request, asked["asked"], asked["hardware"], store)
+    def resolve() -> tuple[dict[str, Any], Tagged]:
+        question = query.resolve(store, request.app.state.models)
+        return question, of_question(request, question["asked"], question["hardware"], store)
 
-    asked, tagged = await look(store, looked)
-    return await tagged.answer(lambda: Content.json(operations.frontier(**asked, store=store).to_json()))
+    question, tagged = await look(store, resolve)
+    return await tagged.answer(lambda: Content.json(operations.frontier(**question, store=store).to_json()))
 
 
 @ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))
@@ -110,10 +110,10 @@ async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Re
     store, limit = request.app.state.store, query.limit
     conditions, tagged = await look(store, lambda: (query.conditions(store), Tagged(request, store.version())))
 
-    def found() -> Content:
+    def listing() -> Content:
         rows = store.trials(**conditions, limit=limit, before=query.before, newest_first=True)
         following = rows[-1].trial_id if len(rows) == limit else None
         page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})
 
-    return await tagged.answer(found)
+    return await tagged.answer(listing)

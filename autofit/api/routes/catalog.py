@@ -31,7 +31,7 @@ def models() -> JSONResponse:
     responses={200: {"model": HardwareAnswer}},
 )
 def hardware(store: OpenedStore) -> JSONResponse:
-    measured = [one.to_json() for one in store.hardware()]
+    measured = [h.to_json() for h in store.hardware()]
     return JSONResponse({"cards": [card.to_json() for card in cards()], "measured": measured})
 
 

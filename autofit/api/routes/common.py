@@ -21,7 +21,7 @@ class Strict(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        needed = [each.dependency for each in self.dependencies if isinstance(each.dependency, Needs)]
+        needed = [d.dependency for d in self.dependencies if isinstance(d.dependency, Needs)]
 
         async def strict(request: Request) -> Response:
             for needs in needed:
@@ -42,8 +42,8 @@ class Strict(APIRoute):
 
 async def opened_store(request: Request) -> Store:
     """The store that the application answers from."""
-    found: Store = request.app.state.store
-    return found
+    store: Store = request.app.state.store
+    return store
 
 
 OpenedStore = Annotated[Store, Depends(opened_store)]

@@ -32,14 +32,14 @@ class AskedEstimate(WorkloadBody):
     summary="What a config needs, and how fast it is, predicted",
     responses={200: {"model": EstimateAnswer}},
 )
-def estimate(asked: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> JSONResponse:
-    found = request.app.state.estimating.call(
+def estimate(body: AskedEstimate, store: OpenedStore, models: Models, request: Request) -> JSONResponse:
+    prediction = request.app.state.estimating.call(
         estimated,
-        asked.workload(models),
-        asked.config,
-        hardware=only_hardware(store) if asked.hardware == "auto" else asked.hardware,
-        memory_limit_bytes=as_bytes(asked.memory_limit),
-        advice=asked.advice,
+        body.workload(models),
+        body.config,
+        hardware=only_hardware(store) if body.hardware == "auto" else body.hardware,
+        memory_limit_bytes=as_bytes(body.memory_limit),
+        advice=body.advice,
         store=store.url,
     )
-    return JSONResponse(found)
+    return JSONResponse(prediction)

@@ -41,7 +41,7 @@ def readyz(store: OpenedStore, request: Request) -> JSONResponse:
     runner = request.app.state.runner
     if runner is not None:
         checks["runner"] = "ok" if runner.is_alive() else "it has not looked for searches lately"
-    wrong = [f"the {name}: {found}" for name, found in checks.items() if found != "ok"]
+    wrong = [f"the {name}: {state}" for name, state in checks.items() if state != "ok"]
     if wrong:
         return problems.problem(503, "Not ready", "; ".join(wrong), **checks)
     return JSONResponse({"status": "ok", **checks})

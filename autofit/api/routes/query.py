@@ -50,13 +50,13 @@ class AskedWorkload(BaseModel):
     eval_batch: int | None = Field(default=None, ge=1, le=2**20, description=EVAL_BATCH)
 
     def options(self, model: str, lengths: Lengths | None) -> WorkloadOptions:
-        """The options, with the model as it is called here."""
+        """The options; `model` is its name or its path on the server."""
         plain = self.model_dump(include=AskedWorkload.model_fields.keys() - {"model"})
         return WorkloadOptions(model=model, lengths=lengths, **plain)
 
 
 class WorkloadBody(AskedWorkload):
-    """The same in a body."""
+    """The workload in a request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     lengths: Annotated[list[OneLength], Field(min_length=1, max_length=10_000)] | SummedUp | None = Field(
@@ -70,7 +70,7 @@ class WorkloadBody(AskedWorkload):
 
 
 class WorkloadQuery(AskedWorkload):
-    """The same in a query."""
+    """The workload in a query."""
 
     model: str = Field(description="Name of a catalog model, or of another model that was measured")
     lengths: str | None = Field(default=None, pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)
@@ -79,18 +79,18 @@ class WorkloadQuery(AskedWorkload):
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
         if self.trainer is not None:
             named(self.trainer)  # raises
-        found = models.find(self.model)
+        model = models.find(self.model)
         tokens = None if self.lengths is None else tuple(sorted(map(int, self.lengths.split(","))))
-        asked = self.options(found or self.model, None if tokens is None else Lengths(tokens, self.seq_len))
-        if found is not None:
-            return asked
+        options = self.options(model or self.model, None if tokens is None else Lengths(tokens, self.seq_len))
+        if model is not None:
+            return options
         measured = store.workloads(model=self.model)
         if not measured:
-            known = (*names(), *models.own(), *sorted({w.model for w in store.workloads()}))
-            raise unknown("model", self.model, known)
-        seq_len, lengths = asked.cut()
-        told = {**asdict(asked), "seq_len": seq_len, "lengths": lengths}
-        return Workload(**told, model_digest=measured[0].model_digest)
+            candidates = (*names(), *models.in_folder(), *sorted({w.model for w in store.workloads()}))
+            raise unknown("model", self.model, candidates)
+        seq_len, lengths = options.cut()
+        fields = {**asdict(options), "seq_len": seq_len, "lengths": lengths}
+        return Workload(**fields, model_digest=measured[0].model_digest)
 
 
 class GoalQuery(BaseModel):
@@ -106,13 +106,13 @@ class GoalQuery(BaseModel):
 
 
 class Question(GoalQuery, WorkloadQuery):
-    """What the operations that answer are asked."""
+    """The question that `recommend` and `frontier` answer."""
 
     memory_limit: str | None = Field(default=None, description="Such as 24GiB")
     hardware: str = Field(default="auto", description="Name of hardware with trials; auto: the only one")
 
     def resolve(self, store: Store, models: NamedModels) -> dict[str, Any]:
-        """The arguments of those operations."""
+        """The arguments of those operations, by name."""
         return {
             "asked": self.workload(store, models),
             "goal": self.goal(),
@@ -141,7 +141,7 @@ class TrialsQuery(BaseModel):
     )
 
     def conditions(self, store: Store) -> dict[str, Any]:
-        """As the store's queries take them."""
+        """The conditions as the store's queries take them."""
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise unknown("outcome", self.outcome, OUTCOMES)
         name = only_hardware(store) if self.hardware == "auto" else self.hardware

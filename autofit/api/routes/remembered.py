@@ -65,30 +65,32 @@ class Tagged:
         whole = f"{__version__} {version} {request.url.path}?{request.url.query}"
         self._tag = f'"{hashlib.sha256(whole.encode()).hexdigest()[:32]}"'
         self._answers: Answers = request.app.state.answers
-        named = request.headers.get("if-none-match", "").strip()
-        self._is_known = named == "*" or self._tag in (tag.strip().removeprefix("W/") for tag in named.split(","))
+        tags = request.headers.get("if-none-match", "").strip()
+        self._client_has_it = tags == "*" or self._tag in (tag.strip().removeprefix("W/") for tag in tags.split(","))
 
-    async def answer(self, made: Callable[[], Content]) -> Response:
-        """304 to a client that has it. Its content is made only if nobody has asked for it lately, and in a thread."""
+    async def answer(self, make_content: Callable[[], Content]) -> Response:
+        """304 to a client that has it. Its content is made, in a thread, only if nobody has asked for it lately."""
         # It may be kept, and must be asked about before it is used again.
         headers = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
-        if self._is_known:
+        if self._client_has_it:
             return Response(status_code=304, headers=headers)
         content = self._answers.get(self._tag)
         if content is None:
-            content = await run_in_threadpool(made)
+            content = await run_in_threadpool(make_content)
             self._answers.keep(self._tag, content)
         return Response(content.body, media_type=content.media_type, headers={**content.headers, **headers})
 
 
 async def look(store: Store, work: Callable[[], T]) -> T:
-    """What `work` finds by a short look into the store: here where that is a file, since handing it to a thread takes
-    several times as long as the look; in a thread where a database server may keep everything else waiting."""
+    """What `work` returns after a short look into the store.
+
+    Where the store is a file, this thread does the work: handing it over takes several times as long as the look. Where
+    it is a database server, another thread does, so that nothing else waits for the server."""
     return work() if store.folder is not None else await run_in_threadpool(work)
 
 
-def of_question(request: Request, asked: Asked, hardware: str, store: Store) -> Tagged:
+def of_question(request: Request, question: Asked, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
-    workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
-    key = find_hardware(hardware, store, partial(search_command, asked)).key
+    workload = question if isinstance(question, Workload) else question.resolve()[1]
+    key = find_hardware(hardware, store, partial(search_command, question)).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))

@@ -55,22 +55,23 @@ class SearchState(BaseModel):
     spent_trials: int
 
     @classmethod
-    def of(cls, found: Search) -> SearchState:
+    def of(cls, search: Search) -> SearchState:
         """A stored search."""
-        waiting_for = f"a runner with {found.hardware_name}" if found.state == "queued" else None
-        if found.state == "running" and not found.held:
+        waiting_for = f"a runner with {search.hardware_name}" if search.state == "queued" else None
+        if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
-        told = {name: value for name, value in found.to_json().items() if name in cls.model_fields}
-        asked = {**found.request.get("asked", found.request), "model": found.workload.model}  # never where it is here
-        return cls(**told, asked=asked, waiting_for=waiting_for, drivers=found.lease_epoch)
+        fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
+        request = dict(search.request.get("asked", search.request))
+        request["model"] = search.workload.model  # its name, never its path on the server
+        return cls(**fields, asked=request, waiting_for=waiting_for, drivers=search.lease_epoch)
 
 
 def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")], store: OpenedStore) -> Search:
     """The search with the id in the path."""
-    found = store.search(search_id)
-    if found is None:
+    search = store.search(search_id)
+    if search is None:
         raise HTTPException(404, f"there is no search {search_id!r}")
-    return found
+    return search
 
 
 StoredSearch = Annotated[Search, Depends(stored_search)]
@@ -79,7 +80,7 @@ ROUTES = APIRouter(route_class=Strict)
 
 @ROUTES.post("/v1/searches", status_code=202, dependencies=[RUN], summary="Start a search, or join the same one")
 def start(
-    asked: AskedSearch,
+    body: AskedSearch,
     store: OpenedStore,
     response: Response,
     token: MayRun,
@@ -88,15 +89,15 @@ def start(
         str | None, Header(max_length=200, description="The same key never starts a second search")
     ] = None,
 ) -> SearchState:
-    workload = asked.workload(models)
-    if asked.space is not None and asked.space not in space.names():
-        raise unknown("space", asked.space, space.names())
+    workload = body.workload(models)
+    if body.space is not None and body.space not in space.names():
+        raise unknown("space", body.space, space.names())
     request = SearchRequest(
         workload=workload,
-        goal=asked.goal(),
-        memory_limit_bytes=as_bytes(asked.memory_limit),
-        time_budget_seconds=parse_duration(asked.time_budget),
-        **asked.model_dump(include={option.name for option in fields(SearchRequest)}),
+        goal=body.goal(),
+        memory_limit_bytes=as_bytes(body.memory_limit),
+        time_budget_seconds=parse_duration(body.time_budget),
+        **body.model_dump(include={option.name for option in fields(SearchRequest)}),
     )
     search_id = submit(request, store, key=idempotency_key, by=token.name)
     response.headers["Location"] = f"/v1/searches/{search_id}"
@@ -104,16 +105,16 @@ def start(
 
 
 @ROUTES.get("/v1/searches/{search_id}", summary="Where a search stands, and what it answered")
-def state(found: StoredSearch) -> SearchState:
-    return SearchState.of(found)
+def state(search: StoredSearch) -> SearchState:
+    return SearchState.of(search)
 
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
-def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
-    if not token.allows("admin") and token.name not in store.access.asked_for(found.search_id):
-        raise Refused(f"search {found.search_id} is not one that {token.name!r} asked for", known=True)
-    store.queue.cancel(found.search_id, by=token.name)
-    return SearchState.of(stored_search(found.search_id, store))
+def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
+    if not token.allows("admin") and token.name not in store.access.asked_for(search.search_id):
+        raise Refused(f"search {search.search_id} is not one that {token.name!r} asked for", has_token=True)
+    store.queue.cancel(search.search_id, by=token.name)
+    return SearchState.of(stored_search(search.search_id, store))
 
 
 @ROUTES.get(
@@ -122,11 +123,11 @@ def cancel(found: StoredSearch, store: OpenedStore, token: MayRun) -> SearchStat
     summary="What happens in a search, as server-sent events, from its beginning to its end",
 )
 async def events(
-    found: StoredSearch,
+    search: StoredSearch,
     store: OpenedStore,
     last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
 ) -> AsyncIterable[ServerSentEvent]:
-    search_id, seen = found.search_id, last_event_id
+    search_id, seen = search.search_id, last_event_id
     while True:
         # The state first: the event of an ending is written with it.
         now = await run_in_threadpool(store.search, search_id)
