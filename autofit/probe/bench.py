@@ -26,7 +26,7 @@ SLOW_SECONDS = 1.0
 """A first call that takes as long is not repeated on a processor where the measurement should take less: kernels that
 are chosen or generated once take a fraction of that there. An accelerator's may take minutes."""
 CYCLES_PER_SECOND = 2e9
-"""Of a CUDA device that is kept busy; where it has fewer, it is kept busy for longer."""
+"""The clock of a CUDA device that is kept busy; where it has fewer, it is kept busy for longer."""
 MOST_BUSY_SECONDS = 0.05
 clock = time.perf_counter
 
@@ -61,9 +61,9 @@ class Bench:
         if dtype not in self._pools:
             self._pools[dtype] = self._drawn(dtype, self.size // dtype.itemsize)
         pool = self._pools[dtype]
-        there = len(pool) if among is None else max(min(len(pool), among // dtype.itemsize), count)
+        elements = len(pool) if among is None else max(min(len(pool), among // dtype.itemsize), count)
         after = -(-self._place // ALIGNED) * ALIGNED
-        start = after % (there - count + 1) // ALIGNED * ALIGNED
+        start = after % (elements - count + 1) // ALIGNED * ALIGNED
         self._place = start + count
         return pool[start : start + count].view(shape)
 
@@ -77,14 +77,14 @@ class Bench:
         first = self.timed(call)
         if first >= max(SLOW_SECONDS, most) and not self.accelerator:
             return first
-        again = self.timed(call)
-        if again >= max(SLOW_SECONDS, most):
-            return again
+        second = self.timed(call)
+        if second >= max(SLOW_SECONDS, most):
+            return second
         if self.accelerator:
-            count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
-            return min(self.timed(call, count, busy=count * again) / count for _ in range(3))
-        repeats = int(min(most / max(again, 1e-6), 12)) - 1
-        return min([again, *(self.timed(call) for _ in range(repeats))])
+            count = int(min(max(most / 4 / max(second, 1e-6), 1), 50))
+            return min(self.timed(call, count, busy=count * second) / count for _ in range(3))
+        repeats = int(min(most / max(second, 1e-6), 12)) - 1
+        return min([second, *(self.timed(call) for _ in range(repeats))])
 
     def timed(self, call: Callable[[], Any], count: int = 1, *, busy: float = 0.0) -> float:
         """Seconds of these very calls, with the host's part where that is the slower one. A CUDA device is first kept
@@ -115,7 +115,7 @@ class Bench:
         return float(started.elapsed_time(ended)) / 1000.0
 
     def wait(self) -> None:
-        """Until the device has done all that it was asked."""
+        """Wait until the device has done all of its work."""
         if self.accelerator:
             torch.accelerator.synchronize()
 

@@ -23,12 +23,12 @@ from autofit.trial.machine import nvml
 if TYPE_CHECKING:
     from autofit.probe.bench import Bench
 
-TRANSFERS, ON_HOST, BESIDE = "transfers", "updates on the host", "context"
-FIGURES = (TRANSFERS, ON_HOST, BETWEEN_RANKS, BESIDE)
+TRANSFERS, ON_HOST, CONTEXT_PART = "transfers", "updates on the host", "context"
+FIGURES = (TRANSFERS, ON_HOST, BETWEEN_RANKS, CONTEXT_PART)
 """The parts whose figures are no rates of a kind of work."""
 
-Found = Iterator[dict[str, float] | MeasuredStep]
-Part = Callable[[], Found]
+Results = Iterator[dict[str, float] | MeasuredStep]
+Part = Callable[[], Results]
 
 
 def probe(request: dict[str, Any], reports: Connection) -> None:
@@ -52,14 +52,14 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
         reports.send({"begin": name})
         failure = None
         try:
-            for found in parts[name]():
-                if isinstance(found, MeasuredStep):
-                    reports.send({"step": asdict(found)})
+            for result in parts[name]():
+                if isinstance(result, MeasuredStep):
+                    reports.send({"step": asdict(result)})
                 elif name in FIGURES:
-                    reports.send({"figures": found})
+                    reports.send({"figures": result})
                 else:
-                    rates |= found
-                    reports.send({"seconds_per": found})
+                    rates |= result
+                    reports.send({"seconds_per": result})
         except Exception as error:
             failure = in_one_line(error)[:300]
             _recover(bench, failure)
@@ -90,24 +90,24 @@ def _parts(
     if environments:
         parts[BETWEEN_RANKS] = partial(ranks.measure, bench, environments)
 
-    def launching() -> Found:
+    def launching() -> Results:
         from autofit.probe import launches
 
         return launches.measure(bench, _job(request["model"], hardware, request["stack"]))
 
-    def real() -> Found:
+    def real() -> Results:
         from autofit.probe import real_step
 
         job = _job(request["model"], hardware, request["stack"])
         return real_step.measure(bench, job, real_step.configs_for(rates, accelerator=bench.accelerator))
 
-    def beside() -> Found:
+    def context() -> Results:
         from autofit.trial.measure.meter import beside_allocator
 
         yield {CONTEXT: float(beside_allocator(held_by_others))}
 
     parts |= {"launches": launching, "real step": real}
-    return parts | {BESIDE: beside} if bench.device.type == "cuda" else parts
+    return parts | {CONTEXT_PART: context} if bench.device.type == "cuda" else parts
 
 
 def _recover(bench: Bench, failure: str) -> None:

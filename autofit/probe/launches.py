@@ -32,7 +32,7 @@ TINY = Model(
     parameters=None,
 )
 ROUNDS = 12
-"""Of the micro-step, of which the fastest counts."""
+"""How often the micro-step is run; the fastest counts."""
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

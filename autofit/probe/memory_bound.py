@@ -22,7 +22,7 @@ AMONG = {"near": 16 * MIB, "far": None}, {"near": 32 * MIB, "far": None}
 """Of how many bytes its operands are the ones that were read the longest ago, on a processor and on an accelerator:
 what a layer's activations take, which the last level of cache holds; and more than any cache holds."""
 MOST_SECONDS = 0.03
-"""Of one measurement."""
+"""The most that one measurement takes."""
 ATTENDED = (1, 64, 512), (4, 256, 2048)
 """Sequences whose attention is measured, their tokens at least, and at most, on a processor and on an accelerator: so
 few that the bytes take longer than the arithmetic, and so many that they do not."""
@@ -39,26 +39,26 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
     all_moved = MOVED[bench.accelerator]
     among = AMONG[bench.accelerator]
     for place in PLACES:
-        for operation, made in _OPERATIONS.items():
+        for operation, make_calls in _OPERATIONS.items():
 
             def take(width: int, dtype: torch.dtype = dtype, place: str = place) -> torch.Tensor:
                 rows = max(all_moved[place] // (3 * dtype.itemsize * width), 1)
                 return bench.take(dtype, rows, width, among=among[place])
 
-            calls = made(take, shapes, dtype)
+            calls = make_calls(take, shapes, dtype)
             size = take(_width(operation, shapes)).nbytes
             moved = sum(passes * size for _, passes in calls)
-            taken = sum(bench.seconds(call, most=MOST_SECONDS) for call, _ in calls)
-            yield {memory_bound(operation, number_format, place): taken / moved}
+            seconds = sum(bench.seconds(call, most=MOST_SECONDS) for call, _ in calls)
+            yield {memory_bound(operation, number_format, place): seconds / moved}
 
 
 def measure_pages(bench: Bench) -> Iterator[dict[str, float]]:
     """Seconds per byte of a result for which a processor's system hands out new pages."""
     size = 64 * MIB
-    there = torch.zeros(size, dtype=torch.uint8)
-    again = bench.seconds(lambda: there.fill_(1), most=MOST_SECONDS)
-    anew = bench.seconds(lambda: torch.empty(size, dtype=torch.uint8).fill_(1), most=MOST_SECONDS)
-    yield {FRESH: max(anew - again, again) / size}
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    reused = bench.seconds(lambda: buffer.fill_(1), most=MOST_SECONDS)
+    fresh = bench.seconds(lambda: torch.empty(size, dtype=torch.uint8).fill_(1), most=MOST_SECONDS)
+    yield {FRESH: max(fresh - reused, reused) / size}
 
 
 def _width(operation: str, shapes: Shapes) -> int:
@@ -122,16 +122,16 @@ def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Itera
         flops = 2.0 * sequences * shapes.heads * tokens * tokens * shapes.head_width
         query, key, value = (bench.take(dtype, *size).requires_grad_() for _ in range(3))
         forward = partial(functional.scaled_dot_product_attention, query, key, value, is_causal=True)
-        taken = bench.seconds(forward, most=MOST_SECONDS)
-        samples["forward"].append((flops, 4.0 * query.nbytes, taken))
+        seconds = bench.seconds(forward, most=MOST_SECONDS)
+        samples["forward"].append((flops, 4.0 * query.nbytes, seconds))
         gradient = bench.take(dtype, *size)
         backward = partial(torch.autograd.grad, forward(), (query, key, value), gradient, retain_graph=True)
-        taken = bench.seconds(backward, most=MOST_SECONDS)
+        seconds = bench.seconds(backward, most=MOST_SECONDS)
         # The backward pass makes five products where the forward pass makes two.
-        samples["backward"].append((2.5 * flops, 8.0 * query.nbytes, taken))
-        tokens *= 2 if bench.accelerator or taken > MOST_SECONDS / 4 else 8
-        if taken > MOST_SECONDS:
+        samples["backward"].append((2.5 * flops, 8.0 * query.nbytes, seconds))
+        tokens *= 2 if bench.accelerator or seconds > MOST_SECONDS / 4 else 8
+        if seconds > MOST_SECONDS:
             break
-    for direction, shown in samples.items():
-        per_flop, per_byte = (roofline if bench.accelerator else fitted)(shown)
+    for direction, points in samples.items():
+        per_flop, per_byte = (roofline if bench.accelerator else fitted)(points)
         yield {attention(number_format, direction): per_flop, attended(number_format, direction): per_byte}

@@ -14,12 +14,12 @@ ROWS = 512, 4096
 """Tokens in a product, on a processor and on an accelerator: as many as a micro-batch has that keeps the device at
 work."""
 FEW_ROWS, TRIED_ROWS = 64, 8
-"""The fewest; and those in the one that shows how many of them a slow format can afford."""
+"""The fewest tokens, and those of the product that shows how many a slow format can afford."""
 HEAD_FLOPS = 6e9, 2e12
 """The head's product is made with as many tokens as this allows, on a processor and on an accelerator: with few, it
 takes as long as reading its weights."""
 LAYOUT_SECONDS = 0.2
-"""Of all products of one layout in one format."""
+"""The most that all products of one layout in one format take."""
 BATCHED = (32, 256), (1024, 1024)
 """Tokens of the sequences whose scores are computed, at least and at most, on a processor and on an accelerator: fewer
 would take that no longer than a launch does."""
@@ -45,7 +45,7 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
 
 
 def _samples(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
-    """Of a feed-forward matrix with many and, on a processor, with few tokens, and of an adapter's, of rank 16."""
+    """Samples of a feed-forward matrix with many tokens and, on a processor, with few; then of an adapter, rank 16."""
     hidden, inner = shapes.hidden, shapes.feed_forward
     tried = _sample(bench, dtype, layout, TRIED_ROWS, hidden, inner, LAYOUT_SECONDS / 8)
     affordable = int(TRIED_ROWS * LAYOUT_SECONDS / 3 / tried[2])
@@ -66,12 +66,12 @@ def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flo
     if rows * of_token * per_flop > 0.5:
         return per_flop
     # Into a result that is there: new pages are measured apart.
-    made = {"nt": (rows, vocabulary), "nn": (rows, hidden), "tn": (vocabulary, hidden)}[layout]
-    result = torch.empty(made, dtype=dtype, device=bench.device)
-    flops, moved, taken = _sample(bench, dtype, layout, rows, hidden, vocabulary, 0.02, result)
+    shape = {"nt": (rows, vocabulary), "nn": (rows, hidden), "tn": (vocabulary, hidden)}[layout]
+    result = torch.empty(shape, dtype=dtype, device=bench.device)
+    flops, moved, seconds = _sample(bench, dtype, layout, rows, hidden, vocabulary, 0.02, result)
     if bench.accelerator:
-        return taken / flops
-    return max(taken - moved * per_byte, taken / 2.0) / flops
+        return seconds / flops
+    return max(seconds - moved * per_byte, seconds / 2.0) / flops
 
 
 def _sample(
@@ -84,23 +84,23 @@ def _sample(
     most: float,
     result: torch.Tensor | None = None,
 ) -> Sample:
-    """Of a product of a linear layer; its weight is another one in each call, as that of the next layer is."""
+    """The sample of a linear layer's product. Each call has another weight, as the next layer has."""
     inputs, gradients = bench.take(dtype, rows, width_in), bench.take(dtype, rows, width_out)
-    weight = _another(bench, bench.take(dtype, width_out, width_in))
-    another_gradient = _another(bench, gradients)
+    weight = _tensors_like(bench, bench.take(dtype, width_out, width_in))
+    another_gradient = _tensors_like(bench, gradients)
     call = {
         "nt": lambda: torch.mm(inputs, weight().t(), out=result),
         "nn": lambda: torch.mm(gradients, weight(), out=result),
         "tn": lambda: torch.mm(another_gradient().t(), inputs, out=result),
     }[layout]
-    taken = bench.seconds(call, most=most)
+    seconds = bench.seconds(call, most=most)
     moved = dtype.itemsize * (rows * width_in + rows * width_out + width_in * width_out)
-    return 2.0 * rows * width_in * width_out, moved, taken
+    return 2.0 * rows * width_in * width_out, moved, seconds
 
 
-def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Tensors like this one; always this one where it is too large for the caches: none is made meanwhile."""
-    return lambda: one if one.nbytes > bench.size / 4 else bench.take(one.dtype, *one.shape)
+def _tensors_like(bench: Bench, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function that returns tensors like this one: always this one where it is too large for the caches."""
+    return lambda: tensor if tensor.nbytes > bench.size / 4 else bench.take(tensor.dtype, *tensor.shape)
 
 
 def roofline(samples: Sequence[Sample]) -> tuple[float, float]:
@@ -138,9 +138,9 @@ def _batched(bench: Bench, shapes: Shapes, dtype: torch.dtype) -> float:
         queries = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
         keys = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
         call = lambda q=queries, k=keys: q @ k.transpose(1, 2)  # noqa: E731
-        taken = bench.seconds(call, most=LAYOUT_SECONDS / 8)
-        per_flop = taken / (2.0 * shapes.heads * tokens * tokens * shapes.head_width)
-        if taken > LAYOUT_SECONDS / 8:
+        seconds = bench.seconds(call, most=LAYOUT_SECONDS / 8)
+        per_flop = seconds / (2.0 * shapes.heads * tokens * tokens * shapes.head_width)
+        if seconds > LAYOUT_SECONDS / 8:
             break
         tokens *= 2
     return per_flop

@@ -24,7 +24,7 @@ from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
 SENT_BYTES = 16 * MIB, 256 * MIB
-"""Of the tensor that is reduced, and of all that is gathered, on processors and on accelerators."""
+"""The size of the tensor that is reduced, and of all that is gathered, on processors and on accelerators."""
 
 
 def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator[dict[str, float]]:
@@ -34,7 +34,7 @@ def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         logs = [opened.enter_context((Path(folder) / f"{rank}.log").open("w+")) for rank in range(ranks)]
         words = [sys.executable, "-m", "autofit.probe.ranks", folder]
-        every = [
+        processes = [
             opened.enter_context(
                 subprocess.Popen(
                     [*words, str(rank), str(ranks), bench.device.type],
@@ -46,20 +46,20 @@ def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator
             )
             for rank, (log, environment) in enumerate(zip(logs, environments, strict=True))
         ]
-        for process in every:
+        for process in processes:
             opened.callback(process.kill)
         # Most of it is loading torch.
         until = time.monotonic() + 120.0
-        while any(process.poll() is None for process in every) and time.monotonic() < until:
+        while any(process.poll() is None for process in processes) and time.monotonic() < until:
             time.sleep(0.1)
             yield {}
-        for rank, (process, log) in enumerate(zip(every, logs, strict=True)):
+        for rank, (process, log) in enumerate(zip(processes, logs, strict=True)):
             if process.poll() != 0:
                 log.seek(0)
-                said = lines_of(log.read(), "no end within 120 s")[-1]
-                raise RuntimeError(f"rank {rank}: {said[:200]}")
-        told = every[0].communicate()[0]
-    yield {collective(name): rate for name, rate in json.loads(told).items()}
+                message = lines_of(log.read(), "no end within 120 s")[-1]
+                raise RuntimeError(f"rank {rank}: {message[:200]}")
+        output = processes[0].communicate()[0]
+    yield {collective(name): rate for name, rate in json.loads(output).items()}
 
 
 def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
@@ -87,9 +87,9 @@ def main(folder: str, rank: int, ranks: int, kind: str) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, init_method=f"file://{folder}/met", rank=rank, world_size=ranks)
-    found = rates(rank, ranks, torch.device(kind))
+    measured = rates(rank, ranks, torch.device(kind))
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(measured), flush=True)
     with suppress(RuntimeError):
         distributed.destroy_process_group()
 

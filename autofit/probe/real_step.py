@@ -74,10 +74,10 @@ def _measure(bench: Bench, job: Job, config: Config, depths: list[int]) -> Itera
     ((inputs, labels),) = step.split(tokens)
     targets = job.workload.seq_len - 1
     model = step.module.model
-    every = decoder_layers(model)
+    layers = decoder_layers(model)
 
     def at(depth: int) -> float:
-        replace_layers(model, every[:depth])
+        replace_layers(model, layers[:depth])
         unwrap(model).config.get_text_config().num_hidden_layers = depth
         return bench.timed(lambda: step.micro_step(inputs, labels, targets, last=True))
 
@@ -90,8 +90,8 @@ def _measure(bench: Bench, job: Job, config: Config, depths: list[int]) -> Itera
     # The first round loads kernels and fills caches; in the first half, an accelerator may not yet be as hot as later.
     settled = rounds[len(rounds) // 2 if bench.accelerator else 1 :] or rounds
     for place, depth in enumerate(depths):
-        usual = statistics.median(taken[place] for taken in settled)  # as trials report theirs
-        yield MeasuredStep(config=config.to_json(), layers=depth, seconds=usual, work=works.get(depth))
+        median = statistics.median(seconds[place] for seconds in settled)  # as trials report theirs
+        yield MeasuredStep(config=config.to_json(), layers=depth, seconds=median, work=works.get(depth))
 
 
 def _enough(rounds: list[list[float]], most_rounds: float) -> bool:
@@ -118,17 +118,17 @@ def sizes_for(
 ) -> list[tuple[Config, int, list[int]]]:
     """Which configs can be run in so many bytes, with which of `token_counts` and at which depths of the model, the
     deepest first: the first config and the most tokens first. Raises `MemoryError` if none can."""
-    found = []
+    sizes = []
     for config, tokens, depths in itertools.product(configs, token_counts, DEPTHS):
         possible = sorted({min(layers, model.layers) for layers in depths}, reverse=True)
         needed = bytes_of(model, tokens, config, possible[0])
-        if needed <= room_bytes and (config, tokens, possible) not in found:
-            found.append((config, tokens, possible))
-    if not found:
+        if needed <= room_bytes and (config, tokens, possible) not in sizes:
+            sizes.append((config, tokens, possible))
+    if not sizes:
         raise MemoryError(
             f"out of memory: it takes {format_bytes(needed)}, and {format_bytes(int(room_bytes))} are left"
         )
-    return found
+    return sizes
 
 
 def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int:
@@ -138,15 +138,15 @@ def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int
     A layer keeps some two numbers for each output of its products: 0.87 GB in one of llama-3.1-8b with 4,096 tokens,
     where an H200 showed 0.81 (benchmarks/recorded/h200).
     """
-    beside = model.embedding_parameters * (1 if model.tied_embeddings else 2)
-    weights = beside + (model.parameters - beside) * layers // model.layers
+    embeddings = model.embedding_parameters * (1 if model.tied_embeddings else 2)
+    weights = embeddings + (model.parameters - embeddings) * layers // model.layers
     size = FORMATS[product_format(config)].itemsize
     head = model.vocabulary_size * model.hidden_size
     in_layers = model.active_matmul_parameters - head
-    kept = 2 * size * tokens * in_layers // model.hidden_size * layers // model.layers
+    activations = 2 * size * tokens * in_layers // model.hidden_size * layers // model.layers
     # A logit takes 12 bytes: of it in fp32, of what the loss makes of it, and of its gradient.
     trained = weights + head if config["method"] == "full" else 0
     held = size * (weights + trained)
     if trained and is_mixed(config):  # fp32, and a copy of the weights in the format of the products
         held = 4 * (weights + trained) + size * weights
-    return held + kept + 12 * tokens * model.vocabulary_size
+    return held + activations + 12 * tokens * model.vocabulary_size

@@ -92,7 +92,7 @@ class _Progress:
     silent_while_loading: float
     """Seconds without an event before the first part after which a process is given up."""
     silent_seconds: float
-    """The same, from the first part on."""
+    """Seconds without an event after which a process is given up, from the first part on."""
     most_seconds: float
     """From the beginning of the first part on."""
     until: float
@@ -109,7 +109,7 @@ class _Progress:
     _now: str | None = None
     """The part under way."""
     _began: float = 0.0
-    _found: dict[str, float] = field(default_factory=dict)
+    _rates: dict[str, float] = field(default_factory=dict)
     """Its rates so far."""
     _figures: dict[str, float] = field(default_factory=dict)
 
@@ -123,9 +123,9 @@ class _Progress:
         ended_before = len(self.parts)
         reading, writing = context().Pipe(duplex=False)
         with tempfile.NamedTemporaryFile() as output:
-            asked = (self.child, request, writing, output.name, trial_environment(hardware.kind))
+            arguments = (self.child, request, writing, output.name, trial_environment(hardware.kind))
             self._held_bytes = None if hardware.kind == "cpu" else nvml.held_bytes()
-            process = context().Process(target=_run, args=asked)
+            process = context().Process(target=_run, args=arguments)
             process.start()
             assert process.pid is not None
             self._process, self.watch = process.pid, None
@@ -149,8 +149,8 @@ class _Progress:
                     "the device cannot be probed: its driver does not let a killed process end",
                     remedy="check nvidia-smi, and dmesg for Xid errors; it may take a reset or a reboot",
                 )
-            said = lines_of(Path(output.name).read_text(errors="replace"), "it said nothing")
-            self._ended(why or said[-1][:300], ended_before)
+            lines = lines_of(Path(output.name).read_text(errors="replace"), "it said nothing")
+            self._ended(why or lines[-1][:300], ended_before)
 
     def _listen(self, reading: Connection, hardware: Hardware) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
@@ -170,7 +170,7 @@ class _Progress:
         return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
 
     def _give_up_watching(self, process: BaseProcess) -> None:
-        """Of a process that has not come to its end. What one has used that is gone already is not known any more."""
+        """End the watch of a process that did not finish; drop it if the process is gone, whose use is unknown."""
         if self.watch is not None and process.is_alive():
             self.watch.end()
         else:
@@ -183,7 +183,7 @@ class _Progress:
             self._now, self._began = event["begin"], time.monotonic()
             self.until = min(self.until, self._began + self.most_seconds)
         elif "seconds_per" in event:
-            self._found |= event["seconds_per"]
+            self._rates |= event["seconds_per"]
         elif "figures" in event:
             self._figures |= event["figures"]
         elif "step" in event:
@@ -195,10 +195,10 @@ class _Progress:
         assert self._now is not None and self.left is not None
         self.left.remove(self._now)
         part = ProbePart(
-            name=self._now, seconds=seconds, seconds_per=self._found, figures=self._figures, failure=failure
+            name=self._now, seconds=seconds, seconds_per=self._rates, figures=self._figures, failure=failure
         )
         self.parts.append(part)
-        self._now, self._found, self._figures = None, {}, {}
+        self._now, self._rates, self._figures = None, {}, {}
 
     def _ended(self, why: str, ended_before: int) -> None:
         """The process has ended: if within a part, that part has failed."""

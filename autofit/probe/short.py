@@ -16,7 +16,7 @@ LOADING_SECONDS = 600.0
 """What loading the libraries may take: 24 s on an H100's machine whose disk had not been read (`probe.run.run`), and
 minutes on one whose cores others use, which is what is to be found out."""
 MOST_SECONDS = 10.0
-"""Of both parts, beside loading the libraries. They took 1.0 s on an H100 and 0.7 s on two cores of a Zen 4
+"""What both parts may take, without loading the libraries. They took 1.0 s on an H100 and 0.7 s on two cores of a Zen 4
 (benchmarks/recorded); a device that needs longer shows what it can until then."""
 PAUSES = (5.0, 20.0)
 """Seconds before the rates are measured again where the device was busy or throttled."""
@@ -28,17 +28,17 @@ def short_probe(hardware: Hardware, stack: Stack) -> Probe:
     a machine on which once takes a minute: a worker must come up in time.
 
     Raises `EnvironmentLacks` where nothing can be measured."""
-    made = _measured(hardware, stack)
-    for pause in PAUSES if made.doubts and made.seconds < LOADING_SECONDS / 10 else ():
+    probe = _measured(hardware, stack)
+    for pause in PAUSES if probe.doubts and probe.seconds < LOADING_SECONDS / 10 else ():
         time.sleep(pause)
-        again = _measured(hardware, stack)
-        made = replace(again, parts=tuple(_better(part, made) for part in again.parts))
-        if not again.doubts:
+        repeated = _measured(hardware, stack)
+        probe = replace(repeated, parts=tuple(_better(part, probe) for part in repeated.parts))
+        if not repeated.doubts:
             break
-    if not made.seconds_per:
-        why = made.parts[0].failure
+    if not probe.seconds_per:
+        why = probe.parts[0].failure
         raise EnvironmentLacks(f"its rates cannot be measured: {why}", remedy="run `autofit probe` there")
-    return made
+    return probe
 
 
 def _measured(hardware: Hardware, stack: Stack) -> Probe:
@@ -54,6 +54,6 @@ def _measured(hardware: Hardware, stack: Stack) -> Probe:
 
 
 def _better(part: ProbePart, earlier: Probe) -> ProbePart:
-    rates = next((there.seconds_per for there in earlier.parts if there.name == part.name), {})
+    rates = next((p.seconds_per for p in earlier.parts if p.name == part.name), {})
     both = {**rates, **part.seconds_per}
     return replace(part, seconds_per={kind: min(both[kind], rates.get(kind, both[kind])) for kind in both})

@@ -14,7 +14,7 @@ from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
 ELEMENTS = 4 * MIB, 64 * MIB
-"""Of the weights that are updated on a processor and on an accelerator: too many for the caches together with their
+"""The weights that are updated on a processor and on an accelerator: too many for the caches together with their
 gradients and states, and for an accelerator's launches to matter."""
 STATES = MIB, 64 * MIB
 """Elements that are packed into 8 bits on a processor and on an accelerator."""
@@ -29,8 +29,8 @@ def measure(bench: Bench) -> Iterator[dict[str, float]]:
         weights.grad = bench.take(dtype, elements)
         optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
         optimizer.step()
-        taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
-        yield {update(name): taken / (4 * weights.nbytes)}
+        seconds = bench.seconds(optimizer.step, most=MOST_SECONDS)
+        yield {update(name): seconds / (4 * weights.nbytes)}
 
 
 def measure_on_host() -> Iterator[dict[str, float]]:
@@ -40,9 +40,9 @@ def measure_on_host() -> Iterator[dict[str, float]]:
     weights.grad = torch.zeros(16 * MIB)
     optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
     optimizer.step()
-    taken = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)
+    seconds = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)
     passes = 7  # weights and two states both ways, gradients once: as `estimate.sharding.library.passes` counts them
-    yield {UPDATE_ON_HOST: passes * weights.nbytes / taken}
+    yield {UPDATE_ON_HOST: passes * weights.nbytes / seconds}
 
 
 def measure_transfers(bench: Bench) -> Iterator[dict[str, float]]:
@@ -62,8 +62,8 @@ def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]
     for name, dtype in FORMATS.items():
         weights = bench.take(dtype, shapes.feed_forward, shapes.hidden)
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=False)
-        taken = bench.seconds(partial(functional.dequantize_4bit, packed, state), most=MOST_SECONDS)
-        yield {four_bit(name): taken / (packed.nbytes + state.absmax.nbytes + weights.nbytes)}
+        seconds = bench.seconds(partial(functional.dequantize_4bit, packed, state), most=MOST_SECONDS)
+        yield {four_bit(name): seconds / (packed.nbytes + state.absmax.nbytes + weights.nbytes)}
     values = bench.take(torch.float32, STATES[bench.accelerator])
     codes, state = functional.quantize_blockwise(values, blocksize=256)
     moved = values.nbytes + codes.nbytes + state.absmax.nbytes
@@ -86,5 +86,5 @@ def _update_8bit(bench: Bench) -> float:
     weights.grad = bench.take(torch.float32, elements)
     optimizer = AdamW8bit([weights], lr=1e-6)
     optimizer.step()
-    taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
-    return taken / (2 * weights.nbytes + 2 * elements)
+    seconds = bench.seconds(optimizer.step, most=MOST_SECONDS)
+    return seconds / (2 * weights.nbytes + 2 * elements)

@@ -26,7 +26,7 @@ from autofit.probe import bench as bench_module
 from autofit.probe import ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
-from autofit.probe.products import _another, fitted, roofline
+from autofit.probe.products import _tensors_like, fitted, roofline
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.techniques import Job
@@ -93,7 +93,7 @@ def test_operands_begin_where_kernels_take_them() -> None:
 def test_operands_are_those_of_another_layer_and_none_is_made_meanwhile() -> None:
     bench = Bench(torch.device("cpu"))
     small, large = bench.take(torch.float32, 64), bench.take(torch.float32, bench.size // 4)
-    another, same = _another(bench, small), _another(bench, large)
+    another, same = _tensors_like(bench, small), _tensors_like(bench, large)
     assert another().data_ptr() != another().data_ptr() and another().shape == small.shape
     assert same() is large
 
