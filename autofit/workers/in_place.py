@@ -25,7 +25,7 @@ class InPlacePool:
     set_aside: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, *, device: str = "auto", devices: int = 1) -> None:
-        """For trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
+        """A pool for trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
         self._site = detect(device)
         check_devices(self._site[0], devices)
         self.devices = devices

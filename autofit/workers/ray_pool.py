@@ -61,8 +61,8 @@ class RayPool:
         device: str = "auto",
         card: Card | None = None,
     ) -> None:
-        """For trials of `devices` ranks, `workers` of them at a time, by default as many as there is room for, on cards
-        of one kind. Raises `EnvironmentLacks` if this machine has no room for them; a cluster may get it later."""
+        """A pool for trials of `devices` ranks on cards of one kind, `workers` of them at a time, by default as many as
+        there is room for. Raises `EnvironmentLacks` if this machine has no room; a cluster may get it later."""
         connection = connect(address)
         self._leaving = ExitStack()
         self._leaving.callback(connection.close)
@@ -72,7 +72,7 @@ class RayPool:
         self._hiring = Hiring(ray=self._ray, device=device, driver=driver)
         self._queue: deque[_Queued] = deque()
         self._lacking = Lacking(ray=self._ray)
-        self._told = False  # whether it was said that a trial waits for another process's
+        self._wait_reported = False  # whether it was said that a trial waits for another process's
         try:
             nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray) or {}
             uses_gpus = _uses_gpus(device, card, nodes, addable)
@@ -134,7 +134,7 @@ class RayPool:
         if reason is not None or not asks(config, job):
             return reason
         self._wait_for_one()
-        return self._lacking.said(config, job, self._roster.up)
+        return self._lacking.reason(config, job, self._roster.up)
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker, or on the next one that is."""
@@ -167,7 +167,7 @@ class RayPool:
         ended = [*self._answered(), *self._lost(), *self._overdue(), *self._not_begun()]
         for running in self._busy.values():
             running.stop_overdue_ranks()
-            running.note_waiting(self._ray, self._tell)
+            running.note_waiting(self._ray, self._report_wait)
         self._dispatch()
         return ended
 
@@ -175,11 +175,11 @@ class RayPool:
     def _busy(self) -> dict[Slot, Running]:
         return {slot: slot.running for slot in self._roster.slots if slot.running is not None}
 
-    def _tell(self, holder: int | None) -> None:
-        self._told = self._told or tell_of_waiting(holder)
+    def _report_wait(self, holder: int | None) -> None:
+        self._wait_reported = self._wait_reported or tell_of_waiting(holder)
 
     def _pause(self, seconds: float) -> None:
-        """Until something of a slot may have changed, but at most so long."""
+        """Wait until something of a slot may have changed, but for at most `seconds`."""
         awaited = [reference for running in self._busy.values() for reference in running.answers]
         for slot in self._roster.slots:
             awaited += slot.ends if slot.is_up else slot.answers if slot.state is State.PENDING else []
@@ -235,7 +235,7 @@ class RayPool:
         late = [queued for queued in self._queue if queued.seconds > queued.request.wait_seconds]
         for queued in late:
             self._queue.remove(queued)
-        return [(queued.request, _given_up(queued)) for queued in late]
+        return [(queued.request, _unstarted_attempt(queued)) for queued in late]
 
     def close(self) -> None:
         """Kill the workers and leave Ray; nothing the second time. A trial's processes end with their worker, because
@@ -252,6 +252,6 @@ def _uses_gpus(device: str, card: Card | None, nodes: Iterable[Node], addable: M
     return device == "cuda" or card is not None or any(node.gpus for node in nodes) or bool(addable.get("GPU"))
 
 
-def _given_up(queued: _Queued) -> Attempt:
+def _unstarted_attempt(queued: _Queued) -> Attempt:
     waited = format_duration(queued.seconds)
     return not_begun(GivenUp(f"{NOT_BEGUN}: no worker was free for all of {waited}"))

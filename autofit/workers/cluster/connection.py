@@ -43,7 +43,7 @@ class Connection:
     users: int = 0
 
     def close(self) -> None:
-        """For each user to call once. The last one leaves Ray; a private one ends, and its folder is removed."""
+        """Each user calls this once. The last one leaves Ray; a private one ends, and its folder is removed."""
         global _joined
         with _joining:
             self.users -= 1
@@ -132,11 +132,11 @@ def _private(folder: PrivateFolder) -> dict[str, Any]:
 
 def _joined_before(ray: Any, address: str | None) -> Connection:
     """The connection that the calling program has made; raises `EnvironmentLacks` if it is not to what is asked for."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in (here, "auto"):
+    connected_to = ray.get_runtime_context().gcs_address
+    if address not in (connected_to, "auto"):
         raise EnvironmentLacks(
-            f"this process is connected to a Ray of its own at {here}",
-            remedy=f"give ray_address={here!r}, or run the search in a process of its own",
+            f"this process is connected to a Ray of its own at {connected_to}",
+            remedy=f"give ray_address={connected_to!r}, or run the search in a process of its own",
         )
     return Connection(ray=ray, address=address, is_ours=False)
 
@@ -186,8 +186,8 @@ def _on_loopback_only(address: str) -> bool:
         # The address from which this machine's packets to others leave; nothing is sent.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
-            own = probe.getsockname()[0]
-        socket.create_connection((own, int(port)), timeout=5).close()
+            outer_address = probe.getsockname()[0]
+        socket.create_connection((outer_address, int(port)), timeout=5).close()
     except (OSError, OverflowError):
         return True
     return False

@@ -102,12 +102,12 @@ class Wanted:
         """How many trials could run if nobody else used the cluster."""
         return self._trials({node: (node.cpus, node.gpus) for node in self.suitable(nodes)}, ())
 
-    def _trials(self, there: Mapping[Node, tuple[float, float]], used: Collection[str]) -> int:
-        share = self.demand(list(there), used).bundle["CPU"]
+    def _trials(self, resources: Mapping[Node, tuple[float, float]], used: Collection[str]) -> int:
+        share = self.demand(list(resources), used).bundle["CPU"]
         if not self.uses_gpus:
-            whole = [node for node, (cpus, _) in there.items() if cpus >= share * self.ranks]
+            whole = [node for node, (cpus, _) in resources.items() if cpus >= share * self.ranks]
             return sum(node.node_id not in used for node in whole)
-        by_cpus = (min(gpus, cpus / share + 1e-6 if share else math.inf) for cpus, gpus in there.values())
+        by_cpus = (min(gpus, cpus / share + 1e-6 if share else math.inf) for cpus, gpus in resources.values())
         return sum(map(int, by_cpus)) // self.ranks
 
 
@@ -141,8 +141,8 @@ def check_capacity(wanted: Wanted, nodes: Collection[Node], workers: int = 1) ->
     possible = wanted.capacity(nodes)
     if workers > possible:
         of = f" of {wanted.ranks} devices each" if wanted.ranks > 1 else ""
-        there = gpus if wanted.uses_gpus else len(suitable)
+        available = gpus if wanted.uses_gpus else len(suitable)
         raise EnvironmentLacks(
-            f"--workers {workers}{of} asks for more than the {there} {wanted} that Ray has",
+            f"--workers {workers}{of} asks for more than the {available} {wanted} that Ray has",
             remedy=f"use --workers {possible} or add nodes" if possible else "add CPUs to the nodes",
         )

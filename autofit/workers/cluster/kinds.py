@@ -16,23 +16,23 @@ def kinds(address: str) -> list[str]:
     """
     connection = connect(address)
     try:
-        there = [node for node in nodes(connection.ray) if node.gpus >= 1]
+        with_gpus = [node for node in nodes(connection.ray) if node.gpus >= 1]
     finally:
         connection.close()
-    if not there:
+    if not with_gpus:
         raise EnvironmentLacks(
             "no node of Ray's that is up has a GPU", remedy="name the kinds of card that an autoscaler may add"
         )
-    return sorted({_kind(node) for node in there})
+    return sorted({_kind(node) for node in with_gpus})
 
 
 def _kind(node: Node) -> str:
     if node.hardware is not None:
         return node.hardware
-    found = [card.name for card in cards() for name in node.types if is_type_of(name, card)]
-    if len(found) != 1:
-        said = f"may have {' or '.join(found)}" if found else "has a GPU of a type that is not known"
+    names = [card.name for card in cards() for name in node.types if is_type_of(name, card)]
+    if len(names) != 1:
+        problem = f"may have {' or '.join(names)}" if names else "has a GPU of a type that is not known"
         raise EnvironmentLacks(
-            f"{node.host} {said}", remedy=f"name the kinds with --hardware, or label the node: {HARDWARE_LABEL}=NAME"
+            f"{node.host} {problem}", remedy=f"name the kinds with --hardware, or label the node: {HARDWARE_LABEL}=NAME"
         )
-    return found[0]
+    return names[0]

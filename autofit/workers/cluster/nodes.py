@@ -41,18 +41,18 @@ def nodes(ray: Any) -> list[Node]:
     free: Mapping[str, Mapping[str, float]] | None = None
     with suppress(Exception):  # of an interface that is not public, and that Ray's client lacks
         free = ray._private.state.available_resources_per_node()
-    alive = [known for known in ray.nodes() if known["Alive"]]
+    alive = [entry for entry in ray.nodes() if entry["Alive"]]
     # Of a node that has just joined, what is free may not be known yet.
-    return [_node(known, (free or {}).get(known["NodeID"], known["Resources"])) for known in alive]
+    return [_node(entry, (free or {}).get(entry["NodeID"], entry["Resources"])) for entry in alive]
 
 
-def _node(known: Mapping[str, Any], free: Mapping[str, float]) -> Node:
-    resources, labels = known["Resources"], known.get("Labels") or {}
+def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
+    resources, labels = entry["Resources"], entry.get("Labels") or {}
     as_resource = {name.removeprefix(_TYPE_RESOURCE) for name in resources if name.startswith(_TYPE_RESOURCE)}
     as_label = {labels[TYPE_LABEL]} if labels.get(TYPE_LABEL) else set()
     return Node(
-        node_id=known["NodeID"],
-        host=known.get("NodeManagerHostname") or known.get("NodeManagerAddress") or known["NodeID"],
+        node_id=entry["NodeID"],
+        host=entry.get("NodeManagerHostname") or entry.get("NodeManagerAddress") or entry["NodeID"],
         cpus=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
@@ -66,6 +66,6 @@ def _node(known: Mapping[str, Any], free: Mapping[str, float]) -> Node:
 def could_be_added(ray: Any) -> Mapping[str, float] | None:
     """The most of each resource that an autoscaler may give the cluster; None without one that says so."""
     with suppress(Exception):  # of an interface that is not public: without it, less is known
-        found: Mapping[str, float] | None = ray._private.state.state.get_max_resources_from_cluster_config()
-        return found
+        most: Mapping[str, float] | None = ray._private.state.state.get_max_resources_from_cluster_config()
+        return most
     return None

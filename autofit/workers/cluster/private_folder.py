@@ -47,8 +47,8 @@ def _users_place() -> Path:
     folder = Path(tempfile.gettempdir()) / f"autofit-ray-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise EnvironmentLacks(
             f"{folder} is not this user's folder", remedy="remove it, or let TMPDIR name another place"
         )

@@ -23,27 +23,27 @@ class Comparing:
 
     usual: Probe | None = None
     """What the store knows of them; it has a vote, as a node has."""
-    _known: dict[tuple[str, int], tuple[str, Probe]] = field(default_factory=dict)
+    _probes: dict[tuple[str, int], tuple[str, Probe]] = field(default_factory=dict)
     """The node and the rates of each rank of each slot that has come up, those lost since included."""
 
     def note(self, slot: Slot) -> None:
         """Take in what the workers of a slot have measured."""
         for rank, (node, probe) in enumerate(zip(slot.node_ids, slot.probes, strict=True)):
             if probe is not None:
-                self._known[slot.name, rank] = node, probe
+                self._probes[slot.name, rank] = node, probe
 
     def slow(self, slot: Slot) -> tuple[str, str] | None:
         """A node of the slot that is clearly slower than its type, and what at; None if none is."""
         for rank in range(slot.demand.ranks):
-            node, own = self._known.get((slot.name, rank), ("", None))
-            peers = [peer for key, peer in self._known.items() if key != (slot.name, rank)]
+            node, probe = self._probes.get((slot.name, rank), ("", None))
+            peers = [peer for key, peer in self._probes.items() if key != (slot.name, rank)]
             peers += [] if self.usual is None else [("the store", self.usual)]
-            if own is not None and (what := shortfall(own, node, peers)) is not None:
+            if probe is not None and (what := shortfall(probe, node, peers)) is not None:
                 return node, what
         return None
 
 
-def shortfall(own: Probe, node: str, peers: Iterable[tuple[str, Probe]]) -> str | None:
+def shortfall(probe: Probe, node: str, peers: Iterable[tuple[str, Probe]]) -> str | None:
     """What a device of `node` is clearly slower at than its type, in a few words; None if at nothing. `peers` are other
     devices of its type, each with its node.
 
@@ -51,19 +51,20 @@ def shortfall(own: Probe, node: str, peers: Iterable[tuple[str, Probe]]) -> str 
     is that of the middle node, or the faster of two in the middle. So one that is fast by mistake condemns nobody, and
     of two nodes the slower is the slow one. A node has one vote, its fastest device.
     """
-    known, worst, what = list(peers), SLOW, None
-    for part in own.parts:
+    others, worst, what = list(peers), SLOW, None
+    for part in probe.parts:
         votes: defaultdict[str, float] = defaultdict(lambda: 0.0, {node: 1.0})
-        for other_node, other in known:
-            rates = next((there.seconds_per for there in other.parts if there.name == part.name), {})
+        for other_node, other in others:
+            rates = next((p.seconds_per for p in other.parts if p.name == part.name), {})
             votes[other_node] = max(votes[other_node], _times_as_fast(rates, part.seconds_per))
         compared = sorted(vote for vote in votes.values() if vote)
         share = 1.0 / compared[len(compared) // 2]
         if share < worst:
-            worst, what = share, f"{part.name} run there at {share:.0%} of the speed usual for {own.hardware.name} here"
-    return what if what is None or not own.doubts else f"{what} ({'; '.join(own.doubts)})"
+            name = probe.hardware.name
+            worst, what = share, f"{part.name} run there at {share:.0%} of the speed usual for {name} here"
+    return what if what is None or not probe.doubts else f"{what} ({'; '.join(probe.doubts)})"
 
 
-def _times_as_fast(rates: Mapping[str, float], own: Mapping[str, float]) -> float:
+def _times_as_fast(rates: Mapping[str, float], reference: Mapping[str, float]) -> float:
     """How many times as fast `rates` are, in the median of the kinds of work; 0 where none is in both."""
-    return median([own[kind] / rates[kind] for kind in own if rates.get(kind)] or [0.0])
+    return median([reference[kind] / rates[kind] for kind in reference if rates.get(kind)] or [0.0])

@@ -28,7 +28,7 @@ class Owner:
     epoch: int
 
     def new_name(self) -> str:
-        """For one worker."""
+        """A new name for one worker."""
         return f"{self.search_id}/{self.epoch}/{uuid4().hex[:8]}"
 
     def supersedes(self, name: str) -> bool:
@@ -74,11 +74,11 @@ class Hiring:
         """End the workers of earlier drivers of the search, which may still run trials: they would take time and memory
         from those of this one. Their trials are stored by nobody."""
         assert self.owner is not None
-        for known in self.ray.util.list_named_actors(all_namespaces=True):
-            if known["namespace"] == NAMESPACE and self.owner.supersedes(known["name"]):
-                _log.info("autofit: ending worker %s of an earlier driver", known["name"])
+        for actor in self.ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == NAMESPACE and self.owner.supersedes(actor["name"]):
+                _log.info("autofit: ending worker %s of an earlier driver", actor["name"])
                 with suppress(ValueError):  # it has ended since it was listed
-                    self.ray.kill(self.ray.get_actor(known["name"], namespace=NAMESPACE))
+                    self.ray.kill(self.ray.get_actor(actor["name"], namespace=NAMESPACE))
 
     def _hire(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
@@ -91,7 +91,7 @@ class Hiring:
     def _worker(self, slot: Slot, rank: int) -> Any:
         place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         bundle = _without_zeros(slot.demand)
-        named = {} if self.owner is None else {"name": self.owner.new_name(), "namespace": NAMESPACE}
+        name_options = {} if self.owner is None else {"name": self.owner.new_name(), "namespace": NAMESPACE}
         # What the user has set for this machine is no business of another.
         threads = None if self.driver is None else os.environ.get("OMP_NUM_THREADS")
         worker = self.ray.remote(TrialActor).options(
@@ -100,9 +100,9 @@ class Hiring:
             max_concurrency=4,  # a trial, what stops it, what asks what it waits for, and what shows the worker's end
             num_cpus=slot.demand.bundle["CPU"],
             num_gpus=slot.demand.bundle.get("GPU", 0),
-            resources={name: each for name, each in bundle.items() if name not in ("CPU", "GPU")},
+            resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
             scheduling_strategy=place(slot.placement, placement_group_bundle_index=rank),
-            **named,
+            **name_options,
         )
         return worker.remote(self.device, self.driver, threads)
 

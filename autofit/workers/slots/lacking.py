@@ -27,20 +27,20 @@ class Lacking:
     )
     """Keyed by what is asked of them; with a config and job that ask it."""
 
-    def said(self, config: Config, job: Job, slots: Iterable[Slot]) -> str | None:
+    def reason(self, config: Config, job: Job, slots: Iterable[Slot]) -> str | None:
         """What one of the slots' machines lacks for `config`, with its address; None if none lacks anything. Raises
         `EnvironmentLacks` if one does not answer."""
-        asked = (job.workload, asks(config, job))
-        if asked not in self._answers:
-            found = next(filter(None, (self._ask(slot, config, job) for slot in slots)), None)
-            self._answers[asked] = config, job, found
-        return self._answers[asked][2]
+        key = (job.workload, asks(config, job))
+        if key not in self._answers:
+            lacking = next(filter(None, (self._ask(slot, config, job) for slot in slots)), None)
+            self._answers[key] = config, job, lacking
+        return self._answers[key][2]
 
     def later(self, slot: Slot) -> str | None:
         """What a slot that comes up later lacks of what the first ones had; None if nothing."""
         for config, job, lacking in self._answers.values():
-            if lacking is None and (found := self._ask(slot, config, job)) is not None:
-                return found
+            if lacking is None and (reason := self._ask(slot, config, job)) is not None:
+                return reason
         return None
 
     def _ask(self, slot: Slot, config: Config, job: Job) -> str | None:

@@ -14,7 +14,7 @@ from autofit.workers.cluster.nodes import Node
 NODES_SECONDS = 120.0
 """How long a cluster may take to have its first suitable node, where no autoscaler says that it can add one."""
 SCALING_SECONDS = 1800.0
-"""The same where one does: a machine is rented and an image of many GB is loaded."""
+"""How long where an autoscaler does: a machine is rented and an image of many GB is loaded."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Patience:
     """Whether no node can join."""
     none_since: float | None = None
     """Since when there is neither a worker nor a node for one; by the monotonic clock."""
-    _said: set[str] = field(default_factory=set)
+    _messages: set[str] = field(default_factory=set)
 
     def has_workers(self) -> None:
         """A worker is up or starting."""
@@ -66,6 +66,6 @@ class Patience:
 
     def say(self, text: str) -> None:
         """Tell the user, once."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._messages:
+            self._messages.add(text)
             _log.warning("autofit: %s", text)

@@ -163,7 +163,7 @@ class Roster:
             if self.site is None or kind(site) != kind(self.site)
         }
         if others:
-            self._refuse(slot, tuple(others), self._unlike(slot))
+            self._refuse(slot, tuple(others), self._difference(slot))
         elif (lacks := self.check(slot)) is not None:
             self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
@@ -177,19 +177,19 @@ class Roster:
         """Leave out what is clearly slower than its type, as long as others are up: trials of both would not be of one
         device. The other devices of its node go on, if they are as fast as they should be."""
         usable = [slot for slot in self.up if slot.name not in self.set_aside]
-        slow = {slot: found for slot in usable if (found := self.comparing.slow(slot)) is not None}
+        slow = {slot: finding for slot in usable if (finding := self.comparing.slow(slot)) is not None}
         for slot, (node, what) in slow.items():
-            said = f"{self._host(node)} is slow: {what}"
+            sentence = f"{self._host(node)} is slow: {what}"
             if len(slow) == len(usable):
-                self.patience.say(f"{said}; it is used all the same, as there is no other")
+                self.patience.say(f"{sentence}; it is used all the same, as there is no other")
                 continue
-            self.patience.say(f"{said}: its trials are set aside")
-            self.set_aside[slot.name] = said
+            self.patience.say(f"{sentence}: its trials are set aside")
+            self.set_aside[slot.name] = sentence
             self.wanted.left_out.add(node)
             if slot.state is State.IDLE:
                 self.drop(slot)
 
-    def _unlike(self, slot: Slot) -> EnvironmentLacks:
+    def _difference(self, slot: Slot) -> EnvironmentLacks:
         """Why a slot is not like the others."""
         try:
             check_even([f"{h.device_name} ({round(h.memory_bytes / GIB)} GiB)" for h, _ in slot.heard])
@@ -199,10 +199,10 @@ class Roster:
         if self.site is None or hardware.key != self.site[0].key:
             other = self.wanted.card.name if self.site is None and self.wanted.card else None
             wanted = other or (self.site[0].name if self.site is not None else "something else")
-            said = f"the workers there have {hardware.name}, and the search is for {wanted}"
-            return EnvironmentLacks(said, remedy="name the hardware to search on with --hardware")
-        said = f"the library versions there differ: {stack}, not {self.site[1]}"
-        return EnvironmentLacks(said, remedy="use one image on all nodes")
+            reason = f"the workers there have {hardware.name}, and the search is for {wanted}"
+            return EnvironmentLacks(reason, remedy="name the hardware to search on with --hardware")
+        reason = f"the library versions there differ: {stack}, not {self.site[1]}"
+        return EnvironmentLacks(reason, remedy="use one image on all nodes")
 
     def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:
         """Give a slot back, and leave its nodes out unless another worker may come up there."""

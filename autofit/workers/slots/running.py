@@ -39,17 +39,17 @@ class Running:
     since: float = field(default_factory=time.monotonic)
     waits: Any = None
     """Ray's reference to the answer to what it waits for; None before that is asked."""
-    asked: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=time.monotonic)
     """When that was asked last, or else when it began."""
 
     @classmethod
     def begin(cls, request: TrialRequest, actors: Sequence[Any], *, worker: str, queued_seconds: float) -> Running:
         """Ask the workers to run `request`, which has waited for them. Nothing blocks here: Ray passes each answer on
         as the next call's argument."""
-        asked, ranks, place = request.after_waiting(queued_seconds).to_json(), len(actors), None
+        document, ranks, place = request.after_waiting(queued_seconds).to_json(), len(actors), None
         if ranks > 1:
             place = actors[0].listen.remote(request.wait_seconds, *[actor.where.remote() for actor in actors])
-        answers = {actor.run.remote(asked, place, rank): rank for rank, actor in enumerate(actors)}
+        answers = {actor.run.remote(document, place, rank): rank for rank, actor in enumerate(actors)}
         return cls(
             request=request,
             queued_seconds=queued_seconds,
@@ -74,8 +74,10 @@ class Running:
     def lost(self, why: Exception, host: str, *, out_of_memory: bool) -> Attempt:
         """What the trial came to whose worker was lost on the machine `host`: out of host memory if Ray's memory
         monitor has ended it, which is no reason to run it again."""
-        said = lines_of(why)
-        reason = f"its Ray worker on {host} was lost: {next((line for line in said if ' because ' in line), said[-1])}"
+        lines = lines_of(why)
+        reason = (
+            f"its Ray worker on {host} was lost: {next((line for line in lines if ' because ' in line), lines[-1])}"
+        )
         outcome: Outcome = Crashed(reason=reason, transient=True, worker_lost=True)
         if out_of_memory:
             outcome = OutOfMemory(reason=reason, host=True)
@@ -92,8 +94,8 @@ class Running:
     def note_waiting(self, ray: Any, tell: Callable[[int | None], object]) -> None:
         """Ask now and then whether the trial waits for its device: then `tell` is called, and nothing is overdue."""
         if self.waits is None:
-            if time.monotonic() - self.asked >= ASK_SECONDS:
-                self.asked = time.monotonic()
+            if time.monotonic() - self.asked_at >= ASK_SECONDS:
+                self.asked_at = time.monotonic()
                 self.waits = self.actors[0].waits_for.remote()
             return
         if not ray.wait([self.waits], timeout=0)[0]:

@@ -90,8 +90,8 @@ class Slot:
     def hear(self, ray: Any) -> None:
         """Note what the workers have answered, if all have. Raises `EnvironmentLacks` with the reason if one cannot
         run trials or none has answered for too long, and `StartFailed` if one has ended."""
-        there = len(ray.wait(self.answers, num_returns=len(self.answers), timeout=0)[0])
-        if there < len(self.answers):
+        answered = len(ray.wait(self.answers, num_returns=len(self.answers), timeout=0)[0])
+        if answered < len(self.answers):
             if time.monotonic() - self.placed_at > START_SECONDS:
                 raise EnvironmentLacks(
                     f"Ray started no worker within {START_SECONDS / 60:.0f} minutes",
@@ -99,16 +99,16 @@ class Slot:
                 )
             return
         try:
-            found = ray.get(self.answers)
+            sites = ray.get(self.answers)
         except ray.exceptions.RayError as error:
             if isinstance(lacks := getattr(error, "cause", None), EnvironmentLacks):
                 raise lacks from error
             raise StartFailed(
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
             ) from error
-        self.heard = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in found]
-        self.probes = [Probe.from_json(s["probe"]) if s.get("probe") else None for s in found]
-        self.unmeasured = next((s["unmeasured"] for s in found if s.get("unmeasured")), None)
+        self.heard = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in sites]
+        self.probes = [Probe.from_json(s["probe"]) if s.get("probe") else None for s in sites]
+        self.unmeasured = next((s["unmeasured"] for s in sites if s.get("unmeasured")), None)
 
     def accept(self) -> None:
         """The slot may run trials from now on, each under its first rank's device and versions."""

@@ -101,29 +101,29 @@ class TrialActor:
         are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out.
         Raises `GivenUp` after `wait_seconds`."""
         addresses = [address for address, _ in ranks]
-        here = [device for address, devices in ranks if address == addresses[0] for device in devices]
+        on_machine = [device for address, devices in ranks if address == addresses[0] for device in devices]
         self._held.close()
-        waited = self._held.enter_context(device_lock.held(here, waiting=self._wait, most_seconds=wait_seconds))
+        waited = self._held.enter_context(device_lock.held(on_machine, waiting=self._wait, most_seconds=wait_seconds))
         self._waits_for = None
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
         return {"host": host, "port": self._runner.listen(host), "addresses": list(addresses), "waited": waited}
 
     def run(self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0) -> dict[str, Any]:
         """Run one request (in a trial of several ranks, one of them), given as JSON; its attempt, as JSON too."""
-        asked = TrialRequest.from_json(request)
+        trial = TrialRequest.from_json(request)
         if place is None:
             try:
-                with device_lock.held(self._devices, waiting=self._wait, most_seconds=asked.wait_seconds) as waited:
+                with device_lock.held(self._devices, waiting=self._wait, most_seconds=trial.wait_seconds) as waited:
                     self._waits_for = None
-                    attempt = self._runner.attempt(asked.after_waiting(waited))
+                    attempt = self._runner.attempt(trial.after_waiting(waited))
                     return replace(attempt, waited_seconds=waited).to_json()
             except device_lock.GivenUp as error:
                 return not_begun(error).to_json()
-        asked = replace(asked.after_waiting(place["waited"]), rendezvous=rendezvous_at(place, rank))
+        trial = replace(trial.after_waiting(place["waited"]), rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place
         try:
-            return replace(self._runner.attempt(asked), waited_seconds=place["waited"]).to_json()
+            return replace(self._runner.attempt(trial), waited_seconds=place["waited"]).to_json()
         finally:
             with self._speaking:
                 self._place = None
