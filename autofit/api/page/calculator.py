@@ -27,7 +27,7 @@ FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "meth
 """What the form shows before anything is chosen."""
 
 
-def asked_estimate(
+def estimate_request(
     request: Request,
     models: Models,
     model: str = str(FIRST["model"]),
@@ -35,7 +35,7 @@ def asked_estimate(
     seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
     global_batch: Annotated[int, Query(ge=1, le=2**20)] = 64,
 ) -> Callable[..., dict[str, Any]]:
-    """What the estimating process is to do, but for `advice` and the `store`."""
+    """The call for the estimating process, which still needs `advice` and `store`."""
     given = request.query_params
     config = {axis.name: axis.parse(given[axis.name]) for axis in AXES if axis.name in FORM_AXES and axis.name in given}
     if config.get("method", "full") == "full":
@@ -44,7 +44,7 @@ def asked_estimate(
     return partial(estimated, options, config, hardware=hardware)
 
 
-AskedEstimate = Annotated[Callable[..., dict[str, Any]], Depends(asked_estimate)]
+EstimateRequest = Annotated[Callable[..., dict[str, Any]], Depends(estimate_request)]
 
 
 @ROUTES.get("/calculator")
@@ -72,14 +72,14 @@ def _offered(store: Store, models: NamedModels) -> dict[str, Any]:
 
 
 @ROUTES.get("/calculator/answer")
-def answer(request: Request, predict: AskedEstimate, store: OpenedStore) -> Response:
+def answer(request: Request, predict: EstimateRequest, store: OpenedStore) -> Response:
     estimate = request.app.state.estimating.call(predict, advice=False, store=store.url)
     template = "_estimate.html" if is_partial(request) else "estimate.html"
     return render(request, template, estimate=estimate, query=dict(request.query_params))
 
 
 @ROUTES.get("/calculator/advice")
-def advice(request: Request, predict: AskedEstimate, store: OpenedStore) -> Response:
-    """Looked for in the other process: it takes seconds, and the next answer must not wait for it."""
+def advice(request: Request, predict: EstimateRequest, store: OpenedStore) -> Response:
+    """The other process looks for advice: it takes seconds, and the next answer must not wait for it."""
     estimate = request.app.state.predicting.call(predict, advice=True, store=store.url)
     return render(request, "_advice.html", estimate=estimate)

@@ -42,20 +42,20 @@ class Answers:
     """The latest answers, by their tags."""
 
     def __init__(self) -> None:
-        self._of_tag: OrderedDict[str, Content] = OrderedDict()
+        self._by_tag: OrderedDict[str, Content] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, tag: str) -> Content | None:
         with self._lock:
-            if tag in self._of_tag:
-                self._of_tag.move_to_end(tag)
-            return self._of_tag.get(tag)
+            if tag in self._by_tag:
+                self._by_tag.move_to_end(tag)
+            return self._by_tag.get(tag)
 
     def keep(self, tag: str, content: Content) -> None:
         with self._lock:
-            self._of_tag[tag] = content
-            if len(self._of_tag) > ANSWERS:
-                self._of_tag.popitem(last=False)
+            self._by_tag[tag] = content
+            if len(self._by_tag) > ANSWERS:
+                self._by_tag.popitem(last=False)
 
 
 class Tagged:

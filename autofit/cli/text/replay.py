@@ -87,12 +87,12 @@ def _stated(name: str, ended: Ended) -> list[str]:
     ]
 
 
-def _shares(spread: Spread) -> str:
-    return " / ".join(NEVER if share is None else f"{share:.1%}" for share in (spread.median, spread.p90))
+def _shares(quantiles: Spread) -> str:
+    return " / ".join(NEVER if share is None else f"{share:.1%}" for share in (quantiles.median, quantiles.p90))
 
 
-def _pair(spread: Spread) -> str:
-    return f"{_figure(spread.median)} / {_figure(spread.p90)}"
+def _pair(quantiles: Spread) -> str:
+    return f"{_figure(quantiles.median)} / {_figure(quantiles.p90)}"
 
 
 def _figure(value: float | None) -> str:
