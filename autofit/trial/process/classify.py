@@ -211,7 +211,7 @@ def ended_without_result(
         return Crashed(
             reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
         )
-    name = signal.Signals(-status).name if status < 0 else None
+    name = _signal_name(-status) if status < 0 else None
     if name == "SIGKILL":
         return _killed(kernel_oom_kills, short_bytes, phase, host=host)
     if status != 0 and lack is not None:
@@ -226,6 +226,14 @@ def ended_without_result(
     said = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
     reason = f"the trial's process died of {name}{f': {said}' if said else ''}"
     return Crashed(reason=reason, phase=phase, signal=name, stderr_tail=tail)
+
+
+def _signal_name(number: int) -> str:
+    """Most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _memory_line(stderr: str) -> tuple[str | None, bool]:

@@ -41,6 +41,14 @@ ENDING_SECONDS = 2.0
 """How long a program that is no longer needed may take to end by itself."""
 LOOK_SECONDS = 0.1
 """Time between two looks at whether the program has ended."""
+_ENDING = ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM")
+"""Signals whose negative a launcher exits with. Those below are left out: a program's own `exit(-1)` is no SIGHUP."""
+_PASSED_ON = {
+    **{128 + number: -number for number in signal.Signals},
+    **{256 - signal.Signals[name]: -signal.Signals[name] for name in _ENDING},
+}
+"""An exit status that says which signal has ended what the program ran, as shells and launchers give it -> minus that
+signal's number."""
 
 
 def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Outcome:
@@ -182,7 +190,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
     """The outcome of a program that ended by itself with this `status` before its trial had."""
     written = _written()
-    status = 128 - status if status > 128 else status  # a shell says so that a signal has ended what it ran
+    status = _PASSED_ON.get(status, status)
     if status == 0:
         # Whatever the config: the next search is not to take it for an answer.
         tail = "\n".join(written.splitlines()[-20:])

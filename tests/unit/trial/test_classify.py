@@ -175,6 +175,13 @@ def test_what_nobody_caught_is_told_of_an_abort() -> None:
     assert outcome.reason == "the trial's process died of SIGABRT: what():  the ring is broken"
 
 
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    outcome = ended_without_result(
+        status=-40, phase="backward", room=None, stderr="", kernel_oom_kills=0, host_is_device=False
+    )
+    assert isinstance(outcome, Crashed) and outcome.signal == "signal 40"
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_host_memory_is_not_the_devices(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     install_cuda(monkeypatch)

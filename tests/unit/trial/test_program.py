@@ -175,9 +175,17 @@ def test_a_trainer_that_ignores_what_it_is_asked_for_is_not_believed(warm: Trial
 
 def test_what_a_shell_says_of_a_killed_program_is_what_has_killed_it(warm: TrialRunner) -> None:
     direct = run(warm, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
-    wrapped = run(warm, "import sys\nsys.exit(128 + 11)")
-    assert isinstance(direct, Crashed) and isinstance(wrapped, Crashed)
-    assert (direct.signal, wrapped.signal) == ("SIGSEGV", "SIGSEGV")
+    assert isinstance(direct, Crashed) and direct.signal == "SIGSEGV"
+    for status in (128 + 11, 256 - 11):  # a shell's word for it, and a launcher's that exits with -11
+        wrapped = run(warm, f"import sys\nsys.exit({status})")
+        assert isinstance(wrapped, Crashed) and wrapped.signal == "SIGSEGV", wrapped
+
+
+@pytest.mark.parametrize("status", [200, 254, 255])
+def test_a_high_status_that_is_no_signals_is_said(warm: TrialRunner, status: int) -> None:
+    found = run(warm, f"import sys\nprint('no such file', file=sys.stderr)\nsys.exit({status})")
+    assert isinstance(found, Crashed)
+    assert (found.exit_code, found.reason) == (status, f"the program exited with status {status}: no such file")
 
 
 def test_a_training_that_ends_by_itself_has_been_measured_if_it_was_timed(warm: TrialRunner) -> None:
