@@ -199,18 +199,22 @@ def read_lengths(file: str | Path) -> Lengths:
     """
     path = Path(file).expanduser()
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             return Lengths.of(list(_counts(lines, path)))
-    except OSError as error:
-        raise UsageError(f"the lengths in {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text: --lengths takes a number of tokens a line, or JSON lines") from error
+    except OSError as error:
+        raise UsageError(f"the lengths in {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # the path has a character that no path may have
+        raise UsageError(f"the lengths in {str(path)!r} cannot be read: {error}") from error
 
 
 def _counts(lines: Iterator[str], path: Path) -> Iterator[int]:
+    filled, last = 0, ""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        filled, last = filled + 1, line
         count = _count(line)
         if count is None:
             raise UsageError(
@@ -220,13 +224,18 @@ def _counts(lines: Iterator[str], path: Path) -> Iterator[int]:
         if count < 2:
             raise UsageError(f"line {number} of {path} has {count} tokens: a next-token loss needs at least 2")
         yield count
+    if filled == 1 and last.lstrip().startswith("["):
+        raise UsageError(
+            f"{path} has one list in a single line: if it holds lengths, write one number a line; if it holds the "
+            f"tokens of a sequence, write JSON lines with {', '.join(TOKENS)}"
+        )
 
 
 def _count(line: str) -> int | None:
     """The tokens of the sequence in one line; None if it does not say."""
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(row, dict):
         tokens = next((row[name] for name in TOKENS if isinstance(row.get(name), list)), None)

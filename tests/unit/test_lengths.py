@@ -74,12 +74,13 @@ def test_a_workload_keeps_the_longest_that_is_left() -> None:
         '{"input_ids": [1, 2], "labels": []}\n{"input_ids": [1, 2, 3]}',
         '{"length": 7, "text": "so"}',
         "[5, 6, 7]\n[5, 6]",
+        "\N{BYTE ORDER MARK}30\n60\n90\n",
     ],
 )
 def test_numbers_and_token_ids_are_read(text: str, tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text(text)
-    expected = {"3": (30, 60, 90), '{"i': (2, 3), '{"l': (7,), "[5,": (2, 3)}
+    expected = {"3": (30, 60, 90), "\N{BYTE ORDER MARK}": (30, 60, 90), '{"i': (2, 3), '{"l': (7,), "[5,": (2, 3)}
     assert read_lengths(file).tokens == next(value for begin, value in expected.items() if text.startswith(begin))
 
 
@@ -93,6 +94,8 @@ def test_numbers_and_token_ids_are_read(text: str, tmp_path: Path) -> None:
         ('{"input_ids": ["a", "b"]}', "line 1 of .* has neither"),
         ("3.5", "line 1 of .* has neither"),
         ("true", "line 1 of .* has neither"),
+        ("[" * 100_000, "line 1 of .* has neither"),
+        ("\n[512, 300, 1024, 77]\n", "one list in a single line: .* one number a line"),
     ],
 )
 def test_what_is_no_length_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
@@ -109,3 +112,5 @@ def test_a_file_that_is_no_text_or_is_not_there_is_refused(tmp_path: Path) -> No
         read_lengths(binary)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_lengths(tmp_path / "none")
+    with pytest.raises(UsageError, match="cannot be read: embedded null byte"):
+        read_lengths(tmp_path / "a\0b")
