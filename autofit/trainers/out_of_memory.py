@@ -98,7 +98,15 @@ class ReportedOutOfMemory(Document):
 
 
 _ON_DEVICE = re.compile(r"out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED")
-_ON_HOST = re.compile(r"^Killed$|exitcode *: *-9\b|exit code:? 137\b|OOMKilled", re.MULTILINE)
+_REFUSAL = re.compile("tried to allocate", re.IGNORECASE)
+"""Where the figures of a message begin."""
+_ON_HOST = re.compile(
+    r"^Killed$"
+    r"|^\[\d+\][ +-]+(?:\d+ +)?[Kk]illed\b|: line \d+: +\d+ Killed\b"  # shells, of a job and of a script's line
+    r"|exitcode *: *-9\b|exit code:? 137\b|<Signals\.SIGKILL: 9>|is killed by signal: Killed"
+    r"|OOMKilled|\boom_kill event",  # Kubernetes, Slurm
+    re.MULTILINE,
+)
 _KILLED = "The process was killed, most likely because the host's memory ran out (`dmesg` says so), not the card's."
 _MEANING = {
     "loading": "It failed while the weights were loaded, before any step.",
@@ -118,7 +126,7 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
     if not on_host and not on_device:
         raise UsageError("this text says of no memory that it ran out: looked for 'out of memory' or 'Killed'")
     # Of several ranks that failed, the last is read.
-    start = max(flat.rfind("out of memory"), flat.rfind("DefaultCPUAllocator"), 0)
+    start = max((refusal.start() for refusal in _REFUSAL.finditer(flat)), default=len(flat))
     sizes = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}
     allocated, unallocated = sizes["allocated"], sizes["unallocated"]
     if unallocated is None and sizes["reserved"] is not None and allocated is not None:

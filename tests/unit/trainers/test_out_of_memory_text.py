@@ -100,6 +100,14 @@ def test_the_frames_say_the_phase(frames: str, phase: str | None) -> None:
     assert len(found.findings) == (phase is not None)
 
 
+@pytest.mark.parametrize(
+    "after",
+    ["ERROR: training ran out of memory, see above", "torch.AcceleratorError: CUDA error: out of memory"],
+)
+def test_the_figures_are_those_of_the_last_message_that_has_some(after: str) -> None:
+    assert read_traceback(f"{ALONE}\n{after}\n") == read_traceback(ALONE)
+
+
 def test_of_several_ranks_the_last_is_read() -> None:
     assert read_traceback(f"{OLD}\n[rank1]: {ALONE}").capacity_bytes == int(23.64 * GIB)
 
@@ -111,7 +119,19 @@ def test_the_hosts_memory_is_another_matter() -> None:
     assert found.findings == ("The host's memory ran out, not the card's.",)
 
 
-@pytest.mark.parametrize("text", ["step 3\nKilled\n", "ChildFailedError: exitcode  : -9 (pid: 4)", "OOMKilled"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 3\nKilled\n",
+        "ChildFailedError: exitcode  : -9 (pid: 4)",
+        "OOMKilled",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+        "[1]    1234 killed     python train.py",
+        "./train.sh: line 3:  1234 Killed                  python train.py",
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.",
+        "RuntimeError: DataLoader worker (pid 123) is killed by signal: Killed. ",
+    ],
+)
 def test_a_killed_process_most_likely_lacked_the_hosts_memory(text: str) -> None:
     found = read_traceback(text)
     assert found.on_host and found.needed_bytes is None
@@ -137,7 +157,7 @@ def test_what_a_step_needed_is_what_was_in_use_and_asked_for() -> None:
     assert read_traceback(saving).needed_bytes is None
 
 
-@pytest.mark.parametrize("text", ["", "ValueError: no", "Segmentation fault"])
+@pytest.mark.parametrize("text", ["", "ValueError: no", "Segmentation fault", "the job was killed by its owner"])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="says of no memory that it ran out"):
         read_traceback(text)
