@@ -29,7 +29,7 @@ _REWARDS = "pairs of sequences or generated ones, and a frozen reference"
 
 def read(keys: Keys, where: Where) -> Run:
     """Weights are loaded in the format of `bf16` or `fp16`, and no fp32 copies are kept but by DeepSpeed and FSDP."""
-    sharded = read_sharding(keys, where, devices=keys.ray_workers)
+    sharded = read_sharding(keys, where, devices=keys.ray_workers, config_is_enough=True)
     method, adapters = _method(keys)
     if rl := keys.text("rl"):
         keys.count_not(f"rl: {rl}", "more", _REWARDS)

@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.trainers.run import NotCounted, UnknownKey
+from autofit.trainers.json_settings import settings_of
+from autofit.trainers.run import NotCounted, UnknownKey, Where
 
 _PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
 """Where no modules are named (peft, utils/constants.py)."""
@@ -126,14 +127,18 @@ class Keys:
             self.count_not(name, "less", f"{differs}; targets={targets} stands for it")
         return targets
 
-    def mapping(self, name: str, allowed: Collection[str] | None = None) -> Mapping[str, Any]:
-        """The mapping under a key; keys in it that are not `allowed` are listed as unknown."""
+    def mapping(
+        self, name: str, allowed: Collection[str] | None = None, where: Where | None = None
+    ) -> Mapping[str, Any]:
+        """The mapping under a key, as `settings_of` reads it; keys in it that are not `allowed` are listed as
+        unknown."""
         value = self.value(name) or {}
-        if not isinstance(value, dict):
-            raise _wrong(name, value, "a mapping of keys")
+        settings = settings_of(name, value, where)
+        if settings is None:
+            raise _wrong(name, value, "a mapping of keys" + ("" if where is None else ", or a JSON file that is here"))
         if allowed is not None:
-            self._unknown += [_unknown(inner, allowed, f"{name}.") for inner in value if inner not in allowed]
-        return value
+            self._unknown += [_unknown(inner, allowed, f"{name}.") for inner in settings if inner not in allowed]
+        return settings
 
     def one_of(self, name: str, meanings: Mapping[str, Any], value: str) -> Any:
         """What `value`, the file's or its default, stands for; raises `UsageError` with the nearest for another."""

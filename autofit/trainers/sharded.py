@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import UsageError
+from autofit.trainers.json_settings import settings_of
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import Where
 
@@ -38,8 +38,9 @@ class Sharded:
     """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
 
 
-def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sharded:
-    """`devices` is what the file itself says; the user's own word in `where` goes first.
+def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, config_is_enough: bool = False) -> Sharded:
+    """`devices` is what the file itself says; the user's own word in `where` goes first. Trainer looks at `fsdp_config`
+    only where `fsdp` is set; with `config_is_enough`, either turns FSDP on.
 
     Raises `UsageError` where weights, gradients or states are spread over devices and nobody says how many.
     """
@@ -48,8 +49,8 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
         settings, library = _deepspeed(keys, where)
         stage, offload = _stage(settings), _offload(settings)
         value = f"zero{stage}" if stage else "ddp"
-    elif _fsdp_is_on(keys):
-        fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS})
+    elif keys.value("fsdp") or (config_is_enough and keys.value("fsdp_config")):
+        fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS}, where)
         options = {name.removeprefix("fsdp_"): value for name, value in fsdp_config.items()}
         library, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
     else:
@@ -69,11 +70,11 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None) -> Sh
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
     """DeepSpeed's settings, and what to call them. For a file that is not here, settings guessed from its name."""
     value = keys.value("deepspeed")
-    if isinstance(value, dict):
-        return value, "deepspeed"
+    if (settings := settings_of("deepspeed", value)) is not None:
+        return settings, "deepspeed"
     if not isinstance(value, str):
         raise UsageError(f"deepspeed is {value!r}: it must be a file or its settings")
-    if (settings := deepspeed_file(value, where)) is not None:
+    if (settings := settings_of("deepspeed", value, where)) is not None:
         return settings, f"deepspeed ({value})"
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", value.lower())
     if stage is None:
@@ -85,22 +86,6 @@ def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
         if "param" in value.lower() or stage[1] == "3":
             zero["offload_param"] = {"device": "cpu"}
     return {"zero_optimization": zero}, f"deepspeed ({value})"
-
-
-def deepspeed_file(name: object, where: Where) -> Mapping[str, Any] | None:
-    """The settings in the file of this name, beside the user's own file or in a folder above it; None if it is not
-    here. Raises `UsageError` if it holds something else."""
-    if not isinstance(name, str):
-        return None
-    for path in (where.folder / name, *(folder / name for folder in where.folder.resolve().parents)):
-        if path.is_file():
-            try:
-                settings = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{path} is not a DeepSpeed configuration: {error}") from error
-            if isinstance(settings, dict):
-                return settings
-    return None
 
 
 def _stage(settings: Mapping[str, Any]) -> int:
@@ -128,14 +113,6 @@ def _offload(settings: Mapping[str, Any]) -> str:
     if devices["param"] == "cpu":
         return "params"
     return "optimizer" if devices["optimizer"] == "cpu" else "none"
-
-
-def _fsdp_is_on(keys: Keys) -> bool:
-    """Trainer writes an empty list, an empty text or nothing where FSDP is off."""
-    return bool(keys.value("fsdp")) or any(
-        name.removeprefix("fsdp_") in ("transformer_layer_cls_to_wrap", "reshard_after_forward", "sharding_strategy")
-        for name in keys.mapping("fsdp_config")
-    )
 
 
 def _fsdp(keys: Keys, options: Mapping[str, Any]) -> str:

@@ -24,8 +24,8 @@ from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
+from autofit.trainers.json_settings import settings_of
 from autofit.trainers.run import NotCounted, Run, Where
-from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import TrainerFiles
 
@@ -64,7 +64,7 @@ class Case(Words):
         self._file, self._trainer, self._user, self._where = file, trainer, user, where
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
-        self._deepspeed = deepspeed_file(self._values.get("deepspeed"), where)
+        self._deepspeed = settings_of("deepspeed", self._values.get("deepspeed"), where)
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()

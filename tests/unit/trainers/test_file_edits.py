@@ -19,8 +19,8 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
+from autofit.trainers.json_settings import settings_of
 from autofit.trainers.run import Run, Where
-from autofit.trainers.sharded import deepspeed_file
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS, TrainerFiles
 from autofit.trainers.yaml_text import edited_text
@@ -220,7 +220,7 @@ def deepspeed_of(folder: Path, **changed: Value) -> Any:
         task,
         replace(task, config=wanted),
         lambda keys: trainer.read(keys, where).config,
-        deepspeed_file("ds_z3.json", where),
+        settings_of("deepspeed", "ds_z3.json", where),
     )
     made = applied(DS_VALUES, edits)
     assert trainer.read(made, where).config == wanted

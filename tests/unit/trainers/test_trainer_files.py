@@ -81,6 +81,7 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**TRL, "dtype": "bfloat16"}, "precision", "bf16"),
         ({**TRL, "fp16": True}, "precision", "fp16-mixed"),
         ({**TRL, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}, "checkpointing", "every-2"),
+        ({**TRL, "gradient_checkpointing_kwargs": '{"every_n_layers": 2}'}, "checkpointing", "every-2"),
         ({**TRL, "activation_offloading": True}, "checkpointing", "offload"),
         ({**TRL, "optim": "adamw_torch"}, "optimizer", "adamw-foreach"),
         ({**TRL, "adafactor": True}, "optimizer", "adafactor"),
@@ -188,11 +189,39 @@ def test_frozen_weights_in_another_format_are_counted() -> None:
         ({"fsdp": True, "fsdp_config": {"reshard_after_forward": "false"}}, "fsdp-no-reshard", "none"),
         ({"fsdp": ["no_shard"]}, "ddp", "none"),
         ({"fsdp": []}, "ddp", "none"),
+        (
+            {"deepspeed": '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'},
+            "zero2",
+            "optimizer",
+        ),
+        ({"deepspeed": json.dumps({"comment": "long " * 100, "zero_optimization": {"stage": 3}})}, "zero3", "none"),
     ],
 )
 def test_what_several_devices_share(settings: dict[str, Any], sharding: str, offload: str) -> None:
     run = read({**FACTORY, **settings}, devices=4)
     assert (run.devices, run.config["sharding"], run.config["offload"]) == (4, sharding, offload)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fsdp_version": 2, "fsdp_config": {"offload_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}},
+        {"fsdp": ["full_shard", "offload"]},
+    ],
+)
+def test_either_of_its_keys_turns_axolotls_fsdp_on(settings: dict[str, Any]) -> None:
+    run = read({**AXOLOTL, **settings}, devices=8)
+    assert (run.config["sharding"], run.config["offload"], run.unknown) == ("fsdp", "params", ())
+
+
+def test_trainer_looks_at_the_settings_of_fsdp_where_that_is_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"reshard_after_forward": False, "cpu_offload": True}))
+    in_file = {"fsdp": True, "fsdp_config": "mine.json"}
+    run = read({**TRL, **in_file}, devices=2, folder=tmp_path)
+    assert (run.config["sharding"], run.config["offload"]) == ("fsdp-no-reshard", "params")
+    assert read({**TRL, **in_file, "fsdp": []}, devices=2, folder=tmp_path).config["sharding"] == "ddp"
+    with pytest.raises(UsageError, match=r"fsdp_config is 'mine.json': .* or a JSON file that is here"):
+        read({**TRL, **in_file}, devices=2)
 
 
 def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
@@ -237,6 +266,8 @@ def test_an_unknown_key_is_named_with_the_nearest() -> None:
         ({**AXOLOTL, "micro_batch_size": "9" * 5000}, "it must be a whole number"),
         ({**TRL, "model_name_or_path": 7}, "model_name_or_path is 7: it must be text"),
         ({**TRL, "deepspeed": {"zero_optimization": {"stage": 7}}}, "must be 0, 1, 2 or 3"),
+        ({**TRL, "deepspeed": '{"zero_optimization": 2'}, "deepspeed is not JSON"),
+        ({**TRL, "deepspeed": "mine" * 100}, "names mine.*, which is not here"),
     ],
 )
 def test_a_wrong_value_is_refused(values: dict[str, Any], words: str) -> None:
