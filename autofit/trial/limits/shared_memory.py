@@ -43,10 +43,10 @@ def is_mapped(segment: Path) -> bool:
         found = segment.stat()
     except OSError:
         return False
-    mark = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "
+    mark = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} ".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with suppress(OSError):
-                if mark in (process / "maps").read_text():
+                if mark in (process / "maps").read_bytes():  # names of files in it may be no text
                     return True
     return False

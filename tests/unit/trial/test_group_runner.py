@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from autofit.techniques import complete
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
 from autofit.training.prerequisites.nvme import own_prefix
+from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.detection import cores
 from autofit.trial.measure.leak import LEAK_STEPS
 from autofit.trial.process.group_runner import GroupRunner
@@ -141,6 +143,14 @@ def test_segments_that_a_killed_rank_leaves_are_removed(pair: GroupRunner) -> No
         assert others.exists()
     finally:
         others.unlink()
+
+
+def test_a_process_that_maps_a_file_whose_name_is_no_text_hinders_nobody(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    for path in (odd, tmp_path / "other"):
+        path.write_bytes(b"0" * 4096)
+    with odd.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
+        assert (is_mapped(odd), is_mapped(tmp_path / "other")) == (True, False)
 
 
 @pytest.mark.parametrize("killed", ["itself", "parent"])
