@@ -22,6 +22,10 @@ from autofit.trial.process.fork_server import DEFAULT_ENTRY
 from autofit.trial.program.environment import keeping_users
 from autofit.trial.request import TrialRequest
 
+ENDING_SECONDS = 5.0
+"""How long the parent may take to end."""
+LONGEST_WAIT_MS = 2**31 - 1
+"""Most that poll(2) waits: 24 days."""
 GRACE_SECONDS = 120.0
 """How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
 
@@ -136,8 +140,9 @@ class TrialRunner:
             self._tell(process, line)
             self._running = True
         try:
-            patience = None if math.isinf(patience_seconds) else patience_seconds
-            if not select.select([process.stdout], [], [], patience)[0]:
+            waiting = select.poll()  # `select.select` takes no descriptor beyond 1023
+            waiting.register(process.stdout, select.POLLIN)
+            if not waiting.poll(min(1000.0 * patience_seconds, LONGEST_WAIT_MS)):
                 raise TimeoutError
             answer = process.stdout.readline()
         except ValueError:
@@ -154,14 +159,17 @@ class TrialRunner:
             process.stdin.flush()
 
     def _parent_died(self, process: subprocess.Popen[str]) -> Crashed:
-        status = process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS)
         lines: list[str] = []
         if self._complaints is not None:
             self._complaints.seek(0)
             lines = self._complaints.read().decode(errors="replace").splitlines()
         self.close()
+        status = process.returncode
+        how = "says nothing more and does not end" if status is None else f"ended with status {status}"
         return Crashed(
-            reason=f"the trial's parent process ended with status {status}",
+            reason=f"the trial's parent process {how}",
             exit_code=status,
             stderr_tail="\n".join(lines[-20:]),
             transient=True,
@@ -186,11 +194,11 @@ class TrialRunner:
         assert process.stdout is not None
         try:
             # A parent that is stuck in the driver does not even end when it is killed.
-            process.wait(timeout=5.0)
+            process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5.0)
+                process.wait(ENDING_SECONDS)
         process.stdout.close()
         if process.returncode != 0:
             remove_orphans()

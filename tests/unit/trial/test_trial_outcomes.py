@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import resource
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -368,6 +371,41 @@ def test_a_parent_that_dies_is_started_again_and_one_that_hangs_costs_one_trial(
         assert isinstance(outcome, Crashed) and outcome.transient and "does not answer" in outcome.reason
         assert process.poll() is not None
         assert isinstance(found.attempt(tiny_request()).outcome, Fits)
+
+
+@pytest.fixture
+def echo() -> Iterator[subprocess.Popen[str]]:
+    """A process that answers whatever it is told, on a descriptor beyond those that select takes."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        high = fcntl.fcntl(process.stdout, fcntl.F_DUPFD_CLOEXEC, 1500)
+        process.stdout.close()
+        process.stdout = os.fdopen(high)
+        yield process
+        process.kill()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_parent_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen[str]) -> None:
+    found = TrialRunner()
+    assert found._asked(echo, {"a": 1}, 60.0) == {"a": 1}
+    with pytest.raises(TimeoutError):
+        echo.send_signal(signal.SIGSTOP)
+        found._asked(echo, {"a": 1}, 0.1)
+
+
+def test_a_parent_that_says_no_more_is_not_waited_for(
+    echo: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "ENDING_SECONDS", 0.1)
+    found = TrialRunner()
+    found._process = echo
+    echo.send_signal(signal.SIGSTOP)
+    died = found._parent_died(echo)
+    assert died.transient and echo.returncode == -signal.SIGKILL
+    assert died.reason == f"the trial's parent process ended with status {-signal.SIGKILL}"
 
 
 def wait_for_child(runner: TrialRunner) -> str:
