@@ -28,7 +28,7 @@ ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
 STACK = "*** StackTrace Information ***"
 """What Ray says before the addresses with which it ends a process whose head it has lost: the reason stands above."""
-MOST_EPOCHS = 5
+MOST_DEATHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
 NOTICE = b"autofit: "
 """How a line begins that a driver writes for people: that it waits its turn, that it leaves a node out."""
@@ -129,13 +129,15 @@ class Runner:
             _pass_on(errors, told)
 
     def _see_to_it(self, store: Store, lease: Lease, code: int, said: str) -> None:
-        """Give a search back whose driver has died, or fail it if that keeps happening."""
+        """Give a search back whose driver has died, or fail it if that keeps happening. A driver that this runner has
+        ended, because it is to end itself, is no such."""
         reason = f"its driver ended with exit code {code}: {said}"
+        died = not self._over.is_set()
         with suppress(LeaseLost):  # it has ended as it should
-            if lease.epoch < MOST_EPOCHS:
-                store.queue.give_back(lease, reason)
-            else:
+            if died and store.queue.deaths(lease.search_id) + 1 >= MOST_DEATHS:
                 store.queue.end(lease, "failed", {"reason": reason})
+            else:
+                store.queue.give_back(lease, reason, died=died)
             _log.warning("autofit: search %s: %s", lease.search_id, reason)
 
 

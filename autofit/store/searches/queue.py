@@ -201,10 +201,17 @@ class SearchQueue:
         query = select(SearchRow.search_id).where(*holds(lease))
         return self._database.fetch(lambda c: c.scalar(query)) is not None
 
-    def give_back(self, lease: Lease, because: str) -> None:
-        """Queues a search again whose driver has been interrupted."""
+    def give_back(self, lease: Lease, because: str, *, died: bool = False) -> None:
+        """Queues a search again whose driver has been interrupted, or has `died` of itself."""
         back = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
-        self._database.commit(lambda c: _write(c, lease, "queued", {"because": because}, **back))
+        body = {"because": because, **({"died": True} if died else {})}
+        self._database.commit(lambda c: _write(c, lease, "queued", body, **back))
+
+    def deaths(self, search_id: str) -> int:
+        """How often a search was given back because its driver had died."""
+        back = select(EventRow.body).where(EventRow.search_id == search_id, EventRow.kind == "queued")
+        bodies = self._database.fetch(lambda c: c.scalars(back).all())
+        return sum("died" in body for body in bodies)
 
     def end(self, lease: Lease, state: str, result: Mapping[str, Any] | None) -> None:
         """Stores how a search ended and what it answered.

@@ -10,14 +10,14 @@ from leases import submit
 from unit.operations.made_trials import fits, make_trial
 
 from autofit.operations.service import driver, runner
-from autofit.store import Store
+from autofit.store import Lease, Store, new_owner
 
 LAST_WORDS = f"the head has gone\n{runner.STACK}\n/lib/libc.so.6(+0x1098ec) [0x7f0b8df278ec]\n"
 """As Ray ends a process that has lost its head."""
 
 
 def test_the_reason_of_a_driver_that_ray_has_ended_is_no_address(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST_EPOCHS", 1)
+    monkeypatch.setattr(runner, "MOST_DEATHS", 1)
     monkeypatch.setattr(runner, "DRIVER", ("-c", f"import sys; sys.stderr.write({LAST_WORDS!r}); sys.exit(1)"))
     search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
     running = runner.Runner(store.url, search_id=search_id)
@@ -28,6 +28,33 @@ def test_the_reason_of_a_driver_that_ray_has_ended_is_no_address(store: Store, m
     running.stop()
     thread.join()
     assert found.result == {"reason": "its driver ended with exit code 1: the head has gone"}
+
+
+def test_deaths_of_drivers_count_and_restarts_do_not(store: Store) -> None:
+    search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
+    found = runner.Runner(store.url, search_id=search_id)
+
+    def claimed() -> Lease:
+        lease = store.queue.claim(new_owner())
+        assert lease is not None
+        return lease
+
+    def state() -> str:
+        search = store.search(search_id)
+        assert search is not None
+        return search.state
+
+    for _ in range(runner.MOST_DEATHS):
+        store.queue.give_back(claimed(), "its driver was interrupted")
+    for _ in range(runner.MOST_DEATHS - 1):
+        found._see_to_it(store, claimed(), -9, "Killed")
+        assert state() == "queued"
+    stopped = runner.Runner(store.url, search_id=search_id)
+    stopped.stop()
+    stopped._see_to_it(store, claimed(), -9, "Killed")  # it took too long to end
+    assert state() == "queued"
+    found._see_to_it(store, claimed(), -9, "Killed")
+    assert state() == "failed"
 
 
 def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
