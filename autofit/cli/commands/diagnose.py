@@ -88,17 +88,19 @@ def diagnose(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or of standard input for `-`. Raises `UsageError`."""
+    """The text of a file, or of standard input for `-`, in UTF-8 or, with a byte-order mark, in UTF-16; other bytes are
+    replaced. Raises `UsageError`."""
+    import codecs
     import sys
 
     from autofit.core.errors import UsageError
 
-    if str(path) == "-":
-        return sys.stdin.read()
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    in_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if in_utf16 else "utf-8-sig", errors="replace").replace("\r\n", "\n")
 
 
 NEXT = "Add --config with your trainer's own file for where the bytes are, and what to change."

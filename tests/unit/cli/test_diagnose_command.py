@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
     done = autofit("diagnose", "--traceback", str(path))
     assert done.code == 0 and "It failed in evaluation, not in training" in done.out
     assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
+
+
+@pytest.mark.parametrize("given", [f"\xff{ERROR}".encode("latin-1"), ERROR.encode("utf-8-sig"), ERROR.encode("utf-16")])
+def test_an_error_may_be_in_any_encoding(
+    autofit: Autofit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bytes
+) -> None:
+    path = tmp_path / "error.txt"
+    path.write_bytes(given)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+    for source in (str(path), "-"):
+        done = autofit("diagnose", "--traceback", source)
+        assert done.code == 0 and "It failed in evaluation" in done.out, done.err
+
+
+def test_lines_of_a_text_from_windows_are_lines(autofit: Autofit, tmp_path: Path) -> None:
+    path = tmp_path / "error.txt"
+    path.write_bytes(b"step 3\r\nKilled\r\n")
+    assert autofit("diagnose", "--traceback", str(path)).code == 0
 
 
 @pytest.mark.parametrize(
