@@ -41,7 +41,7 @@ def read(file: Path) -> str:
         size = file.stat().st_size
         if size > 10 * MIB:  # real ones take kilobytes, but their folders also contain weights
             raise UsageError(f"{file} is not a config.json: its size is {format_bytes(size)}")
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not a config.json: not a text file") from error
     except OSError as error:

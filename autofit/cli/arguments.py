@@ -121,7 +121,7 @@ def _config_values(text: str) -> Mapping[str, object]:
     if "=" in text and not Path(text).exists():
         return techniques.parse(text)
     try:
-        data = json.loads(Path(text).read_text())
+        data = json.loads(Path(text).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(
             f"config {text!r} is neither axis=value pairs nor a readable file: {error.strerror}"

@@ -203,6 +203,11 @@ def test_unknown_names_get_the_nearest() -> None:
     assert "unknown model ''" in refusal("")
 
 
+def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    marked = load(str(written(tmp_path / "marked", "\N{BYTE ORDER MARK}" + json.dumps(TINY))))
+    assert marked.config == load(str(written(tmp_path / "plain", TINY))).config
+
+
 def test_paths_without_a_config(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "nowhere.json")
     assert "no such file" in refusal("./nowhere")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from unit.cli.conftest import Autofit
 
+from autofit.cli.arguments import _config_values
 from autofit.estimate.tracing import traces
 
 CONTRACT = {
@@ -137,3 +138,9 @@ def test_explain_says_where_the_difference_comes_from(autofit: Autofit) -> None:
     differences = [part["difference"] for part in document["parts"].values()]
     assert sum(differences) == document["difference_bytes"] < 0
     assert set(document["before"]) >= CONTRACT
+
+
+def test_a_config_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"method": "full"}', encoding="utf-8-sig")
+    assert _config_values(str(path)) == {"method": "full"}
