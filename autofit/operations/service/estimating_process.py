@@ -7,8 +7,9 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -46,33 +47,75 @@ class EstimatingProcess:
         """The process starts with the first call, or with `warm`."""
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
         self._room = threading.BoundedSemaphore(waiting)
+        self._turn = threading.Lock()
+        """Held by the call that the process works for: ending the process costs no other call its answer."""
         self._pool: ProcessPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+        self._answers = 0
+        """Of this process, with those that it has still to give."""
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Start it, and return at once: it takes seconds to load the libraries, during which `submit` waits."""
+        """Start it, and return at once: it takes seconds to load the libraries, during which `call` waits."""
         threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **named: Any) -> T:
         """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
         much memory."""
+        until = time.monotonic() + seconds
         if not self._room.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            return self._started().submit(function, *arguments, **named).result(seconds)
-        except TimeoutError:
-            raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
-        except (MemoryError, BrokenProcessPool):
-            self.close()
-            took = f"it takes more than the {format_bytes(self._memory_bytes)} that the server grants it"
-            raise Overloaded(took, remedy="ask for a shorter sequence or a smaller micro-batch") from None
+            if not self._turn.acquire(timeout=seconds):
+                raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
+            try:
+                return self._answer(until, function, *arguments, **named)
+            except TimeoutError:
+                raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
+            finally:
+                self._turn.release()
         finally:
             self._room.release()
 
     def close(self) -> None:
         """End the process; the next call starts another."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            self._end()
+
+    def _answer(self, until: float, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        for _ in range(2):  # what ended the process may have been no fault of this call
+            try:
+                return self._submit(function, *arguments, **named).result(until - time.monotonic())
+            except MemoryError:
+                break
+            except (BrokenProcessPool, CancelledError):
+                if self._pool is None:
+                    raise Overloaded("the server has ended its predictions", remedy="ask again") from None
+                self.close()
+        self.close()
+        took = f"it takes more than the {format_bytes(self._memory_bytes)} that the server grants it"
+        raise Overloaded(took, remedy="ask for a shorter sequence or a smaller micro-batch")
+
+    def _load(self) -> None:
+        with suppress(RuntimeError):  # the program ends
+            self._submit(_load)
+
+    def _submit(self, function: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+        with self._lock:
+            # With max_tasks_per_child, calls that wait while a process retires may wait for ever (CPython gh-115634).
+            if self._answers >= TASKS and (self._last is None or self._last.done()):
+                self._end()
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(
+                    1, mp_context=context(), initializer=_begin, initargs=(self._memory_bytes, os.getpid())
+                )
+                self._answers = 0
+            self._last = found = self._pool.submit(function, *arguments, **named)
+            self._answers += 1
+            return found
+
+    def _end(self) -> None:
+        pool, self._pool = self._pool, None
         if pool is not None:
             for process in list((pool._processes or {}).values()):
                 # It may be in the middle of minutes of work that nobody waits for, with processes of its own.
@@ -80,22 +123,6 @@ class EstimatingProcess:
                     os.killpg(process.pid or 0, signal.SIGKILL)
                 process.kill()
             pool.shutdown(wait=True, cancel_futures=True)
-
-    def _load(self) -> None:
-        with suppress(RuntimeError):  # closed meanwhile
-            self._started().submit(_load)
-
-    def _started(self) -> ProcessPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(
-                    1,
-                    mp_context=context(),
-                    initializer=_begin,
-                    initargs=(self._memory_bytes, os.getpid()),
-                    max_tasks_per_child=TASKS,
-                )
-            return self._pool
 
 
 def _begin(memory_bytes: int, server: int) -> None:

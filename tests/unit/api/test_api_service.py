@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +22,7 @@ from autofit.api.routes.answers import NOTES_HEADER
 from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations import SearchRequest, WorkloadOptions
+from autofit.operations.service import estimating_process
 from autofit.operations.service.estimating import estimated
 from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
 from autofit.store import Store
@@ -265,6 +270,19 @@ def slow() -> None:
     time.sleep(60)
 
 
+def large_after_a_while() -> None:
+    import time
+
+    time.sleep(0.3)
+    raise MemoryError
+
+
+def number_of_process() -> int:
+    import os
+
+    return os.getpid()
+
+
 def raises() -> None:
     raise NotMeasured("nothing", remedy="a search")
 
@@ -282,6 +300,50 @@ def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> N
         process.close()
         with pytest.raises(UsageError, match="did you mean lora"):
             process.call(estimated, options, {"method": "lara"}, hardware="t4", advice=False, store="none.db")
+    finally:
+        process.close()
+
+
+def at_once(process: EstimatingProcess, functions: list[Callable[[], Any]]) -> list[Any]:
+    """What calls of these functions return or raise that wait for each other."""
+
+    def called(function: Callable[[], Any]) -> Any:
+        try:
+            return process.call(function, seconds=30)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return list(threads.map(called, functions))
+
+
+def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating_process, "TASKS", 3)
+    process = EstimatingProcess()
+    try:
+        found = at_once(process, [number_of_process] * 4)
+        found += [process.call(number_of_process, seconds=30) for _ in range(4)]
+    finally:
+        process.close()
+    assert all(isinstance(number, int) for number in found), found
+    assert len(set(found)) == 3
+
+
+def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
+    process = EstimatingProcess()
+    try:
+        blamed, *others = at_once(process, [large_after_a_while, *[number_of_process] * 4])
+    finally:
+        process.close()
+    assert isinstance(blamed, Overloaded)
+    assert all(isinstance(number, int) for number in others), others
+
+
+def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
+    process = EstimatingProcess()
+    try:
+        os.kill(process.call(number_of_process), signal.SIGKILL)
+        process.call(number_of_process)
     finally:
         process.close()
 
