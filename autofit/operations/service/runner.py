@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
+from autofit.catalog.hardware import named
+from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
 from autofit.trial.machine.detection import detect
@@ -78,7 +80,7 @@ class Runner:
                     if self._hardware is not None and not announced:
                         store.queue.announce(self._hardware)
                         announced = True
-                    names = None if self._hardware is None else [self._hardware.name]
+                    names = None if self._hardware is None else _names(self._hardware)
                     lease = store.queue.claim(new_owner(), names, search_id=self._search_id)
                     if lease is not None:
                         self._drive(store, lease)
@@ -154,6 +156,13 @@ def running(runners: Sequence[Runner]) -> Iterator[None]:
             runner.stop()
         for thread in threads:
             thread.join()
+
+
+def _names(hardware: Hardware) -> list[str]:
+    """What a search for this hardware may call it: with another power limit it is still the same card, but an emulated
+    card never stands for the real one."""
+    known = None if hardware.is_emulated else named(hardware.name)
+    return [hardware.name] if known is None else [hardware.name, known.name]
 
 
 def _pass_on(errors: IO[str], told: int) -> int:

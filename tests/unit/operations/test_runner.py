@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from leases import submit
@@ -55,6 +56,30 @@ def test_deaths_of_drivers_count_and_restarts_do_not(store: Store) -> None:
     assert state() == "queued"
     found._see_to_it(store, claimed(), -9, "Killed")
     assert state() == "failed"
+
+
+@pytest.mark.parametrize(
+    ("here", "claimed"),
+    [("h100-80g-500w", ["h100-80g", "h100-80g-500w"]), ("emulated-h100-80g", ["emulated-h100-80g"])],
+)
+def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch, here: str, claimed: list[str]
+) -> None:
+    trial = make_trial({}, fits(1.0, 100.0))
+    machine = replace(trial.hardware, name=here)
+    monkeypatch.setattr(runner, "detect", lambda: (machine, trial.stack))
+    names = ["h100-80g", "h200", here]
+    ids = {submit(store, replace(trial, hardware=replace(machine, name=name)), digest=name): name for name in names}
+    taken: list[str] = []
+
+    def drive(self: runner.Runner, store: Store, lease: Lease) -> None:
+        taken.append(ids[lease.search_id])
+        if taken[-1] == here:
+            self.stop()
+
+    monkeypatch.setattr(runner.Runner, "_drive", drive)
+    runner.Runner(store.url).run()
+    assert taken == claimed
 
 
 def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
