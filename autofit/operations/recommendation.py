@@ -11,7 +11,7 @@ from autofit.catalog.hardware import called, card
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
-from autofit.core.outcome import Trial, context_keys
+from autofit.core.outcome import OutOfMemory, Trial, context_keys
 from autofit.core.units import MIB, format_bytes
 from autofit.core.verdict import in_words
 from autofit.core.workload import METHODS, Goal, Workload
@@ -33,7 +33,7 @@ def frontier(
     memory_limit_bytes: int | None = None,
     store: Store,
 ) -> Frontier:
-    """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
+    """The frontier of this workload on this hardware, for the most recently used stack under which anything fitted.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
@@ -146,10 +146,16 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
 
 def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
+    empty = None
     for stack in store.stacks(device.key, workload.key):
         found = store.frontier(**context_keys(device, stack, workload), memory_limit_bytes=limit)
         if found is not None:
-            return found.only(within(goal, (p.config for p in found.considered)))
+            found = found.only(within(goal, (p.config for p in found.considered)))
+            if found.points:
+                return found
+            empty = empty or found
+    if empty is not None:
+        return empty
     own = None if limit == memory_limit(None, device, asked.devices) else limit
     raise NotMeasured(
         f"{workload.model} with {' and '.join(_options_of(workload))} "
@@ -176,19 +182,23 @@ def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> li
 def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
     """The error to raise: what came closest to the limit, and which options would help."""
     points = [p for p in found.points if p.method in goal.methods]
+    trials = [] if points else tried()
     if points:
         closest = lightest(points[0], limit)
         how = closest.text
     else:
-        trials = tried()
         closest = of_failures(trials, limit)
         how = f"{how_all_failed(trials)}, {closest.text}"
-    said = [f"nothing that was measured fits {format_bytes(limit)}: {how}"]
+    of_memory = bool(points) or any(isinstance(t.outcome, OutOfMemory) for t in trials)
+    said = [f"nothing that was measured fits {format_bytes(limit)}: {how}" if of_memory else how]
     other = choose(found.points, memory_limit_bytes=limit, methods=METHODS)
     if other is not None:
         memory, speed = other.measurement.device_bytes, other.measurement.tokens_per_second
         said.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
-    said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+    if of_memory:
+        said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+    else:
+        said.append("none ran out of memory: `autofit doctor` may say more")
     if found.contradictory:
         said.append(in_words(found.contradictory))
     return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)

@@ -52,6 +52,13 @@ def test_the_newest_stack_that_measured_answers(filled: Store) -> None:
     assert (found.stack.torch, len(found.points)) == ("2.14.0", 1)
 
 
+def test_failures_under_a_newer_stack_hide_nothing_that_an_older_one_measured(filled: Store) -> None:
+    newer = replace(STACK, torch="2.14.0")
+    fill(filled, [({"method": "full"}, crashed())], job=make_job(stack=newer))
+    assert operations.recommend(OPTIONS, store=filled).stack == STACK
+    assert operations.frontier(OPTIONS, store=filled).stack == STACK
+
+
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:
     fill(store, [({}, fits(3, 100))], job=make_job(replace(OPTIONS, seed=3)))
     with pytest.raises(EnvironmentLacks) as lacking:
@@ -193,6 +200,7 @@ def test_where_nothing_ran_out_the_last_failure_came_closest(store: Store) -> No
     with pytest.raises(Shortfall, match=r"of 1 trials none has fitted, the closest under 80.00 GiB: crashed: ") as told:
         operations.recommend(OPTIONS, store=store)
     assert told.value.to_json()["closest"]["outcome"] == "crashed"
+    assert "`autofit doctor`" in str(told.value) and "what would help" not in str(told.value)
 
 
 def test_what_was_never_tried_within_the_goal_says_which_search_would(store: Store) -> None:
