@@ -15,6 +15,8 @@ from autofit.core.units import GIB, format_bytes
 
 _IGNORED_WORDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*gi?b", re.IGNORECASE)
+_OPTIONAL_WORDS = re.compile(r"\b(\d+g|apple|rtx|pcie|nvl)\b")
+"""What users leave out of a catalog name and mean the same card. Without `ti` or `max`, another card may be meant."""
 _POWER_LIMIT = re.compile(r"-\d+w$")
 """What the name of hardware ends with if its card has another power limit than its default."""
 
@@ -103,12 +105,15 @@ def card(name: str) -> Card:
     if matches:
         sizes = " or ".join(f"{card.name} ({format_bytes(card.memory_bytes)})" for card in matches)
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
+    if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
+        raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
     raise unknown("hardware", name, (card.name for card in cards()))
 
 
 def called(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
-    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none."""
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none, nor does a name
+    without what tells a model from another (`RTX 4070` is no `rtx-4070-ti`)."""
     if _SIZE.fullmatch(name.strip()):
         return ()
     words = _words(name)
@@ -117,7 +122,7 @@ def called(name: str) -> tuple[Card, ...]:
         [card for card in cards() if _words(card.name) == words],
         [card for card in cards() if _has_driver_name(card, name.strip()) and _words(card.name) <= words],
         [card for card in cards() if _has_driver_name(card, name.strip())],
-        [card for card in cards() if words and words <= _words(card.name)],
+        [card for card in cards() if _words(_OPTIONAL_WORDS.sub(" ", card.name)) <= words <= _words(card.name)],
     ):
         if matches:
             return tuple(matches)

@@ -64,7 +64,8 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
 
 
 def asked(hardware: str, device: str = "auto") -> Card | None:
-    """The card that a user names; None for this machine's own device: `auto`, its name, or `gpu` where it is one.
+    """The card that a user names; None for this machine's own device: `auto`, its name, how what the driver calls it
+    ends (`RTX 4070`), or `gpu` where it is one.
 
     Raises `UsageError` for a name that is none, or that may be several cards'.
     """
@@ -74,7 +75,8 @@ def asked(hardware: str, device: str = "auto") -> Card | None:
     if called(name):
         return card(hardware)
     here, _ = detect(device)
-    if name == here.name or (name in GPU_NAMES and here.kind == "cuda"):
+    own_name = name == here.name or f" {here.device_name.lower()}".endswith(f" {name}")
+    if own_name or (name in GPU_NAMES and here.kind == "cuda"):
         return None
     if name in GPU_NAMES:
         some = ", ".join(known.name for known in cards() if known.supports)

@@ -214,12 +214,25 @@ def test_fitting_goes_from_small_to_large() -> None:
         "L40": ["l40"],
         "a6000": ["rtx-a6000"],
         "RTX 3090 Ti": [],
+        "RTX 4070": [],
+        "RTX 4070 Ti": ["rtx-4070-ti"],
+        "m3": [],
+        "M3 Max": ["apple-m3-max"],
+        "mi300": [],
         "gpu": [],
         "": [],
     }.items(),
 )
 def test_the_cards_that_a_user_may_mean(said: str, names: list[str]) -> None:
     assert [known.name for known in called(said)] == names
+
+
+@pytest.mark.parametrize(
+    ("said", "near"), [("RTX 4070", "rtx-4070-ti"), ("6000", "rtx-6000-ada, rtx-a6000, rtx-pro-6000")]
+)
+def test_a_card_that_is_missing_is_no_other_and_those_near_are_told(said: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"the catalog has no '{said}'; near it are: {near}"):
+        card(said)
 
 
 def test_a_name_that_may_be_several_cards_is_refused_with_these() -> None:

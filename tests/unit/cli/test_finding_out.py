@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from unit.cli.conftest import Autofit
 
 from autofit.catalog.hardware import card, cards
 from autofit.core.device.hardware import Hardware
+from autofit.core.errors import UsageError
 from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.planning.lattices import load_space
@@ -121,3 +123,8 @@ def test_this_machines_own_device_has_several_names(monkeypatch: pytest.MonkeyPa
     gpu = Hardware(name="a-card-16g", kind="cuda", device_name="A Card", memory_bytes=16 * GIB)
     monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (gpu, stack))
     assert asked("gpu") is None
+    strange = replace(gpu, device_name="NVIDIA GeForce RTX 4070")
+    monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (strange, stack))
+    assert asked("RTX 4070") is None
+    with pytest.raises(UsageError, match="4070 Super"):
+        asked("4070 Super")
