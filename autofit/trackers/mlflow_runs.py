@@ -68,6 +68,9 @@ class MlflowRuns:
         if trial.context not in self._experiments:
             with self._reached():
                 experiment = self._client.get_experiment_by_name(trial.context)
+                if experiment is not None and experiment.lifecycle_stage == "deleted":
+                    reason = f"{self.place}: the experiment {trial.context!r} was deleted, and still has its name"
+                    raise EnvironmentLacks(reason, remedy=f"mlflow experiments restore -x {experiment.experiment_id}")
                 number = (
                     self._client.create_experiment(trial.context) if experiment is None else experiment.experiment_id
                 )

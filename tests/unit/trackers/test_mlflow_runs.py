@@ -73,6 +73,15 @@ def test_an_experiment_per_context(emulated: Store, client: Any) -> None:
     assert names == {"smollm2-135m on h100-80g", "smollm2-135m on emulated-h100-80g"}
 
 
+def test_an_experiment_that_was_deleted_is_to_be_restored(store: Store, client: Any) -> None:
+    operations.track("mlflow", store=store)
+    (deleted,) = client.search_experiments(filter_string="name != 'Default'")
+    client.delete_experiment(deleted.experiment_id)
+    with pytest.raises(EnvironmentLacks, match=f"mlflow experiments restore -x {deleted.experiment_id}") as raised:
+        operations.track("mlflow", store=store)
+    assert "MLFLOW_TRACKING_URI" not in str(raised.value)
+
+
 def test_a_server_that_is_not_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
