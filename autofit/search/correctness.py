@@ -40,16 +40,16 @@ class FamilyBaselines:
         """`trial`, with outcome `Diverged` if others of its family show that its losses or gradients are wrong."""
         if not self._comparable or not isinstance(trial.outcome, Fits):
             return trial
-        known = self._families.setdefault(family(trial.config), [])
-        judged = _judged(trial, known)
+        family_trials = self._families.setdefault(family(trial.config), [])
+        judged = _judged(trial, family_trials)
         if judged is not trial:
             return judged
-        for earlier in [t for t in known if techniques(t.config) >= techniques(trial.config)]:
-            refuted = _judged(earlier, [*(t for t in known if t is not earlier), trial])
+        for earlier in [t for t in family_trials if techniques(t.config) >= techniques(trial.config)]:
+            refuted = _judged(earlier, [*(t for t in family_trials if t is not earlier), trial])
             if refuted is not earlier:
-                known.remove(earlier)
+                family_trials.remove(earlier)
                 self._refuted.append(refuted)
-        known.append(trial)
+        family_trials.append(trial)
         return trial
 
     def take_refuted(self) -> list[Trial]:
@@ -62,14 +62,14 @@ def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
     """`trial`, with outcome `Diverged` if all of the plainest `others` disagree with it or, where it is as plain as
     they are, most of them and at least two."""
     witnesses = {other.config: other for other in others if other.config != trial.config}
-    own = techniques(trial.config)
-    wanted = min([own, *map(techniques, witnesses)])
-    verdicts = [against(trial, w) for config, w in witnesses.items() if techniques(config) == wanted]
-    against_it = [verdict for verdict in verdicts if verdict is not trial]
-    if own > wanted:
-        return against_it[0] if len(against_it) == len(verdicts) else trial
-    most = len(against_it) > 1 and 2 * len(against_it) > len(verdicts)
-    return against_it[0] if most else trial
+    count = techniques(trial.config)
+    fewest = min([count, *map(techniques, witnesses)])
+    verdicts = [against(trial, w) for config, w in witnesses.items() if techniques(config) == fewest]
+    refutations = [verdict for verdict in verdicts if verdict is not trial]
+    if count > fewest:
+        return refutations[0] if len(refutations) == len(verdicts) else trial
+    most = len(refutations) > 1 and 2 * len(refutations) > len(verdicts)
+    return refutations[0] if most else trial
 
 
 EXACT_AXES = tuple(a for a in AXES if not a.numeric and a.exact)
@@ -86,34 +86,34 @@ def against(trial: Trial, baseline: Trial) -> Trial:
 
     Where only one of them rounds its master weights, what follows the first update differs for that reason alone.
     """
-    own, expected = trial.measurement, baseline.measurement
-    assert own is not None and expected is not None
-    reason = _other_gradient(own, expected, allowed(GRADIENT_TOLERANCE, trial.config))
+    measured, expected = trial.measurement, baseline.measurement
+    assert measured is not None and expected is not None
+    reason = _other_gradient(measured, expected, allowed(GRADIENT_TOLERANCE, trial.config))
     rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
-    steps = len(own.losses) if rounded_alike else 1
-    reason = reason or _other_loss(own, expected, allowed(LOSS_TOLERANCE, trial.config), steps)
+    steps = len(measured.losses) if rounded_alike else 1
+    reason = reason or _other_loss(measured, expected, allowed(LOSS_TOLERANCE, trial.config), steps)
     if reason is None:
         return trial
     outcome = Diverged(
         reason=f"{reason} of {baseline.config}, which differs only in exact techniques",
-        losses=own.losses,
+        losses=measured.losses,
         reference_loss=expected.losses[0],
     )
     return replace(trial, outcome=outcome, trial_id=None)
 
 
-def _other_gradient(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
-    first, known = first_known(own.gradient_norms), first_known(expected.gradient_norms)
-    if first is None or known is None or abs(first - known) <= tolerance * known:
+def _other_gradient(measured: Measurement, expected: Measurement, tolerance: float) -> str | None:
+    norm, right = first_known(measured.gradient_norms), first_known(expected.gradient_norms)
+    if norm is None or right is None or abs(norm - right) <= tolerance * right:
         return None
-    return f"the first gradient's norm is {first:.4g}, more than {tolerance:.1%} from the {known:.4g}"
+    return f"the first gradient's norm is {norm:.4g}, more than {tolerance:.1%} from the {right:.4g}"
 
 
-def _other_loss(own: Measurement, expected: Measurement, tolerance: float, steps: int) -> str | None:
-    for step, (loss, known) in enumerate(zip(own.losses[:steps], expected.losses, strict=False), start=1):
-        if abs(loss - known) > tolerance * max(abs(known), 1.0):
-            most = f"{tolerance:.1%}" if abs(known) >= 1.0 else f"{tolerance:g}"
-            return f"the loss of step {step} is {loss:.4f}, more than {most} from the {known:.4f}"
+def _other_loss(measured: Measurement, expected: Measurement, tolerance: float, steps: int) -> str | None:
+    for step, (loss, right) in enumerate(zip(measured.losses[:steps], expected.losses, strict=False), start=1):
+        if abs(loss - right) > tolerance * max(abs(right), 1.0):
+            most = f"{tolerance:.1%}" if abs(right) >= 1.0 else f"{tolerance:g}"
+            return f"the loss of step {step} is {loss:.4f}, more than {most} from the {right:.4f}"
     return None
 
 

@@ -15,7 +15,7 @@ from autofit.trial.measure.pace import UNSTEADY
 
 
 def answers(
-    known: Mapping[Config, Sequence[Trial]],
+    trials_by_config: Mapping[Config, Sequence[Trial]],
     lattice: Lattice,
     memory_limit_bytes: int,
     deadline_seconds: float = DEADLINE_SECONDS,
@@ -25,21 +25,22 @@ def answers(
     A trial that was stopped early settles its config only together with one that beats it: what beat it when it ran may
     be outside this search's goal, or count as a failure by now.
     """
-    found = {
+    settling = {
         config: trial
         for config in lattice.configs
-        if (trial := verdict(known.get(config, ()), memory_limit_bytes, deadline_seconds)) is not None
+        if (trial := verdict(trials_by_config.get(config, ()), memory_limit_bytes, deadline_seconds)) is not None
     }
-    full = [p for p in map(point, found.values()) if p is not None and not p.measurement.stopped_early]
+    full = [p for p in map(point, settling.values()) if p is not None and not p.measurement.stopped_early]
     full = [p for p in full if p.measurement.device_bytes <= memory_limit_bytes]
-    return {config: trial for config, trial in found.items() if not _lost_its_rival(trial, full)}
+    return {config: trial for config, trial in settling.items() if not _lost_its_rival(trial, full)}
 
 
 def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
-    own = point(trial)
-    if own is None or not own.measurement.stopped_early:
+    """Whether a trial was stopped early, and none of the fully timed ones beats it."""
+    stopped = point(trial)
+    if stopped is None or not stopped.measurement.stopped_early:
         return False
-    return not any(p.method == own.method and dominates(p, own) for p in full)
+    return not any(p.method == stopped.method and dominates(p, stopped) for p in full)
 
 
 class LatticeState:
@@ -111,9 +112,9 @@ class LatticeState:
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> None:
         """`learn` for the stored trial that settles its config, which is one of several attempts."""
-        config, known = trial.config, list(attempts)
-        self._attempts[config] = known if trial in known else [*known, trial]
-        self.runs[config] = sum(attempt.timed_in_full for attempt in known)
+        config, stored = trial.config, list(attempts)
+        self._attempts[config] = stored if trial in stored else [*stored, trial]
+        self.runs[config] = sum(attempt.timed_in_full for attempt in stored)
         self._count_as(trial)
 
     def learn(self, trial: Trial) -> None:
@@ -142,8 +143,8 @@ class LatticeState:
         config, attempts = trial.config, self._attempts[trial.config]
         self.runs[config] -= trial.timed_in_full and any(t is trial for t in attempts)
         attempts[:] = [t.set_aside(reason) if t is trial else t for t in attempts]
-        for known in (self.least_step_seconds, self.proven_step_seconds, self._ended_early):
-            known.pop(config, None)
+        for by_config in (self.least_step_seconds, self.proven_step_seconds, self._ended_early):
+            by_config.pop(config, None)
         self.recall_bounds(attempts)
         self.version += 1
         if self.trials.get(config) is not trial:
@@ -164,12 +165,12 @@ class LatticeState:
             settled = self.trials.get(trial.config)
             if trial.why_set_aside is not None or (settled is not None and self._fits(settled)):
                 continue
-            for known, bound in (
+            for bounds, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),
                 (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
             ):
                 if bound is not None and trial.config in self.lattice.row_of:
-                    known[trial.config] = max(bound, known.get(trial.config, 0.0))
+                    bounds[trial.config] = max(bound, bounds.get(trial.config, 0.0))
                     self.version += 1
 
     def _is_open_again(self, trial: Trial) -> bool:
@@ -234,8 +235,8 @@ class LatticeState:
 
     def measured(self) -> list[Point]:
         """Every config that has trained, including beyond the limit, in the order learnt."""
-        known = ((c, t) for c, t in self.trials.items() if c in self.lattice.row_of)
-        points = (point(trial, self.runs[config], self.between) for config, trial in known)
+        settled = ((c, t) for c, t in self.trials.items() if c in self.lattice.row_of)
+        points = (point(trial, self.runs[config], self.between) for config, trial in settled)
         return [p for p in points if p is not None]
 
     def points(self) -> list[Point]:
@@ -243,10 +244,10 @@ class LatticeState:
         return [p for p in self.measured() if p.measurement.device_bytes <= self.memory_limit_bytes]
 
     def fastest(self, methods: Iterable[str]) -> dict[str, Point]:
-        """The fastest config that fits of each of these methods that has one, in their order."""
+        """The fastest config that fits of each of `methods`, in their order; a method that has none is left out."""
         ordered = sorted(self.points(), key=lambda p: p.measurement.tokens_per_second)
-        found = {p.method: p for p in ordered}
-        return {method: found[method] for method in methods if method in found}
+        by_method = {p.method: p for p in ordered}
+        return {method: by_method[method] for method in methods if method in by_method}
 
     @property
     def out_of_memory(self) -> int:
@@ -256,8 +257,8 @@ class LatticeState:
     @property
     def contradictory(self) -> int:
         """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
-        every = (attempts for config, attempts in self._attempts.items() if config in self.lattice.row_of)
-        return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
+        attempts_lists = (attempts for config, attempts in self._attempts.items() if config in self.lattice.row_of)
+        return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in attempts_lists)
 
     def _fits(self, trial: Trial) -> bool:
         return trial.fits_within(self.memory_limit_bytes)
@@ -269,8 +270,8 @@ class LatticeState:
         if not self.does_not_fit(trial):
             return False
         outcome = trial.outcome
-        elsewhere = isinstance(outcome, OutOfMemory) and (outcome.host or outcome.signal is not None)
-        return not elsewhere or trial.hardware.kind == "cpu"
+        of_host = isinstance(outcome, OutOfMemory) and (outcome.host or outcome.signal is not None)
+        return not of_host or trial.hardware.kind == "cpu"
 
     def _refuted(self, config: Config) -> bool:
         """Whether something fits that needs at least the memory of `config`."""
@@ -279,10 +280,10 @@ class LatticeState:
     def _infer_fits(self, trial: Trial, earlier: Trial | None) -> None:
         """Note what is sure to fit, now that `trial` settles its config in place of `earlier`."""
         fits = self._fits(trial)
-        is_news = earlier is not None and self._fits(earlier) is not fits
-        if is_news or (trial.config in self._below_a_fit and not fits):
+        is_reversed = earlier is not None and self._fits(earlier) is not fits
+        if is_reversed or (trial.config in self._below_a_fit and not fits):
             self._below_a_fit.clear()
-            for config in [c for c, known in self.trials.items() if self._fits(known)]:
+            for config in [c for c, t in self.trials.items() if self._fits(t)]:
                 self._infer_fits_below(config)
         elif fits:
             self._infer_fits_below(trial.config)
@@ -308,14 +309,14 @@ class LatticeState:
         """Reopen the configs whose trials were stopped early because of one that has failed since."""
         full = [p for p in self.points() if not p.measurement.stopped_early]
 
-        def lost(config: Config, trial: Trial) -> bool:
+        def lacks_rival(config: Config, trial: Trial) -> bool:
             least = trial.least_step_seconds
             if least is None:
                 return _lost_its_rival(trial, full)
-            again = self._ended_early[config] < 2
-            return again and least < self._best_seconds(config.text("method"))
+            may_run_again = self._ended_early[config] < 2
+            return may_run_again and least < self._best_seconds(config.text("method"))
 
-        for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lost(c, t)]:
+        for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lacks_rival(c, t)]:
             del self.trials[config]
             self._open[config] = None
 

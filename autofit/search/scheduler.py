@@ -19,7 +19,7 @@ from autofit.workers.pool import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
+class _InFlight:
     """A trial under way."""
 
     request: TrialRequest
@@ -52,13 +52,13 @@ class Scheduler:
     _pool: Pool | None = field(init=False, default=None)
     _is_checked: bool = field(init=False, default=False)
     """Whether the workers were found to have the hardware and stack that the job is for."""
-    _begun: dict[Config, _Begun] = field(init=False, default_factory=dict)
-    _kept: defaultdict[str, list[Trial]] = field(init=False, default_factory=lambda: defaultdict(list))
+    _in_flight: dict[Config, _InFlight] = field(init=False, default_factory=dict)
+    _kept_by_worker: defaultdict[str, list[Trial]] = field(init=False, default_factory=lambda: defaultdict(list))
     """The trials that each worker has run, as they were kept."""
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial was run again after a failure of the machinery."""
     _failures: FailuresInARow = field(init=False, default_factory=FailuresInARow)
-    _doubted: Counter[Config] = field(init=False, default_factory=Counter)
+    _doubtful_runs: Counter[Config] = field(init=False, default_factory=Counter)
     """How often each config's trial was run again in a row because its time was in doubt."""
     _always_busy: bool = field(init=False, default=False)
     """Whether the last repeats found the device busy every time: until a trial does not, none is repeated for it."""
@@ -68,11 +68,11 @@ class Scheduler:
     @property
     def in_flight(self) -> tuple[Config, ...]:
         """The configs whose trials are under way, in the order in which they were begun."""
-        return tuple(self._begun)
+        return tuple(self._in_flight)
 
     @property
     def busy(self) -> bool:
-        return self._pool is not None and 0 < len(self._begun) >= self._pool.size
+        return self._pool is not None and 0 < len(self._in_flight) >= self._pool.size
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Scheduler:
         """Start a trial on an idle worker. It is killed before its deadline where the search's time, less
         `reserved_seconds`, is over by then. Raises `EnvironmentLacks` if its result would be stored under another
         device or stack than it is for."""
-        self._submit(_Begun(request=request, reserved_seconds=reserved_seconds))
+        self._submit(_InFlight(request=request, reserved_seconds=reserved_seconds))
 
     def collect(self) -> tuple[list[Trial], list[Config]]:
         """Wait for trials to end: those that have shown something, and the configs whose trials were cut off because
@@ -107,9 +107,9 @@ class Scheduler:
         workers = self._pool.size
         while not (completed := self._pool.wait(0.25)) and self._pool.size <= workers:
             self.show()
-        shown, cut = [], []
+        ended, cut = [], []
         for request, attempt in completed:
-            begun = self._begun.pop(request.config)
+            in_flight = self._in_flight.pop(request.config)
             if NOT_BEGUN in (reason := getattr(attempt.outcome, "reason", "")):
                 self.kept_waiting = reason
                 cut.append(request.config)
@@ -118,32 +118,32 @@ class Scheduler:
             if (reason := self._pool.set_aside.get(attempt.worker)) is not None:
                 trial = trial.set_aside(reason)
             trial = self.keep(trial)
-            self._kept[attempt.worker].append(trial)
+            self._kept_by_worker[attempt.worker].append(trial)
             self.ended += 1
-            ran = request.after_waiting(attempt.waited_seconds)
-            patience = begun.request.deadline_seconds
-            if ran.deadline_seconds < patience and _killed_at(trial, ran.deadline_seconds):
+            run_request = request.after_waiting(attempt.waited_seconds)
+            patience = in_flight.request.deadline_seconds
+            if run_request.deadline_seconds < patience and _killed_at(trial, run_request.deadline_seconds):
                 cut.append(trial.config)
             else:
-                shown.append((begun, trial))
-        found = [trial for begun, trial in shown if not self._begun_again(begun, trial)]
+                ended.append((in_flight, trial))
+        final = [trial for in_flight, trial in ended if not self._retried_after_failure(in_flight, trial)]
         self._set_aside_earlier()
-        return found, cut
+        return final, cut
 
     def _set_aside_earlier(self) -> None:
         """Set aside what ran on workers before they were found to be slow."""
         assert self._pool is not None
         for worker, reason in self._pool.set_aside.items():
-            for trial in self._kept.pop(worker, ()):
+            for trial in self._kept_by_worker.pop(worker, ()):
                 if not trial.why_set_aside and trial.set_aside(reason).why_set_aside:
                     self.set_aside(trial, reason)
 
-    def _submit(self, begun: _Begun) -> None:
-        pool = self._checked_pool(begun.request.job)
-        left = self.budget.left_for_trial(begun.reserved_seconds)
-        deadline = min(begun.request.deadline_seconds, left)
-        pool.submit(replace(begun.request, deadline_seconds=deadline, wait_seconds=left))
-        self._begun[begun.request.config] = replace(begun, number=self._failures.begin())
+    def _submit(self, in_flight: _InFlight) -> None:
+        pool = self._checked_pool(in_flight.request.job)
+        left = self.budget.left_for_trial(in_flight.reserved_seconds)
+        deadline = min(in_flight.request.deadline_seconds, left)
+        pool.submit(replace(in_flight.request, deadline_seconds=deadline, wait_seconds=left))
+        self._in_flight[in_flight.request.config] = replace(in_flight, number=self._failures.begin())
 
     def _checked_pool(self, job: Job) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
@@ -164,14 +164,14 @@ class Scheduler:
         self._is_checked = True
         return pool
 
-    def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
+    def _retried_after_failure(self, in_flight: _InFlight, trial: Trial) -> bool:
         """Retry a trial once if the machinery failed, more often if its worker was lost (`MOST_LOST_WORKERS`), twice if
         its time is in doubt (others were busy on its device, or that was throttled: each run may find it free, and some
         machines always are busy); returns whether it is retried. Raises `EnvironmentLacks` where the machinery fails
         again and again, and at once where the device is gone or torch was not built for it."""
         if not machinery_failed(trial.outcome):
             self._failures.passed()
-            return self._begun_again_in_doubt(begun, trial)
+            return self._retried_in_doubt(in_flight, trial)
         if DEVICE_GONE in trial.outcome.reason:
             raise EnvironmentLacks(
                 f"{trial.outcome.reason}; everything measured is kept",
@@ -182,41 +182,41 @@ class Scheduler:
             raise EnvironmentLacks(
                 trial.outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
             )
-        self._failures.failed(begun.number, trial.outcome)
-        if self._had_its_chances(trial.config, worker_lost=trial.outcome.worker_lost):
+        self._failures.failed(in_flight.number, trial.outcome)
+        if self._is_out_of_retries(trial.config, worker_lost=trial.outcome.worker_lost):
             return False
-        if self.budget.is_spent(self.ended + len(self._begun)):
+        if self.budget.is_spent(self.ended + len(self._in_flight)):
             return False
-        self._submit(begun)
+        self._submit(in_flight)
         return True
 
-    def _had_its_chances(self, config: Config, *, worker_lost: bool) -> bool:
+    def _is_out_of_retries(self, config: Config, *, worker_lost: bool) -> bool:
         """Count a failure of the machinery; returns whether the config's trial is not to be run again after it."""
         if worker_lost:
             self.lost_workers[config] += 1
             return self.lost_workers[config] >= MOST_LOST_WORKERS
-        had_one = config in self._retried
+        was_retried = config in self._retried
         self._retried.add(config)
-        return had_one
+        return was_retried
 
-    def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
+    def _retried_in_doubt(self, in_flight: _InFlight, trial: Trial) -> bool:
         if trial.why_set_aside:  # its worker gets no other
-            if self.budget.is_spent(self.ended + len(self._begun)):
+            if self.budget.is_spent(self.ended + len(self._in_flight)):
                 return False
-            self._submit(begun)
+            self._submit(in_flight)
             return True
         if not trial.doubts:
-            self._doubted.pop(trial.config, None)
+            self._doubtful_runs.pop(trial.config, None)
             # Crashes and the like say nothing of how busy the device is.
             self._always_busy = self._always_busy and not isinstance(trial.outcome, Fits)
             return False
-        if self._always_busy or self.budget.is_spent(self.ended + len(self._begun)):
+        if self._always_busy or self.budget.is_spent(self.ended + len(self._in_flight)):
             return False
-        if self._doubted[trial.config] >= 2:
+        if self._doubtful_runs[trial.config] >= 2:
             self._always_busy = True
             return False
-        self._doubted[trial.config] += 1
-        self._submit(begun)
+        self._doubtful_runs[trial.config] += 1
+        self._submit(in_flight)
         return True
 
 

@@ -74,7 +74,8 @@ class _Weighed:
     probability: Array
     """Of fitting."""
     seconds: Array
-    dear: NDArray[np.bool_]
+    """Expected duration of each trial."""
+    not_worth_its_time: NDArray[np.bool_]
     """Whether a trial takes more of the time budget than any may, half more than the shortest, and more than it
     promises to gain."""
     cannot_fit: NDArray[np.bool_]
@@ -96,7 +97,7 @@ class Acquisition:
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
-        """The same of `_doubtful_method`."""
+        """The same for `_doubtful_method`."""
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -140,17 +141,17 @@ class Acquisition:
         method after all. It must be if the winner does all of its work and more: such a one may run a third time, as
         two runs may both be slow by chance. None if that is not worth the run: half the gain above which speeds never
         tie, or less, is likely to end in a tie, and so to leave the recommendation as it is."""
-        own = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
+        rivals = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         bounding = {p.config for p in self.belief.bounding()} if self.belief.order_doubt() < 1.0 else set()
         gains = {}
-        for number, rival in enumerate(own):
+        for number, rival in enumerate(rivals):
             is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
             if not rival.measurement.stopped_early and rival.runs < (3 if is_faster else 2):
                 gains[number] = gain_over(winner, rival, is_faster=is_faster)
-        most = max(gains, key=gains.__getitem__, default=None)
-        if most is None or gains[most] <= max(self._noise_gain(), MAX_TIE / 2):
+        best = max(gains, key=gains.__getitem__, default=None)
+        if best is None or gains[best] <= max(self._noise_gain(), MAX_TIE / 2):
             return None
-        return own[most]
+        return rivals[best]
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
@@ -158,16 +159,16 @@ class Acquisition:
         if self._doubtful_at[0] != self._state.version:
             self._doubtful_at = (self._state.version, self._doubtful_method())
         if (doubtful := self._doubtful_at[1]) is not None:
-            own = [p for p in self._state.points() if p.method == doubtful]
-            telling = self._without_suspects(weighed.rows, own)
-            if len(own) < FEW:
-                telling |= weighed.gain >= LITTLE
+            measured = [p for p in self._state.points() if p.method == doubtful]
+            informative = self._without_suspects(weighed.rows, measured)
+            if len(measured) < FEW:
+                informative |= weighed.gain >= LITTLE
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self.belief.methods[weighed.rows] == doubtful) & telling & short
+            gains |= (self.belief.methods[weighed.rows] == doubtful) & informative & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
-        worth = possible & ~weighed.dear
+        worth = possible & ~weighed.not_worth_its_time
         if not self._state.points():
-            return worth if worth.any() else possible  # an answer that is dear is better than none
+            return worth if worth.any() else possible  # an answer that takes long is better than none
         likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
         return worth if self._thorough and not likely.any() else likely
 
@@ -198,25 +199,24 @@ class Acquisition:
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
         return chosen if chosen is not None and self.belief.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
-    def _without_suspects(self, rows: Rows, own: Sequence[Point]) -> NDArray[np.bool_]:
-        """Which configs lack a value that all `own` share, the measured ones of their method, where these are 1.5 times
-        as slow as foretold, in the median: that value may be why, and no trial so far could tell."""
-        taken = np.log([p.measurement.step_seconds.median for p in own])
-        slow = bool(own) and np.median(taken - self.belief.foretold(own)) >= math.log(1.5)
-        if not slow or not self.belief.is_foretold:
+    def _without_suspects(self, rows: Rows, measured: Sequence[Point]) -> NDArray[np.bool_]:
+        """Which configs lack a value that all `measured` ones of their method share. None where these are less than 1.5
+        times as slow as predicted, in the median: else that value may be why, and no trial so far could tell."""
+        logarithms = np.log([p.measurement.step_seconds.median for p in measured])
+        slow = bool(measured) and np.median(logarithms - self.belief.prior_time(measured)) >= math.log(1.5)
+        if not slow or not self.belief.has_predicted_times:
             return np.zeros(len(rows), dtype=bool)
         lattice = self._state.lattice
-        shared = set.intersection(*(set(lattice.values_of(p.config)) for p in own))
+        shared = set.intersection(*(set(lattice.values_of(p.config)) for p in measured))
         return np.array([not shared.issubset(lattice.values[row]) for row in rows], dtype=bool)
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial. A
         spread beyond 10 % either way says more about other work on the machine than about the next trial."""
-        spreads = [p.relative_spread for p in self._state.points()]
-        known = [s for s in spreads if s is not None]
-        if not known:
+        spreads = [s for p in self._state.points() if (s := p.relative_spread) is not None]
+        if not spreads:
             return WORTHWHILE_GAIN
-        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, 0.10))
+        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(spreads)) / 2, 0.10))
 
     def candidates(self) -> list[Candidate]:
         """Every open config with its expected gain, in the order of `_Weighed`."""
@@ -239,64 +239,66 @@ class Acquisition:
         rows = belief.rows(self._state.open)
         time, (memory, probability) = belief.step_time(rows), belief.memory.fit(rows)
         seconds, methods = belief.seconds(time, rows), belief.methods[rows]
-        gain, paid, finishing = self._gains(rows, time, memory, seconds, fronts)
+        gain, judged_seconds, finishing = self._gains(rows, time, memory, seconds, fronts)
         gain *= probability
         recommended = self._recommended(fronts, methods, probability, np.exp(time.together.mean))
-        beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
-        gain[beside] *= BESIDE
+        of_other_method = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
+        gain[of_other_method] *= BESIDE
         if fronts:
             # What is likely to be many times slower than what is measured is no reason to begin with another method.
             fastest = math.log(min(front.best_seconds for front in fronts.values()))
             unmeasured = ~np.isin(methods, list(fronts))
             gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
-        share = seconds / self._budget_seconds
-        long = share > ALLOWANCE_SHARE
+        budget_share = seconds / self._budget_seconds
+        long = budget_share > ALLOWANCE_SHARE
         if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
             long &= seconds > ALLOWANCE_FACTOR * seconds.min()
-        dear = long & (gain < share) & (share <= 1.0) & ~(finishing & ~beside)
+        not_worth_its_time = long & (gain < budget_share) & (budget_share <= 1.0)
+        not_worth_its_time &= ~(finishing & ~of_other_method)
         # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
-        last = long | ((probability < LIKELY) & bool(fronts))
-        last |= suspicious([self._state.lattice.configs[row] for row in rows], self._state.trials.values())
-        order = np.lexsort((-gain / paid, beside & (recommended in fronts), last))
+        comes_last = long | ((probability < LIKELY) & bool(fronts))
+        comes_last |= suspicious([self._state.lattice.configs[row] for row in rows], self._state.trials.values())
+        order = np.lexsort((-gain / judged_seconds, of_other_method & (recommended in fronts), comes_last))
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
             probability=probability[order],
             seconds=seconds[order],
-            dear=dear[order],
+            not_worth_its_time=not_worth_its_time[order],
             cannot_fit=belief.memory.cannot_fit(rows, probability)[order],
         )
 
     def _gains(
         self, rows: Rows, time: Mixture, memory: Array, seconds: Array, fronts: Mapping[str, Front]
     ) -> tuple[Array, Array, NDArray[np.bool_]]:
-        """What each config may gain if it fits, beside what of its own method is measured; the seconds by which that is
+        """What each config may gain over the measured ones of its method, if it fits; the seconds by which that is
         judged; and which would finish what has been begun. `seconds`: of the trials."""
-        gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
+        gain, judged_seconds, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
         methods, claims = self.belief.methods[rows], self.belief.claims(rows)
         least, limit = likeliest(claims), float(self._state.memory_limit_bytes)
-        usual = np.maximum(time.together.mean, least)
+        expected_time = np.maximum(time.together.mean, least)
         for method in np.unique(methods).tolist():
-            own = np.flatnonzero(methods == method)
+            of_method = np.flatnonzero(methods == method)
             front = self._front_to_beat(method, fronts)
             if front is not None:
-                for part, chance, claimed in _apart(claims, own):
-                    found = time.part(part), claimed[part], memory[part]
-                    gain[part] += chance * expected_gain(front, *found, limit, area_weight=self._area_weight)
+                for part, chance, claimed in _split_where_claims_differ(claims, of_method):
+                    figures = time.part(part), claimed[part], memory[part]
+                    gain[part] += chance * expected_gain(front, *figures, limit, area_weight=self._area_weight)
                 continue
             # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-usual[own])
-            gain[own] = 2.0 * speed / speed.max()
-            paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
-            begun = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
-            if begun:
+            speed = np.exp(-expected_time[of_method])
+            gain[of_method] = 2.0 * speed / speed.max()
+            # A cheaper trial is no reason to begin with it.
+            judged_seconds[of_method] = np.maximum(seconds[of_method], np.median(seconds[of_method]))
+            bounds = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
+            if bounds:
                 # One has been begun, and would take long: what may be much faster comes before it is finished, which
                 # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
-                found = time.part(own), least[own], memory[own]
-                faster = expected_gain(Front.of([(0.0, min(begun))]), *found, limit, area_weight=0.0)
-                gain[own] = np.maximum(faster, 0.05 * speed / speed.max())
-                finishing[own[speed.argmax()]] = True
-        return gain, paid, finishing
+                figures = time.part(of_method), least[of_method], memory[of_method]
+                faster = expected_gain(Front.of([(0.0, min(bounds))]), *figures, limit, area_weight=0.0)
+                gain[of_method] = np.maximum(faster, 0.05 * speed / speed.max())
+                finishing[of_method[speed.argmax()]] = True
+        return gain, judged_seconds, finishing
 
     def _recommended(
         self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
@@ -304,48 +306,48 @@ class Acquisition:
         """The most faithful method that has fitted or still may, and is or may be practical (`frontier.practical`).
         Until something has fitted, it must be likely to, by its predicted memory; without predictions none is, and
         anything that fits is what the user needs. Later it may be as unlikely as what the search still tries: the gain
-        of a config is at least its probability of fitting while nothing of its method has. `seconds`: expected of each
-        config's step."""
+        of a config is at least its probability of fitting while nothing of its method has. `seconds`: the expected step
+        time of each config."""
         if not fronts and not self.belief.memory.predicted.any():
             return None
         possible = probability >= (MUCH if fronts else LIKELY)
         speeds: dict[str, float] = {}
         for method in self._faithful:
-            known = [1.0 / fronts[method].best_seconds] if method in fronts else []
-            speeds[method] = max([*known, *(1.0 / seconds[possible & (methods == method)]).tolist()], default=0.0)
+            measured = [1.0 / fronts[method].best_seconds] if method in fronts else []
+            speeds[method] = max([*measured, *(1.0 / seconds[possible & (methods == method)]).tolist()], default=0.0)
         return practical({method: speed for method, speed in speeds.items() if speed})
 
     def _front_to_beat(self, method: str, fronts: Mapping[str, Front]) -> Front | None:
         """What a config of a method must beat: its frontier or, where nothing of that is practical beside the next less
         faithful method, what would be; None before anything of the method is measured."""
-        own = fronts.get(method)
-        if own is None or method not in self._faithful:
-            return own
-        least = least_practical_speed(method, {name: 1.0 / front.best_seconds for name, front in fronts.items()})
-        return own if least * own.best_seconds <= 1.0 else Front.of([(0.0, 1.0 / least)])
+        front = fronts.get(method)
+        if front is None or method not in self._faithful:
+            return front
+        least = least_practical_speed(method, {name: 1.0 / other.best_seconds for name, other in fronts.items()})
+        return front if least * front.best_seconds <= 1.0 else Front.of([(0.0, 1.0 / least)])
 
     def _fronts(self) -> dict[str, Front]:
-        """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
-        is expected of it: what is asked for meanwhile should be worth its trial beside that."""
+        """The frontier of each method that has one. What is under way and likely to fit counts as if measured as
+        expected: what is suggested meanwhile should be worth its trial beside that."""
         points, rows = self._state.points(), np.sort(self.belief.rows(self._state.under_way))
-        shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
+        figures = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
             memory, probability = self.belief.memory.fit(rows)
             seconds, likely = np.exp(self.belief.step_time(rows).together.mean), probability >= LIKELY
-            found = (expected[likely].tolist() for expected in (self.belief.methods[rows], memory, seconds))
-            shown += zip(*found, strict=True)
-        methods = {method for method, _, _ in shown}
-        return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
+            columns = (column[likely].tolist() for column in (self.belief.methods[rows], memory, seconds))
+            figures += zip(*columns, strict=True)
+        methods = {method for method, _, _ in figures}
+        return {m: Front.of((memory, seconds) for method, memory, seconds in figures if method == m) for m in methods}
 
 
-def _apart(
-    claims: Sequence[tuple[float, Array]], own: NDArray[np.intp]
+def _split_where_claims_differ(
+    claims: Sequence[tuple[float, Array]], positions: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], float, Array]]:
-    """The claims about `own` positions, each with its chance and where it counts: one claim with certainty where both
-    say the same, which is almost everywhere."""
-    (chance, one), (rest, other) = claims
-    same = one[own] == other[own]
-    yield own[same], 1.0, one
-    if not same.all():
-        yield own[~same], chance, one
-        yield own[~same], rest, other
+    """The claims about `positions`: for which of them each counts, its chance, and the claim. Where both say the same,
+    which is almost everywhere, there is one claim with certainty."""
+    (first_chance, first), (second_chance, second) = claims
+    agree = first[positions] == second[positions]
+    yield positions[agree], 1.0, first
+    if not agree.all():
+        yield positions[~agree], first_chance, first
+        yield positions[~agree], second_chance, second

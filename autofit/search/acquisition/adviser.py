@@ -42,7 +42,7 @@ class Adviser:
             directions=DIRECTIONS,
             sampler=self._sampler,
         )
-        self._asked: dict[Config, optuna.Trial] = {}
+        self._running: dict[Config, optuna.Trial] = {}
 
     def ask(self, seconds_left: float | None = None) -> Config:
         """The config to run next: the study holds it as running until its outcome is told.
@@ -54,7 +54,7 @@ class Adviser:
         trial = self.study.ask(self._sampler.space)
         config = suggested(trial.params)
         self._state.take(config)
-        self._asked[config] = trial
+        self._running[config] = trial
         return config
 
     def tell(self, trial: Trial) -> None:
@@ -70,30 +70,30 @@ class Adviser:
     def give_up(self, config: Config) -> None:
         """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""
         self._state.give_back(config)
-        asked = self._asked.pop(config, None)
-        if asked is not None:
-            self.study.tell(asked, state=TrialState.FAIL)
+        running = self._running.pop(config, None)
+        if running is not None:
+            self.study.tell(running, state=TrialState.FAIL)
 
     def _tell_study(self, trial: Trial) -> None:
         values = self._values(trial)
         if values is None:
             self.give_up(trial.config)
-        elif (asked := self._asked.pop(trial.config, None)) is None:
+        elif (running := self._running.pop(trial.config, None)) is None:
             self._add(trial, values)
         else:
-            asked.set_constraint(OVER_LIMIT, values[2])
-            self.study.tell(asked, values[:2])
+            running.set_constraint(OVER_LIMIT, values[2])
+            self.study.tell(running, values[:2])
 
     def _add(self, trial: Trial, values: tuple[float, float, float]) -> None:
         if trial.config not in self._state:
             return
-        made = create_trial(
+        study_trial = create_trial(
             params=parameters(trial.config, self._sampler.space),
             distributions=self._sampler.space,
             values=values[:2],
             constraints={OVER_LIMIT: values[2]},
         )
-        self.study.add_trial(made)
+        self.study.add_trial(study_trial)
 
     def _values(self, trial: Trial) -> tuple[float, float, float] | None:
         """(memory, tokens per second, bytes over the limit); None for an outcome that says nothing about them.

@@ -15,7 +15,7 @@ from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
 from autofit.search.acquisition.regret import regret_bound, timing_deviation
-from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
+from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.lattice_state import LatticeState
@@ -42,25 +42,25 @@ class Belief:
         """Logarithms of the seconds that a step takes at least, by what the device's arithmetic takes; minus infinity
         where that is unknown."""
         self._time = StepTimes(plan.lattice, TIME)
-        self.is_foretold = False
+        self.has_predicted_times = False
         """Whether times are predicted, and not only steered."""
         self.memory = MemoryFit(state, plan.lower_bounds)
         self._costs = TrialCosts(plan)
 
     def use(self, predictions: Predictions) -> None:
-        """As `Acquisition.use`."""
+        """See `Acquisition.use`."""
         lattice = self._state.lattice
-        known = {c: predictions.by_config[c] for c in lattice.configs if c in predictions.by_config}
-        if not known or 2 * len(self.memory.possible(known)) < len(self.memory.possible(lattice.configs)):
+        by_config = {c: predictions.by_config[c] for c in lattice.configs if c in predictions.by_config}
+        if not by_config or 2 * len(self.memory.possible(by_config)) < len(self.memory.possible(lattice.configs)):
             return
-        self.memory.use(known, predictions.memory_deviation)
-        seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
-        if 2 * len(seconds) >= len(known):
-            stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
+        self.memory.use(by_config, predictions.memory_deviation)
+        seconds = {c: math.log(p.step_seconds) for c, p in by_config.items() if p.step_seconds is not None}
+        if 2 * len(seconds) >= len(by_config):
+            errors = [1.0 if p.relative_error is None else p.relative_error for p in by_config.values()]
             times = completed(lattice, seconds, TIME)
-            self._time = StepTimes(lattice, time_error(float(stated)), times)
-            self.is_foretold = True
-            self._costs.use(known)
+            self._time = StepTimes(lattice, time_error(float(np.median(errors))), times)
+            self.has_predicted_times = True
+            self._costs.use(by_config)
 
     def rows(self, configs: Iterable[Config]) -> Rows:
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
@@ -70,18 +70,18 @@ class Belief:
         rows = self.rows([config])
         return float(self.seconds(self.step_time(rows), rows)[0])
 
-    def foretold(self, points: Sequence[Point]) -> Array:
-        """The logarithms of the seconds that were expected of these before any trial."""
-        return self._time.foretold(self.rows(p.config for p in points))
+    def prior_time(self, points: Sequence[Point]) -> Array:
+        """The logarithms of the seconds that were expected of each before any trial."""
+        return self._time.prior_time(self.rows(p.config for p in points))
 
     def step_time(self, rows: Rows) -> Mixture:
         """The logarithm of seconds per step. One that is known only to be at least so long, where less was expected,
         counts as if measured there, with a deviation of 0.5."""
         measured = [
-            Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
+            TimeObservation(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
             for p in self._state.measured()
         ]
-        bounds = [Shown(c, math.log(b), 0.5) for c, b in self._state.least_step_seconds.items()]
+        bounds = [TimeObservation(c, math.log(b), 0.5) for c, b in self._state.least_step_seconds.items()]
         if bounds:
             expected = self._time.predict(measured, self.rows(b.config for b in bounds)).together.mean
             measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
@@ -131,26 +131,26 @@ class Belief:
     def regret_bound(self, winner: Point) -> float:
         """Upper bound, with 95 % confidence, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
-        unknown = self.rows(self._may_be_faster())
-        unknown = unknown[self.methods[unknown] == winner.method]
-        tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
-        rivals = self.step_time(unknown).with_known(
-            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
+        unmeasured = self.rows(self._may_be_faster())
+        unmeasured = unmeasured[self.methods[unmeasured] == winner.method]
+        measured = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
+        rivals = self.step_time(unmeasured).with_measured(
+            [math.log(p.measurement.step_seconds.median) for p in measured], [timing_deviation(p) for p in measured]
         )
-        probability = np.append(self.memory.fit(unknown)[1], np.ones(len(tried)))
+        probability = np.append(self.memory.fit(unmeasured)[1], np.ones(len(measured)))
         claims = [
-            (chance, np.append(least, np.full(len(tried), -math.inf)))
+            (chance, np.append(least, np.full(len(measured), -math.inf)))
             # A trial for a measured config that was so unlucky would seldom pay, but the bound allows for it.
-            for chance, least in self.claims(unknown, unlucky=2.0)
+            for chance, least in self.claims(unmeasured, unlucky=2.0)
         ]
         return regret_bound(winner, rivals, probability, claims)
 
     def _may_be_faster(self) -> list[Config]:
         """The open configs, and those that were given up because trials of them ended early: these show no more than
         that a step takes long, and the first micro-step alone not even that for certain."""
-        known = self._state.trials
-        given_up = (c for c in self._state.least_step_seconds if c in known)
-        return [*self._state.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
+        trials = self._state.trials
+        given_up = (c for c in self._state.least_step_seconds if c in trials)
+        return [*self._state.open, *(c for c in given_up if isinstance(trials[c].outcome, TimedOut))]
 
 
 def likeliest(claims: Sequence[tuple[float, Array]]) -> Array:

@@ -67,8 +67,8 @@ def _worth(lead: Array) -> Array:
 
 
 def _steps(front: Front, memory: Array, limit: float) -> list[tuple[float, Array]]:
-    """Of each step of the frontier its height, and how much of its width each config covers; those that none does are
-    left out."""
+    """The steps of the frontier that any config covers: the height of each, and how much of its width each config
+    covers."""
     starts = np.append(0.0, front.memory / limit)
     heights = np.append(0.0, front.best_seconds / front.seconds)
     ends = np.append(starts[1:], 1.0)

@@ -33,8 +33,8 @@ class MemoryFit:
         """Logarithm of every config's predicted bytes; empty without predictions."""
 
     def use(self, predictions: Mapping[Config, Prediction], expected: MemoryDeviation) -> None:
-        """From now on, take memory as predicted up to an error learnt from trials, of which `expected` is what earlier
-        ones have shown."""
+        """From now on, take memory as predicted up to an error learnt from trials; `expected` is the error in
+        earlier ones."""
         lattice = self._state.lattice
         self.predicted = np.array([c in predictions for c in lattice.configs])
         self._floors = np.zeros(len(lattice.configs))
@@ -42,11 +42,11 @@ class MemoryFit:
         error, rough = memory_errors(predictions, expected)
         guessed = guesses(lattice, sizes, ACTIVATIONS)
         self.sizes = sizes | {c: mean for c, (mean, _) in guessed.items()}
-        own = {**rough, **{c: deviation for c, (_, deviation) in guessed.items()}}
-        self._above_floors = LogLinear(lattice, error, self.sizes, own)
+        deviations = {**rough, **{c: deviation for c, (_, deviation) in guessed.items()}}
+        self._above_floors = LogLinear(lattice, error, self.sizes, deviations)
 
     def possible(self, configs: Iterable[Config]) -> list[Config]:
-        """Those that the floor leaves."""
+        """The configs that the floor leaves."""
         limit, row_of = self._state.memory_limit_bytes, self._state.lattice.row_of
         return [config for config in configs if self._floors[row_of[config]] <= limit]
 
@@ -66,23 +66,23 @@ class MemoryFit:
 
     def least_that_ran_out(self) -> dict[str, float]:
         """By method, the logarithm of the least predicted bytes that have run out of memory."""
-        found: dict[str, float] = {}
+        least: dict[str, float] = {}
         for config, trial in self._state.trials.items():
             if self._state.does_not_fit(trial) and config in self.sizes:
                 method = config.text("method")
-                found[method] = min(self.sizes[config], found.get(method, math.inf))
-        return found
+                least[method] = min(self.sizes[config], least.get(method, math.inf))
+        return least
 
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
         floor."""
-        known = [(p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._state.measured()]
+        measured = [(p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._state.measured()]
         ran_out = [
             (config, self._above_floor(config, trial.memory_limit_bytes))
             for config, trial in self._state.trials.items()
             if config in self._state and trial.ran_out_on_device
         ]
-        return self._above_floors.predict_rows(known, rows, ran_out)
+        return self._above_floors.predict_rows(measured, rows, ran_out)
 
     def _above_floor(self, config: Config, total: int) -> float:
         return math.log(max(total - self._floors[self._state.lattice.row_of[config]], 1.0))
@@ -125,8 +125,8 @@ def guesses(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> 
     if not missing:
         return {}
     model = LogLinear(lattice, prior)
-    every = list(logarithms.items())
+    observed = list(logarithms.items())
     # As many determine the axes' effects as well as thousands would, in a regression of cubic cost.
-    known = every if len(every) <= 500 else random.Random(0).sample(every, 500)
-    found = model.predict(known, missing)
-    return dict(zip(missing, zip(found.mean.tolist(), found.deviation.tolist(), strict=True), strict=True))
+    sample = observed if len(observed) <= 500 else random.Random(0).sample(observed, 500)
+    predicted = model.predict(sample, missing)
+    return dict(zip(missing, zip(predicted.mean.tolist(), predicted.deviation.tolist(), strict=True), strict=True))

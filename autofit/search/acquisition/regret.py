@@ -19,7 +19,7 @@ Claim = tuple[float, Array | float]
 """A chance, and the logarithms of the seconds that steps take at least if it comes true."""
 
 CONFIDENCE = 0.95
-"""With which a bound is stated."""
+"""The confidence with which a bound is stated."""
 LEAST_DEVIATION = 1e-6
 """Of a speed's logarithm: below this, a trial is exact, as on a device that keeps perfect time."""
 
@@ -42,14 +42,14 @@ def regret_bound(
     """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
     `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival; `claims`:
-    what is claimed of their step times, with chances that add up to 1. Under one explanation of what was measured, the
+    what is claimed of their step times, with chances that add up to 1. Under one hypothesis about the measurements, the
     chance that any rival exceeds a bound is at most the sum of their individual chances (Boole's inequality, which
-    holds however they depend on each other), and at most 1; over all explanations and claims it is the mean of these.
+    holds however they depend on each other), and at most 1; over all hypotheses and claims it is the mean of these.
     This is the least bound at which it is at most 1 - `CONFIDENCE`.
     """
-    own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
-    lead, spread = own - rivals.mean, np.maximum(np.hypot(rivals.deviation, deviation), LEAST_DEVIATION)
-    claimed = [(weight, np.broadcast_to(own - least, rivals.mean.shape[1:])) for weight, least in claims if weight]
+    log_time, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
+    lead, spread = log_time - rivals.mean, np.maximum(np.hypot(rivals.deviation, deviation), LEAST_DEVIATION)
+    claimed = [(weight, np.broadcast_to(log_time - least, rivals.mean.shape[1:])) for weight, least in claims if weight]
 
     def chance(gain: float) -> float:
         return math.fsum(weight * chance_if(gain, gain < most) for weight, most in claimed)
@@ -73,5 +73,5 @@ _SHARES = np.array([normal_tail(-node) for node in _NODES])
 
 def normal_share_below(deviations: Array) -> Array:
     """The probability that a normal variable is less than so many standard deviations above its mean, to within 1e-5:
-    NumPy has no error function, and one of a lattice's explanations has thousands of configs."""
+    NumPy has no error function, and one hypothesis about a lattice has thousands of configs."""
     return np.asarray(np.interp(deviations, _NODES, _SHARES))

@@ -50,7 +50,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         self._lock = threading.Lock()
         self._taken: dict[int, Config] = {}
         """What was suggested for each of the study's running trials, by its number."""
-        self._seen: set[int] = set()
+        self._learnt: set[int] = set()
         """Numbers of the study's completed trials that need not be looked at again."""
         self.seconds_left: float | None = None
         """Configs whose trials are expected to take longer come last; None means no limit."""
@@ -71,9 +71,9 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     ) -> dict[str, Any]:
         """The config to run next, as Optuna's parameters."""
         if tuple(study.directions) != DIRECTIONS:
-            have = ", ".join(direction.name.lower() for direction in study.directions)
+            names = ", ".join(direction.name.lower() for direction in study.directions)
             raise ValueError(
-                f"the study's directions are {have}: create it with directions=['minimize', 'maximize'], for peak "
+                f"the study's directions are {names}: create it with directions=['minimize', 'maximize'], for peak "
                 "device bytes and tokens per second"
             )
         with self._lock:
@@ -105,13 +105,13 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         config, taken = suggested(trial.params), self._taken.pop(trial.number, None)
         if self._job is None:
             return
-        shown = values if state == TrialState.COMPLETE else None
+        completed_values = values if state == TrialState.COMPLETE else None
         with self._lock:
             if taken is not None and taken != config:
                 self._state.give_back(taken)  # the user enqueued some of the trial's parameters
             if config not in self._state or config in self._state.trials:
                 return
-            self._state.learn(self._trial(self._job, config, shown, _duration(trial)))
+            self._state.learn(self._trial(self._job, config, completed_values, _duration(trial)))
             done = self._acquisition.best() is None
         if done:
             with suppress(RuntimeError):  # raised where trials are asked for one by one: nothing runs that could stop
@@ -122,13 +122,13 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         if self._job is None:
             return
         for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            if trial.number in self._seen:
+            if trial.number in self._learnt:
                 continue
-            self._seen.add(trial.number)
+            self._learnt.add(trial.number)
             config = suggested(trial.params) if trial.params.keys() == self.space.keys() else None
-            known = self._state
-            if config is not None and config in known and config not in known.trials and config not in known.under_way:
-                known.learn(self._trial(self._job, config, trial.values, _duration(trial)))
+            state = self._state
+            if config is not None and config in state and config not in state.trials and config not in state.under_way:
+                state.learn(self._trial(self._job, config, trial.values, _duration(trial)))
 
     def _trial(self, job: Job, config: Config, values: Sequence[float] | None, seconds: float) -> Trial:
         limit = self._state.memory_limit_bytes

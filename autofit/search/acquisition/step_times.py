@@ -3,7 +3,7 @@
 A device that nobody has seen may compute one value of an axis, or a pair of values, many times slower than predicted: a
 number format that it emulates, a kernel that its libraries lack. Such a cause has a heavy tail, so a surprising trial
 moves what shares the cause with it by a factor of 100 and leaves the rest alone. Which cause it is stays open until
-trials tell: the belief is a mixture of explanations, each a set of causes (a spike-and-slab prior, Mitchell and
+trials tell: the belief is a mixture of hypotheses, each a set of causes (a spike-and-slab prior, Mitchell and
 Beauchamp 1988), and the search and its regret bound count all of them.
 """
 
@@ -41,46 +41,46 @@ def time_error(relative_error: float) -> Prior:
     nothing is predicted: even a guess from a data sheet knows that much.
     """
     stated = max(relative_error, LEAST_EFFECT)
-    known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
+    spread_of = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
     return Prior(
-        intercept_spread=math.log1p(stated), spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise
+        intercept_spread=math.log1p(stated), spread=min(stated, TIME.spread), spread_of=spread_of, noise=TIME.noise
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The logarithms of some configs' step seconds, as each explanation expects them."""
+    """The logarithms of some configs' step seconds, as each hypothesis expects them."""
 
     weights: Array
-    """Of the explanations; they add up to 1. Shape (explanations,)."""
+    """Of the hypotheses; they add up to 1. Shape (hypotheses,)."""
     mean: Array
-    """Shape (explanations, configs)."""
+    """Shape (hypotheses, configs)."""
     deviation: Array
-    """Shape (explanations, configs)."""
+    """Shape (hypotheses, configs)."""
 
     def part(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> Mixture:
-        """That of some of the configs."""
+        """The mixture for some of the configs."""
         return Mixture(self.weights, self.mean[:, chosen], self.deviation[:, chosen])
 
-    def with_known(self, mean: Sequence[float], deviation: Sequence[float]) -> Mixture:
-        """With further configs, of which every explanation expects the same."""
-        every = (len(self.weights), len(mean))
+    def with_measured(self, mean: Sequence[float], deviation: Sequence[float]) -> Mixture:
+        """The mixture with further configs, of which every hypothesis expects the same."""
+        shape = (len(self.weights), len(mean))
         return Mixture(
             self.weights,
-            np.hstack([self.mean, np.broadcast_to(np.array(mean), every)]),
-            np.hstack([self.deviation, np.broadcast_to(np.array(deviation), every)]),
+            np.hstack([self.mean, np.broadcast_to(np.array(mean), shape)]),
+            np.hstack([self.deviation, np.broadcast_to(np.array(deviation), shape)]),
         )
 
     @property
     def together(self) -> LogNormal:
-        """Mean and deviation over all explanations (laws of total expectation and variance)."""
+        """Mean and deviation over all hypotheses (laws of total expectation and variance)."""
         mean = self.weights @ self.mean
         variance = self.weights @ (self.deviation**2 + (self.mean - mean) ** 2)
         return LogNormal(mean=mean, deviation=np.sqrt(variance))
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TimeObservation:
     """What a trial has shown of a config's step: the logarithm of its seconds, with its standard deviation."""
 
     config: Config
@@ -93,12 +93,12 @@ class _Cause:
     """Something that slows some configs of the lattice."""
 
     members: NDArray[np.bool_]
-    """Which."""
+    """Whether it slows each config of the lattice."""
     probability: float
     """A priori."""
 
 
-class _Explanation(NamedTuple):
+class _Hypothesis(NamedTuple):
     """A scale of the effects' deviations and of the noise, and causes."""
 
     scale: int
@@ -109,13 +109,13 @@ class _Explanation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Learnt:
-    """What the trials have taught under one explanation."""
+class _Posterior:
+    """What the trials have taught under one hypothesis."""
 
     weight: float
     """Its share of the belief."""
     members: list[NDArray[np.bool_]]
-    """Of each of its causes: the configs of the lattice that have it."""
+    """For each of its causes: which configs of the lattice have it."""
     effects: Array
     """Posterior mean of the features' effects, then of the causes'."""
     covariance: Array
@@ -123,14 +123,14 @@ class _Learnt:
     noise: float
 
     def at(self, rows: Rows, expected: Array, matrix: Array) -> LogNormal:
-        """The prediction for `rows`, of which the prior expects and which have these features: not of another
-        measurement, but of the figure itself."""
-        wanted, level = matrix, expected
+        """The prediction for `rows`, with these prior means and features: not of another measurement, but of the figure
+        itself."""
+        features, level = matrix, expected
         if self.members:
             slow = np.array([member[rows] for member in self.members], dtype=float).T
-            wanted, level = np.hstack([matrix, slow]), expected + SLOW_MEAN * slow.sum(axis=1)
-        variance = ((wanted @ self.covariance) * wanted).sum(axis=1)
-        mean = level + wanted @ self.effects
+            features, level = np.hstack([matrix, slow]), expected + SLOW_MEAN * slow.sum(axis=1)
+        variance = ((features @ self.covariance) * features).sum(axis=1)
+        mean = level + features @ self.effects
         return LogNormal(mean=mean, deviation=np.sqrt(variance + self.noise**2))
 
 
@@ -140,103 +140,105 @@ class StepTimes:
     def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(lattice, prior, predicted)
-        self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
-        """Of each config that was measured, each with which configs share it."""
-        self._learnt = lru_cache(maxsize=2)(self._learn)
-        """Between two trials, several questions are asked."""
+        self._keyed_causes: dict[Config, list[tuple[bytes, _Cause]]] = {}
+        """For each measured config: its causes, each with its members as a key."""
+        self._posteriors = lru_cache(maxsize=2)(self._learn)
+        """Cached: between two trials, several questions are asked."""
         self._prior = prior
         first, effects = self._features.spreads[:1], self._features.spreads[1:]
         least = np.minimum(effects, LEAST_EFFECT)
         self._variances = [np.append(first, np.maximum(f * effects, least)) ** 2 for f in EFFECT_SCALES]
         self._values_of = lattice.values_of
-        every = lattice.values
-        found = sorted({item for values in every for item in values}, key=str)
-        self._having = {item: np.array([item in values for values in every]) for item in found}
+        items = sorted({item for values in lattice.values for item in values}, key=str)
+        self._having = {item: np.array([item in values for values in lattice.values]) for item in items}
         """Which configs of the lattice have an axis value."""
         self._having_axis = {
-            axis: np.array([axis in dict(values) for values in every])
-            for axis in dict.fromkeys(axis for axis, _ in found)
+            axis: np.array([axis in dict(values) for values in lattice.values])
+            for axis in dict.fromkeys(axis for axis, _ in items)
         }
 
-    def foretold(self, rows: Rows) -> Array:
+    def prior_time(self, rows: Rows) -> Array:
         """The logarithms of the seconds that were expected before any trial."""
         return np.asarray(self._features.expected[rows])
 
-    def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
+    def predict(self, observations: Sequence[TimeObservation], rows: Rows) -> Mixture:
         """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
-        learnt = self._learnt(tuple(shown))
+        posteriors = self._posteriors(tuple(observations))
         expected, matrix = self._features.expected[rows], self._features.matrix[rows]
-        parts = [one.at(rows, expected, matrix) for one in learnt]
+        parts = [posterior.at(rows, expected, matrix) for posterior in posteriors]
         return Mixture(
-            np.array([one.weight for one in learnt]),
+            np.array([posterior.weight for posterior in posteriors]),
             np.array([p.mean for p in parts]),
             np.array([p.deviation for p in parts]),
         )
 
-    def _learn(self, shown: tuple[Shown, ...]) -> list[_Learnt]:
-        """The effects under the 64 likeliest explanations, or the fewer that have all but 0.2 % of the belief."""
-        seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
-        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:64]
-        weights = np.exp(np.array([e.log_weight for e in explanations]) - explanations[0].log_weight)
+    def _learn(self, observations: tuple[TimeObservation, ...]) -> list[_Posterior]:
+        """The effects under the 64 likeliest hypotheses, or the fewer that have all but 0.2 % of the belief."""
+        evidence = _Evidence.of(self._features, observations, self._causes([o.config for o in observations]))
+        hypotheses = sorted(self._hypotheses(evidence), key=lambda h: -h.log_weight)[:64]
+        weights = np.exp(np.array([h.log_weight for h in hypotheses]) - hypotheses[0].log_weight)
         enough = int(np.searchsorted(np.cumsum(weights), 0.998 * weights.sum())) + 1
         shares = weights[:enough] / weights[:enough].sum()
-        return [self._under(e, float(share), seen) for e, share in zip(explanations, shares, strict=False)]
+        return [self._posterior(h, float(share), evidence) for h, share in zip(hypotheses, shares, strict=False)]
 
-    def _explanations(self, seen: _Seen) -> Iterable[_Explanation]:
-        """Those without a cause, and the four likeliest of each number with a further one, up to three causes."""
+    def _hypotheses(self, evidence: _Evidence) -> Iterable[_Hypothesis]:
+        """The hypotheses without a cause. The four likeliest of each number of causes are extended by each further one,
+        up to three causes."""
         level = [
-            _Explanation(scale, self._prior.noise * factor, (), seen.evidence(variances, self._prior.noise * factor))
+            _Hypothesis(scale, noise, (), evidence.log_density(variances, noise))
             for scale, variances in enumerate(self._variances)
-            for factor in NOISE_SCALES
+            for noise in (self._prior.noise * factor for factor in NOISE_SCALES)
         ]
-        found = {(e.scale, e.noise, e.causes): e for e in level}
-        for _ in range(3 if seen.causes else 0):
-            level.sort(key=lambda e: -e.log_weight)
+        hypotheses = {(h.scale, h.noise, h.causes): h for h in level}
+        for _ in range(3 if evidence.causes else 0):
+            level.sort(key=lambda h: -h.log_weight)
             level = [
                 further
-                for one in level[:4]
-                for further in self._extended(one, seen)
-                if (further.scale, further.noise, further.causes) not in found
+                for hypothesis in level[:4]
+                for further in self._extended(hypothesis, evidence)
+                if (further.scale, further.noise, further.causes) not in hypotheses
             ]
-            found.update({(e.scale, e.noise, e.causes): e for e in level})
-        return found.values()
+            hypotheses.update({(h.scale, h.noise, h.causes): h for h in level})
+        return hypotheses.values()
 
-    def _extended(self, one: _Explanation, seen: _Seen) -> list[_Explanation]:
-        """`one` with each further cause."""
-        evidence = seen.evidence_with_another(self._variances[one.scale], one.noise, one.causes)
-        chosen = math.fsum(seen.log_priors[cause] for cause in one.causes)
+    def _extended(self, hypothesis: _Hypothesis, evidence: _Evidence) -> list[_Hypothesis]:
+        """`hypothesis` with each further cause."""
+        scale, noise, causes, _ = hypothesis
+        densities = evidence.log_densities_with_another(self._variances[scale], noise, causes)
+        prior = math.fsum(evidence.log_priors[cause] for cause in causes)
         return [
-            _Explanation(one.scale, one.noise, tuple(sorted((*one.causes, cause))), found + chosen + log_prior)
-            for cause, (found, log_prior) in enumerate(zip(evidence.tolist(), seen.log_priors, strict=True))
-            if cause not in one.causes
+            _Hypothesis(scale, noise, tuple(sorted((*causes, cause))), density + prior + log_prior)
+            for cause, (density, log_prior) in enumerate(zip(densities.tolist(), evidence.log_priors, strict=True))
+            if cause not in causes
         ]
 
-    def _under(self, one: _Explanation, share: float, seen: _Seen) -> _Learnt:
-        """The regression under one explanation, which has this `share` of the belief."""
-        causes = list(one.causes)
-        spreads = np.append(np.sqrt(self._variances[one.scale]), np.full(len(causes), SLOW_DEVIATION))
-        had = seen.has[:, causes]
+    def _posterior(self, hypothesis: _Hypothesis, share: float, evidence: _Evidence) -> _Posterior:
+        """The regression under one hypothesis, which has this `share` of the belief."""
+        causes = list(hypothesis.causes)
+        spreads = np.append(np.sqrt(self._variances[hypothesis.scale]), np.full(len(causes), SLOW_DEVIATION))
+        has = evidence.has[:, causes]
         effects, covariance = regression(
-            np.hstack([seen.features, had]),
-            seen.surprise - SLOW_MEAN * had.sum(axis=1),
+            np.hstack([evidence.features, has]),
+            evidence.surprise - SLOW_MEAN * has.sum(axis=1),
             spreads,
-            1.0 / (one.noise**2 + seen.blur),
+            1.0 / (hypothesis.noise**2 + evidence.blur),
         )
-        return _Learnt(share, [seen.members[cause] for cause in causes], effects, covariance, one.noise)
+        members = [evidence.members[cause] for cause in causes]
+        return _Posterior(share, members, effects, covariance, hypothesis.noise)
 
     def _causes(self, measured: Iterable[Config]) -> list[_Cause]:
         """The causes that may have slowed a measured config and not all configs of the lattice: its values, all values
         of an axis but another one, and pairs of its values. Of causes that the same configs share, the first stands
         for all."""
-        found: dict[bytes, _Cause] = {}
+        causes: dict[bytes, _Cause] = {}
         for config in dict.fromkeys(measured):
-            if config not in self._causes_of:
-                self._causes_of[config] = [(cause.members.tobytes(), cause) for cause in self._of_one(config)]
-            for key, cause in self._causes_of[config]:
-                found.setdefault(key, cause)
-        return [cause for cause in found.values() if not cause.members.all()]
+            if config not in self._keyed_causes:
+                self._keyed_causes[config] = [(cause.members.tobytes(), cause) for cause in self._causes_of(config)]
+            for key, cause in self._keyed_causes[config]:
+                causes.setdefault(key, cause)
+        return [cause for cause in causes.values() if not cause.members.all()]
 
-    def _of_one(self, config: Config) -> Iterable[_Cause]:
+    def _causes_of(self, config: Config) -> Iterable[_Cause]:
         values = [item for item in self._values_of(config) if not self._having[item].all()]
         others = [item for item in self._having if item[0] in dict(values) and item not in values]
         for item in values:
@@ -244,14 +246,14 @@ class StepTimes:
             yield _Cause(self._having[item], 1 / 30)
         for item in others:
             yield _Cause(self._having_axis[item[0]] & ~self._having[item], 1 / 30)
-        for one, other in combinations(values, 2):
-            yield _Cause(self._having[one] & self._having[other], 1 / 300)
+        for first, second in combinations(values, 2):
+            yield _Cause(self._having[first] & self._having[second], 1 / 300)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What the trials have shown, as arrays: Gaussian evidence of any explanation of it (Bishop 2006, section 3.5.1, in
-    the dual form of section 6.4.2)."""
+class _Evidence:
+    """The observations as arrays, and how likely a hypothesis makes them: Gaussian evidence (Bishop 2006, section
+    3.5.1, in the dual form of section 6.4.2)."""
 
     features: Array
     """Of the measured configs, shape (trials, effects)."""
@@ -260,20 +262,20 @@ class _Seen:
     blur: Array
     """Variance of each measurement."""
     members: list[NDArray[np.bool_]]
-    """Of each cause: the configs of the lattice that have it."""
+    """For each cause: which configs of the lattice have it."""
     has: Array
     """Which measured configs have which cause, as 0 or 1; shape (trials, causes)."""
     log_priors: list[float]
     """Of each cause."""
 
     @classmethod
-    def of(cls, features: Features, shown: Sequence[Shown], causes: Sequence[_Cause]) -> _Seen:
-        rows = features.rows([s.config for s in shown])
+    def of(cls, features: Features, observations: Sequence[TimeObservation], causes: Sequence[_Cause]) -> _Evidence:
+        rows = features.rows([o.config for o in observations])
         members = [cause.members for cause in causes]
         return cls(
             features=features.matrix[rows],
-            surprise=np.array([s.logarithm for s in shown]) - features.expected[rows],
-            blur=np.array([s.deviation**2 for s in shown]),
+            surprise=np.array([o.logarithm for o in observations]) - features.expected[rows],
+            blur=np.array([o.deviation**2 for o in observations]),
             members=members,
             has=np.array([member[rows] for member in members], dtype=float).T.reshape(len(rows), len(members)),
             log_priors=[math.log(cause.probability) for cause in causes],
@@ -283,26 +285,27 @@ class _Seen:
     def causes(self) -> int:
         return len(self.members)
 
-    def evidence(self, variances: Array, noise: float) -> float:
+    def log_density(self, variances: Array, noise: float) -> float:
         """The log density of the surprises without any cause, up to a constant."""
-        covariance, left = self.under(variances, noise, ())
-        return -float(left @ np.linalg.solve(covariance, left) + np.linalg.slogdet(covariance)[1]) / 2
+        covariance, residual = self._expected(variances, noise, ())
+        return -float(residual @ np.linalg.solve(covariance, residual) + np.linalg.slogdet(covariance)[1]) / 2
 
-    def evidence_with_another(self, variances: Array, noise: float, causes: Sequence[int]) -> Array:
-        """The same with `causes` and each further one: a rank-one change of the covariance (Sherman and Morrison)."""
-        covariance, left = self.under(variances, noise, causes)
+    def log_densities_with_another(self, variances: Array, noise: float, causes: Sequence[int]) -> Array:
+        """The log density with `causes` and each further one: a rank-one change of the covariance (Sherman and
+        Morrison)."""
+        covariance, residual = self._expected(variances, noise, causes)
         inverse = np.linalg.inv(covariance)
         reach = inverse @ self.has
         weight = (self.has * reach).sum(axis=0)
-        along = reach.T @ left
+        along = reach.T @ residual
         beyond = along - SLOW_MEAN * weight
         total = SLOW_DEVIATION**-2.0 + weight
-        misfit = left @ inverse @ left - 2 * SLOW_MEAN * along + SLOW_MEAN**2 * weight - beyond**2 / total
+        misfit = residual @ inverse @ residual - 2 * SLOW_MEAN * along + SLOW_MEAN**2 * weight - beyond**2 / total
         width = np.linalg.slogdet(covariance)[1] + np.log(SLOW_DEVIATION**2 * total)
         return np.asarray(-(misfit + width) / 2)
 
-    def under(self, variances: Array, noise: float, causes: Sequence[int]) -> tuple[Array, Array]:
-        """The covariance of the surprises under an explanation, and how far they are from what it expects."""
+    def _expected(self, variances: Array, noise: float, causes: Sequence[int]) -> tuple[Array, Array]:
+        """The covariance of the surprises under a hypothesis, and how far they are from what it expects."""
         has = self.has[:, list(causes)]
         covariance = (self.features * variances) @ self.features.T + SLOW_DEVIATION**2 * has @ has.T
         return covariance + np.diag(noise**2 + self.blur), self.surprise - SLOW_MEAN * has.sum(axis=1)

@@ -129,15 +129,15 @@ class Features:
         self._columns: list[tuple[str, Value | None]] = []
         means, spreads = [prior.intercept], [prior.intercept_spread]
         for axis in lattice.axes:
-            found = {axis.of(c) for c in configs} - {None}
-            if len(found) < 2:
+            values = {axis.of(c) for c in configs} - {None}
+            if len(values) < 2:
                 continue
             if axis.numeric:
                 self._columns.append((axis.name, None))
                 means.append(prior.doubling if axis.name == "micro_batch" else 0.0)
                 spreads.append(prior.spread)
             spread = prior.spread_of.get(axis.name, prior.spread)
-            for value in sorted((v for v in found if v is not None), key=str):
+            for value in sorted((v for v in values if v is not None), key=str):
                 self._columns.append((axis.name, value))
                 means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
                 # A numeric axis has a slope as well: its values only bend that.
@@ -147,22 +147,22 @@ class Features:
         """Prior standard deviation of each effect."""
         self.matrix = np.array([self._features(dict(values)) for values in lattice.values])
         """1, then an indicator for each axis value, and the log2 of each numeric axis; shape (configs, effects)."""
-        ahead = np.array([(predicted or {}).get(c, 0.0) for c in configs])
-        self.expected = ahead + self.matrix @ np.array(means)
+        predictions = np.array([(predicted or {}).get(c, 0.0) for c in configs])
+        self.expected = predictions + self.matrix @ np.array(means)
         """The log figure of each config before any trial."""
 
     def rows(self, configs: Iterable[Config]) -> Rows:
         """The positions of configs of the lattice."""
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
-    def _features(self, own: Mapping[str, Value]) -> list[float]:
+    def _features(self, values: Mapping[str, Value]) -> list[float]:
         row = [1.0]
-        for name, wanted in self._columns:
-            value = own.get(name)
-            if wanted is None:
+        for name, column_value in self._columns:
+            value = values.get(name)
+            if column_value is None:
                 row.append(math.log2(int(value)) if value is not None else 0.0)
             else:
-                row.append(float(value == wanted))
+                row.append(float(value == column_value))
         return row
 
 
@@ -177,31 +177,31 @@ class LogLinear:
         rough: Mapping[Config, float] | None = None,
     ) -> None:
         """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error, to which
-        `rough` adds the standard deviations of single configs' own."""
+        `rough` adds further standard deviations of single configs."""
         self._features = Features(lattice, prior, predicted)
         self._noise = prior.noise
         self._weight = prior.weight
-        self._own = np.array([(rough or {}).get(c, 0.0) for c in lattice.configs])
+        self._rough = np.array([(rough or {}).get(c, 0.0) for c in lattice.configs])
 
-    def predict(self, known: Sequence[tuple[Config, float]], wanted: Iterable[Config]) -> LogNormal:
-        """Predict the log figure of `wanted` from `known` (config, log figure), all of them configs of the lattice."""
-        return self.predict_rows(known, self._features.rows(wanted))
+    def predict(self, observed: Sequence[tuple[Config, float]], configs: Iterable[Config]) -> LogNormal:
+        """Predict the log figure of `configs` from `observed` ones (config, log figure), all of the lattice."""
+        return self.predict_rows(observed, self._features.rows(configs))
 
     def predict_rows(
-        self, known: Sequence[tuple[Config, float]], rows: Rows, exceeded: Sequence[tuple[Config, float]] = ()
+        self, observed: Sequence[tuple[Config, float]], rows: Rows, exceeded: Sequence[tuple[Config, float]] = ()
     ) -> LogNormal:
-        """`predict` for configs given by their positions, where of others it is known what they have `exceeded`. The
+        """`predict` for configs given by their positions; others are only known to have `exceeded` a log figure. The
         prediction is of the figure itself, not of another measurement of it."""
-        seen, features = self._features.rows(c for c, _ in known), self._features
-        surprise = np.array([y for _, y in known]) - features.expected[seen]
-        weights = 1 / (self._noise**2 + self._own[seen] ** 2)
-        shift, covariance = regression(features.matrix[seen], surprise, features.spreads, weights)
+        seen_rows, features = self._features.rows(c for c, _ in observed), self._features
+        surprise = np.array([y for _, y in observed]) - features.expected[seen_rows]
+        weights = 1 / (self._noise**2 + self._rough[seen_rows] ** 2)
+        shift, covariance = regression(features.matrix[seen_rows], surprise, features.spreads, weights)
         scale = 1.0
         if math.isfinite(self._weight):
             # The common scale of all deviations is learnt, too (Murphy 2012, section 7.6.3: the predictive's scale).
-            misfit = max(float((weights * surprise) @ (surprise - features.matrix[seen] @ shift)), 0.0)
-            scale = (self._weight + misfit) / (self._weight + len(seen))
-        covariance, noise = scale * covariance, scale * self._noise**2 + self._own**2
+            misfit = max(float((weights * surprise) @ (surprise - features.matrix[seen_rows] @ shift)), 0.0)
+            scale = (self._weight + misfit) / (self._weight + len(seen_rows))
+        covariance, noise = scale * covariance, scale * self._noise**2 + self._rough**2
         beyond = features.rows(c for c, _ in exceeded)
         for row, least in zip(beyond, [least for _, least in exceeded], strict=True):
             # The normal distribution that has the moments of the one cut off at `least` (assumed-density filtering,
@@ -212,6 +212,6 @@ class LogLinear:
             mean_beyond, variance_beyond = moments_above(least, mean, math.sqrt(variance))
             shift = shift + reach * (mean_beyond - mean) / variance
             covariance = covariance - np.outer(reach, reach) * (variance - variance_beyond) / variance**2
-        wanted = features.matrix[rows]
-        deviation = np.sqrt(((wanted @ covariance) * wanted).sum(axis=1) + noise[rows])
-        return LogNormal(mean=features.expected[rows] + wanted @ shift, deviation=deviation)
+        matrix = features.matrix[rows]
+        deviation = np.sqrt(((matrix @ covariance) * matrix).sum(axis=1) + noise[rows])
+        return LogNormal(mean=features.expected[rows] + matrix @ shift, deviation=deviation)

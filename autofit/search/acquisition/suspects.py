@@ -23,33 +23,33 @@ def suspicious(configs: Sequence[Config], trials: Iterable[Trial]) -> NDArray[np
     come last that have every value of a cause (`_causes`). One crash shows nothing.
     """
     trials = list(trials)
-    crashed = [set(trial.config.items) for trial in trials if _is_its_own(trial.outcome)]
+    crashed = [set(trial.config.items) for trial in trials if _config_crashed(trial.outcome)]
     if len(crashed) < 2 or not configs:
         return np.zeros(len(configs), dtype=bool)
-    values = [set(config.items) for config in configs]
+    config_values = [set(config.items) for config in configs]
     fitted = [set(trial.config.items) for trial in trials if isinstance(trial.outcome, Fits)]
     if not fitted:
-        times = Counter(value for each in crashed for value in each)
-        alike = [sum(times[value] for value in own) for own in values]
+        times = Counter(value for values in crashed for value in values)
+        alike = [sum(times[value] for value in values) for values in config_values]
         return np.asarray(alike > np.quantile(alike, 0.5 ** (len(crashed) - 1)))
-    everywhere = set.intersection(*values)
-    causes = _causes([each.difference(everywhere, *fitted) for each in crashed])
-    return np.array([any(cause <= own for cause in causes) for own in values], dtype=bool)
+    everywhere = set.intersection(*config_values)
+    causes = _causes([values.difference(everywhere, *fitted) for values in crashed])
+    return np.array([any(cause <= values for cause in causes) for values in config_values], dtype=bool)
 
 
 def _causes(crashed: list[Values]) -> list[Values]:
-    """What each of several causes may be, given the suspected values of crashed configs: of those with the commonest
-    value everything that they share, then of the others; what one alone has shows nothing."""
+    """The likely causes, given the suspected values of crashed configs. The first is everything that those with the
+    commonest value share, the next the same among the others. What one config alone has shows nothing."""
     causes = []
-    times = Counter(value for each in crashed for value in each)
+    times = Counter(value for values in crashed for value in values)
     while times and max(times.values()) > 1:
         commonest = max(times, key=lambda value: (times[value], str(value)))
-        causes.append(set.intersection(*(each for each in crashed if commonest in each)))
-        crashed = [each for each in crashed if commonest not in each]
-        times = Counter(value for each in crashed for value in each)
+        causes.append(set.intersection(*(values for values in crashed if commonest in values)))
+        crashed = [values for values in crashed if commonest not in values]
+        times = Counter(value for values in crashed for value in values)
     return causes
 
 
-def _is_its_own(outcome: Outcome) -> bool:
+def _config_crashed(outcome: Outcome) -> bool:
     """Whether a config has crashed, and not what runs the trials."""
     return isinstance(outcome, Crashed) and not machinery_failed(outcome) and not worker_was_lost(outcome)

@@ -28,36 +28,37 @@ class TrialCosts:
         self._setup = LogLinear(plan.lattice, SETUP)
         self._micro_steps = np.array(run)
         self._shares = self._micro_steps / np.array(accumulation)
-        """Of an optimizer step's seconds, those that a trial's step takes."""
+        """The share of an optimizer step's seconds that a trial's step takes."""
         self._mixed = [Mixed.of(config, workload) for config in configs]
         self._row_of = plan.lattice.row_of
 
     def use(self, predictions: Mapping[Config, Prediction]) -> None:
         """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""
-        for config, said in predictions.items():
-            if said.micro_step_seconds and said.step_seconds and config in self._row_of:
+        for config, prediction in predictions.items():
+            if prediction.micro_step_seconds and prediction.step_seconds and config in self._row_of:
                 row = self._row_of[config]
                 accumulation = self._micro_steps[row] / self._shares[row]
-                micro = min(1.0, said.micro_step_seconds * accumulation / said.step_seconds)
+                micro = min(1.0, prediction.micro_step_seconds * accumulation / prediction.step_seconds)
                 self._shares[row] += (1.0 - micro) * (1.0 - self._shares[row])
 
     def seconds(self, trials: Mapping[Config, Trial], rows: Rows, step_seconds: Array) -> Array:
         """Expected seconds of the trials at `rows`, whose optimizer steps take `step_seconds`; `trials` show how long
         set-ups take."""
-        known = [(c, math.log(s)) for c, t in trials.items() if c in self._row_of and (s := self._set_up_in(t))]
-        setup = np.exp(self._setup.predict_rows(known, rows).mean)
+        observed = [(c, math.log(s)) for c, t in trials.items() if c in self._row_of and (s := self._setup_seconds(t))]
+        setup = np.exp(self._setup.predict_rows(observed, rows).mean)
         steps = self._shares[rows] * step_seconds
-        each = zip(steps.tolist(), self._micro_steps[rows].tolist(), [self._mixed[row] for row in rows], strict=True)
-        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro, mixed) for step, micro, mixed in each])
+        mixed_by_row = [self._mixed[row] for row in rows]
+        trial_steps = zip(steps.tolist(), self._micro_steps[rows].tolist(), mixed_by_row, strict=True)
+        running = [running_seconds(step, TIMING_SECONDS, micro, mixed) for step, micro, mixed in trial_steps]
+        return np.asarray(setup + running)
 
-    def _set_up_in(self, trial: Trial) -> float | None:
-        """Seconds before the warm-up, at least a tenth. A trial that was killed before any step is one that took as
-        long."""
-        if measured := trial.measurement:
+    def _setup_seconds(self, trial: Trial) -> float | None:
+        """Seconds before the warm-up, at least a tenth. For a trial that was killed before any step, its deadline."""
+        if measurement := trial.measurement:
             row = self._row_of[trial.config]
-            step = float(self._shares[row] * measured.step_seconds.median)
+            step = float(self._shares[row] * measurement.step_seconds.median)
             warm_up = self._mixed[row].warm_up_seconds(step, int(self._micro_steps[row]))
-            return max(measured.setup_seconds - warm_up, 0.1)
+            return max(measurement.setup_seconds - warm_up, 0.1)
         if isinstance(trial.outcome, TimedOut) and trial.outcome.least_step_seconds is None:
             return max(trial.outcome.deadline_seconds, 0.1)
         return None

@@ -19,7 +19,7 @@ from autofit.core.workload import Goal
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.acquisition import MUCH, Acquisition
 from autofit.search.acquisition.gains import Front, expected_gain
-from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
+from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import LogNormal
 from autofit.search.lattice_state import LatticeState
 
@@ -30,12 +30,12 @@ TIMING = 0.01
 """Standard deviation of the logarithm of each shown step time."""
 
 
-def shown(config: Config, factor: float) -> Shown:
+def shown(config: Config, factor: float) -> TimeObservation:
     """A trial that took so many times what was predicted: 1 s for every config."""
-    return Shown(config, math.log(factor), TIMING)
+    return TimeObservation(config, math.log(factor), TIMING)
 
 
-def belief(trials: Sequence[Shown], lattice: Lattice = LATTICE) -> Mixture:
+def belief(trials: Sequence[TimeObservation], lattice: Lattice = LATTICE) -> Mixture:
     """About every config of the lattice, on a device whose speed is known to within a factor of 2."""
     times = StepTimes(lattice, time_error(1.0), dict.fromkeys(lattice.configs, 0.0))
     return times.predict(trials, np.arange(len(lattice.configs)))
@@ -206,7 +206,7 @@ def test_how_far_predictions_are_off_is_learned(effects: float, noise: float) ->
     within, widths = [], []
     for seed in range(10):
         truth = np.array([drawn(config, effects, noise, seed) for config in LATTICE.configs])
-        known = [Shown(c, drawn(c, effects, noise, seed), TIMING) for c in sample(12, seed)]
+        known = [TimeObservation(c, drawn(c, effects, noise, seed), TIMING) for c in sample(12, seed)]
         found = belief(known).together
         within.append((np.abs(found.mean - truth) < 2 * found.deviation).mean())
         widths.append(found.deviation.mean())
@@ -217,7 +217,7 @@ def test_how_far_predictions_are_off_is_learned(effects: float, noise: float) ->
 def test_what_blurs_a_measurement_is_no_part_of_the_figure() -> None:
     def of_own(blur: float) -> LogNormal:
         times = StepTimes(Lattice(axes=LATTICE.axes, configs=(PLAIN,)), time_error(1.0))
-        return times.predict([Shown(PLAIN, 0.0, blur)] * 50, np.array([0])).together
+        return times.predict([TimeObservation(PLAIN, 0.0, blur)] * 50, np.array([0])).together
 
     clear, blurred = of_own(0.0), of_own(0.3)
     assert clear.deviation[0] < blurred.deviation[0] < 0.1
