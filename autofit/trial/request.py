@@ -22,7 +22,7 @@ from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
 
-_OF_JOB = ("model", "workload", "hardware", "stack")
+_JOB_FIELDS = ("model", "workload", "hardware", "stack")
 """Of a request's JSON, the fields that are its job's."""
 
 
@@ -77,7 +77,7 @@ class TrialRequest(Document):
         """As a JSON object. The first serialisation sets the time of asking; whatever passes it on keeps that."""
         given_by_user = self.job.workload.program is not None
         return {
-            **{name: getattr(self.job, name).to_json() for name in _OF_JOB},
+            **{name: getattr(self.job, name).to_json() for name in _JOB_FIELDS},
             **{name: value for name, value in Document.to_json(self).items() if name != "job"},
             "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
             "asked": self.asked or (_clock(), time.monotonic()),
@@ -85,7 +85,7 @@ class TrialRequest(Document):
         }
 
     def trial(self, attempt: Attempt, prediction: Prediction | None = None) -> Trial:
-        """The trial that this request, attempted, comes to; it has just ended."""
+        """The trial that an attempt of this request makes; it has just ended."""
         return Trial(
             config=self.config,
             workload=self.job.workload,
@@ -126,9 +126,9 @@ class TrialRequest(Document):
             hardware=Hardware.from_json(data["hardware"]),
             stack=Stack.from_json(data["stack"]),
         )
-        own = {name: value for name, value in data.items() if name not in _OF_JOB}
-        wait_seconds = math.inf if own["wait_seconds"] is None else own["wait_seconds"]
-        return read(cls, {**own, "job": job, "wait_seconds": wait_seconds, "asked": tuple(own["asked"])})
+        fields = {name: value for name, value in data.items() if name not in _JOB_FIELDS}
+        wait_seconds = math.inf if fields["wait_seconds"] is None else fields["wait_seconds"]
+        return read(cls, {**fields, "job": job, "wait_seconds": wait_seconds, "asked": tuple(fields["asked"])})
 
 
 @cache

@@ -15,30 +15,30 @@ OWN = Path("/proc/self/cgroup")
 
 
 def processors(machine: int) -> float:
-    """Of the machine's processors, those that the groups allow: a quota of processor time, which may be a fraction."""
+    """How many of the machine's processors the groups allow: a quota of processor time, which may be a fraction."""
     return min([float(machine), *map(_quota, _groups("cpu"))])
 
 
 def memory_bytes(machine: int) -> int:
-    """Of the machine's memory, what the groups allow."""
+    """How much of the machine's memory the groups allow."""
     return min([machine, *(limit for _, limit in _memory_limits())])
 
 
 def memory_left_bytes(machine: int) -> int:
-    """Of the memory that programs could still allocate on the machine, what they could before a group is full."""
+    """How much of what programs could still allocate on the machine the groups have room for."""
     return min([machine, *(max(0, limit - _memory_held(group)) for group, limit in _memory_limits())])
 
 
 def held_back() -> float | None:
     """Processor seconds for which quotas have held the threads of this process's groups back since they exist; None
     without such groups. Of nested groups, the one that was held back most."""
-    found = []
+    seconds = []
     for group in _groups("cpu"):
         with suppress(OSError, ValueError):
-            said = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            if "nr_throttled" in said:  # version 2 gives microseconds, version 1 nanoseconds
-                found.append(int(said.get("throttled_usec", 0)) / 1e6 + int(said.get("throttled_time", 0)) / 1e9)
-    return max(found, default=None)
+            fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            if "nr_throttled" in fields:  # version 2 gives microseconds, version 1 nanoseconds
+                seconds.append(int(fields.get("throttled_usec", 0)) / 1e6 + int(fields.get("throttled_time", 0)) / 1e9)
+    return max(seconds, default=None)
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -52,8 +52,8 @@ def _groups(controller: str) -> Iterator[Path]:
                 root = ROOT / controller
             else:
                 continue
-            own = root / path.lstrip("/")
-            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+            lowest = root / path.lstrip("/")
+            yield from (group for group in (lowest, *lowest.parents) if group.is_relative_to(root))
 
 
 def _quota(group: Path) -> float:
@@ -78,18 +78,18 @@ def _memory_limits() -> Iterator[tuple[Path, int]]:
 def _memory_held(group: Path) -> int:
     """Bytes in use, without the file pages that the kernel gives up before it kills a program."""
     used = _number(group, "memory.current", "memory.usage_in_bytes") or 0
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     with suppress(OSError, ValueError):
         for line in (group / "memory.stat").read_text().splitlines():
             name, value = line.split()
-            found[name] = int(value)
+            fields[name] = int(value)
     # Version 1 leaves the groups below out of what it reports without `total_`.
-    cached = sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
+    cached = sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in ("active_file", "inactive_file"))
     return max(0, used - cached)
 
 
 def _number(group: Path, *names: str) -> int | None:
-    """What the first of these files says that has a number; version 2 writes `max` for no limit."""
+    """The number in the first of these files that has one; version 2 writes `max` for no limit."""
     for name in names:
         with suppress(OSError, ValueError):
             return int((group / name).read_text())

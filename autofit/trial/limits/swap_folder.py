@@ -23,19 +23,19 @@ def swap_folder(config: Config) -> Iterator[dict[str, str]]:
 
     Nothing if the trial does not swap, or if no folder can be made: the trial itself then reports what is wrong.
     """
-    named = os.environ.get(NVME_VARIABLE)
-    if named is None or config.get("offload") != "nvme":
+    parent = os.environ.get(NVME_VARIABLE)
+    if parent is None or config.get("offload") != "nvme":
         yield {}
         return
-    made: str | None = None
+    folder: str | None = None
     with suppress(OSError):
         remove_orphans()
-        made = tempfile.mkdtemp(prefix=f"{own_prefix()}{os.getpid()}-", dir=named)
+        folder = tempfile.mkdtemp(prefix=f"{own_prefix()}{os.getpid()}-", dir=parent)
     try:
-        yield {} if made is None else {NVME_VARIABLE: made}
+        yield {} if folder is None else {NVME_VARIABLE: folder}
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:

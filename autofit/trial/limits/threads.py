@@ -19,8 +19,8 @@ def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None, *, shari
     Trials that update offloaded weights at the same time on all cores would take them from one another, and their times
     would depend on what happens to run beside them.
     """
-    there = hardware.cores if hardware.kind == "cpu" else cores()
-    return max(1, there // max(sharing, rendezvous.ranks_here if rendezvous is not None else 1))
+    available = hardware.cores if hardware.kind == "cpu" else cores()
+    return max(1, available // max(sharing, rendezvous.ranks_here if rendezvous is not None else 1))
 
 
 def use_threads(count: int) -> None:

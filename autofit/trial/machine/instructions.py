@@ -23,8 +23,8 @@ _LEVELS: tuple[tuple[str, str], ...] = (
 )
 """Levels that change arithmetic on floats, each with what it adds to the flags of /proc/cpuinfo: those of oneDNN's
 `dnnl_cpu_isa_t`, without the ones that add integer products alone (VNNI)."""
-_OF_ARM = ("asimd", "sve", "sve2", "bf16")
-"""Those of ARM that change arithmetic on floats (elf_hwcaps(7) of Linux for arm64)."""
+_ARM_FLAGS = ("asimd", "sve", "sve2", "bf16")
+"""Flags of ARM that change arithmetic on floats (elf_hwcaps(7) of Linux for arm64)."""
 _CAPS = {
     "SSE41": "sse41",
     "AVX": "avx",
@@ -50,15 +50,15 @@ _NAMES = tuple(name for name, _ in _LEVELS)
 
 def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
     """The highest level that oneDNN uses, such as `avx512-bf16`; where ATen's own kernels are held to less than that
-    implies, followed by their level, such as `avx512-bf16-aten-avx2`. Of an ARM processor, what it has of `_OF_ARM`,
-    which nothing caps, such as `asimd-sve-bf16`. None for any other."""
+    implies, followed by their level, such as `avx512-bf16-aten-avx2`. Of an ARM processor, the `_ARM_FLAGS` that it
+    has, which nothing caps, such as `asimd-sve-bf16`. None for any other."""
     flags = _flags()
-    own = _own_level(flags)
-    if own is None:
-        return "-".join(name for name in _OF_ARM if name in flags) or None
+    highest = _highest_level(flags)
+    if highest is None:
+        return "-".join(name for name in _ARM_FLAGS if name in flags) or None
     cap = _CAPS.get((environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").upper())
-    capped = own if cap is None else _lower(own, cap)
-    implied = _lower(own, "avx512")
+    capped = highest if cap is None else _lower(highest, cap)
+    implied = _lower(highest, "avx512")
     aten = _lower(implied, _ATEN.get(environment.get("ATEN_CPU_CAPABILITY", ""), "avx512"))
     if _dispatched(aten) == _dispatched(capped):
         return capped
@@ -86,7 +86,7 @@ def _flags() -> set[str]:
     return set((facts.get("flags") or facts.get("Features") or "").split())
 
 
-def _own_level(flags: set[str]) -> str | None:
+def _highest_level(flags: set[str]) -> str | None:
     level = None
     for name, needed in _LEVELS:
         if not flags.issuperset(needed.split()):
@@ -95,8 +95,8 @@ def _own_level(flags: set[str]) -> str | None:
     return level
 
 
-def _lower(one: str, other: str) -> str:
-    return min(one, other, key=_NAMES.index)
+def _lower(first: str, second: str) -> str:
+    return min(first, second, key=_NAMES.index)
 
 
 def _dispatched(level: str) -> str:

@@ -17,7 +17,7 @@ CORES = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Running totals, in seconds of processor time where nothing else is said."""
+    """Running totals, in seconds of processor time unless stated otherwise."""
 
     cores: int
     busy: float
@@ -57,15 +57,15 @@ def read(session: int) -> Counters | None:
 
 
 def cache_bytes() -> int:
-    """Of the last level of cache of all processors that this process may use; 0 where the system does not say."""
-    found: dict[tuple[int, str], int] = {}
+    """Bytes of the last level of cache of all processors that this process may use; 0 where the system does not say."""
+    sizes: dict[tuple[int, str], int] = {}
     for core in os.sched_getaffinity(0):
         for index in (CORES / f"cpu{core}" / "cache").glob("index*"):
             with suppress(OSError, ValueError):
                 level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text()
-                found[level, shared] = 1024 * int((index / "size").read_text().strip().removesuffix("K"))
-    last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last)
+                sizes[level, shared] = 1024 * int((index / "size").read_text().strip().removesuffix("K"))
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last)
 
 
 def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
@@ -77,12 +77,12 @@ def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
     if before.heat_events is not None and after.heat_events is not None:
         heat = after.heat_events - before.heat_events
     # A process that has ended meanwhile is counted by its parent, which waited for it.
-    own = sum(after.own.values()) - sum(before.own.get(pid, 0.0) for pid in after.own)
+    own_seconds = sum(after.own.values()) - sum(before.own.get(pid, 0.0) for pid in after.own)
     return ProcessorState(
         cores=after.cores,
         threads=min(threads, after.cores),
         busy_seconds=after.busy - before.busy,
-        own_seconds=max(0.0, own),
+        own_seconds=max(0.0, own_seconds),
         stolen_seconds=after.stolen - before.stolen,
         held_seconds=held,
         heat_events=heat,
@@ -102,12 +102,12 @@ def _ticks(session: int) -> Iterator[tuple[int, int]]:
 
 
 def _heat_events(allowed: Iterable[int]) -> int | None:
-    found = [
+    counts = [
         count
         for core in allowed
         if (count := _number(CORES / f"cpu{core}" / "thermal_throttle" / "core_throttle_count")) is not None
     ]
-    return sum(found) if found else None
+    return sum(counts) if counts else None
 
 
 def _number(file: Path) -> int | None:

@@ -51,8 +51,8 @@ class DeviceWatch:
             self._look()
 
     def end(self) -> None:
-        """What is observed is over. To be called before the trial's process is waited for: the kernel forgets what it
-        has used."""
+        """Stop observing. To be called before the trial's process is waited for: the kernel then forgets what that has
+        used."""
         if not self._is_over:
             self._is_over = True
             self._until = time.monotonic()
@@ -60,10 +60,10 @@ class DeviceWatch:
 
     def state(self) -> DeviceState:
         card = None if self._card is None else self._card.state()
-        known = self._before is not None and self._after is not None
+        was_read = self._before is not None and self._after is not None
         return DeviceState(
             seconds=self._until - self._since,
-            processor=processor.between(self._before, self._after, self._threads) if known else None,  # type: ignore[arg-type]
+            processor=processor.between(self._before, self._after, self._threads) if was_read else None,  # type: ignore[arg-type]
             cards=() if card is None else (card,),
         )
 

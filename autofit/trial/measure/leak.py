@@ -32,14 +32,14 @@ def leak(in_use: Sequence[int], noise_bytes: int) -> int:
     if len(in_use) < LEAK_STEPS:
         return 0
     slope = statistics.median((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(in_use), 2))
-    usual = statistics.median(b - a for a, b in itertools.pairwise(in_use))
+    typical = statistics.median(b - a for a, b in itertools.pairwise(in_use))
     least = max(noise_bytes, 4.0 * _standard_error(in_use, slope))
-    return int(slope) if slope > least and usual > noise_bytes else 0
+    return int(slope) if slope > least and typical > noise_bytes else 0
 
 
 def _standard_error(in_use: Sequence[int], slope: float) -> float:
-    """Of a slope over equally spaced steps, from how they scatter about it: that of least squares, with a deviation
-    that a few outliers do not raise."""
+    """The standard error of a slope over equally spaced steps, from how they scatter about it: that of least squares,
+    with a deviation that a few outliers do not raise."""
     count = len(in_use)
     level = [size - slope * step for step, size in enumerate(in_use)]
     middle = statistics.median(level)

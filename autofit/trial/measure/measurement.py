@@ -65,9 +65,9 @@ def run_trial(request: TrialRequest, events: Events, *, asked_at: float, listene
     tokens, accumulation = _batch(step, request, ranks)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     pace = Pace.of(request, accumulation)
-    shared = _with_shares(events.enter, request, pace)
+    progress = _with_shares(events.enter, request, pace)
     # A sequence's, without its backward pass.
-    shared("forward", 1.0 / (job.workload.batch_per_device * pace.least_share))
+    progress("forward", 1.0 / (job.workload.batch_per_device * pace.least_share))
     _make_product(meter.device)
     forward_began = time.monotonic()
     reference = _reference_loss(step, tokens[:1], request, ranks)
@@ -76,11 +76,11 @@ def run_trial(request: TrialRequest, events: Events, *, asked_at: float, listene
 
     batches = micro_batches(request.config, job.workload)
     lengths = () if batches is None else tuple((length, batches.rows * weight) for length, weight in batches.nodes)
-    steps = Steps(step, tokens, accumulation, meter, shared, events.send, ranks, lengths)
+    steps = Steps(step, tokens, accumulation, meter, progress, events.send, ranks, lengths)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, events.send, asked_at) if ranks.rank == 0 else None
-    by_itself = ranks.size == 1 and not needs_process_group(request.config)
+    is_alone = ranks.size == 1 and not needs_process_group(request.config)
     # A backward pass makes two products for each of the forward's, or one and a recomputed one.
-    brief = by_itself and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
+    brief = is_alone and reference is not None and is_brief(3 * step.micro_batch * forward_seconds)
     step_seconds = steps.warm_up(warm_ups, watch, brief=brief, evaluated=job.workload.eval_batch)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
@@ -210,8 +210,8 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
 def _compared(
     measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
 ) -> Fits | Diverged:
-    """`measurement`, where the request asks for it with the gradient norm of plain training, or `Diverged` if the
-    step's own is another; where a micro-step takes long, both on a part of the sequences. Nothing is compared where
+    """`measurement`, with the gradient norm of plain training where the request asks for it; `Diverged` if the step's
+    norm is another. Where a micro-step takes long, both are of a part of the sequences. Nothing is compared where
     dropout or other ranks take part, where plain training does not fit, where it overflows, or where nothing is
     computed."""
     job = request.job
@@ -227,16 +227,16 @@ def _compared(
     if is_brief(seconds) and request.config.get("compile") is not True:
         tokens = tokens[:, :COMPARED_TOKENS]
     try:
-        plain = step.plain_gradient_norm(tokens[:1])
-        own = steps.once(tokens)
+        plain_norm = step.plain_gradient_norm(tokens[:1])
+        norm = steps.once(tokens)
     except Exception as error:
         if memory_failure(error, "backward", host_is_device=job.hardware.kind == "cpu") is None:
             raise
         return Fits(measurement=measurement)
-    if not math.isfinite(plain) or not math.isfinite(own):
+    if not math.isfinite(plain_norm) or not math.isfinite(norm):
         return Fits(measurement=measurement)
-    diverged = other_gradient(request.config, measurement.losses, own, plain)
-    return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
+    diverged = other_gradient(request.config, measurement.losses, norm, plain_norm)
+    return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain_norm))
 
 
 def _with_shares(progress: Progress, request: TrialRequest, pace: Pace) -> Progress:
@@ -335,8 +335,8 @@ def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: R
     return request.is_beaten(int(memory), step_seconds)
 
 
-def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:
-    """What the trial has shown; `known` are the fields that come from neither the steps nor the meter."""
+def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **fields: Any) -> Measurement:
+    """What the trial has shown; `fields` are those that come from neither the steps nor the meter."""
     job = request.job
     memory = meter.reading()
     median = statistics.median(steps.seconds)
@@ -356,12 +356,12 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
         steps=len(steps.seconds),
         leak_bytes_per_step=leak(steps.in_use, meter.leak_noise_bytes),
         expandable_segments=meter.expandable_segments(),
-        ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
-        **known,
+        ranks=(_rank_measurement(ranks.rank, memory, steps),) if ranks.size > 1 else (),
+        **fields,
     )
 
 
-def _own_figures(rank: int, memory: MemoryReading, steps: Steps) -> RankMeasurement:
+def _rank_measurement(rank: int, memory: MemoryReading, steps: Steps) -> RankMeasurement:
     return RankMeasurement(
         rank=rank,
         peak_allocated_bytes=memory.peak_allocated,

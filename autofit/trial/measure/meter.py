@@ -68,7 +68,7 @@ class Meter(ABC):
 
     @abstractmethod
     def _book(self) -> int:
-        """Add the counters to what is kept; the peak of memory since they were restarted."""
+        """Add the counters to what is kept. Returns the peak of memory since they were restarted."""
 
     @abstractmethod
     def _restart_peak(self) -> None:
@@ -178,12 +178,12 @@ def beside_allocator(held_by_others: int) -> int:
     """Bytes that this process now has on its CUDA device outside torch's allocator and paged optimizer states: the
     context and the kernels that libraries have loaded. `held_by_others` is what the device showed before this process
     used it, for where the driver does not tell processes apart."""
-    own = nvml.own_bytes()
-    if own is None:
-        now = nvml.held_bytes()
+    own_bytes = nvml.own_bytes()
+    if own_bytes is None:
+        held = nvml.held_bytes()
         free, total = torch.cuda.mem_get_info()
-        own = (total - free if now is None else now) - held_by_others
-    return max(0, int(own - torch.cuda.memory_reserved() - process_memory.paged_bytes()))
+        own_bytes = (total - free if held is None else held) - held_by_others
+    return max(0, int(own_bytes - torch.cuda.memory_reserved() - process_memory.paged_bytes()))
 
 
 class CudaMeter(Meter):
@@ -212,12 +212,12 @@ class CudaMeter(Meter):
 
     def _update_context(self) -> None:
         """Add kernels loaded since the last check to the context."""
-        beside = beside_allocator(self._held_by_others)
-        if beside > self.context + LATE_LOADED_BYTES:
+        context = beside_allocator(self._held_by_others)
+        if context > self.context + LATE_LOADED_BYTES:
             raise DeviceBusy(
-                f"other processes took {format_bytes(beside - self.context)} of the device while the trial ran"
+                f"other processes took {format_bytes(context - self.context)} of the device while the trial ran"
             )
-        self.context = max(self.context, beside)
+        self.context = max(self.context, context)
 
     def enforce(self, limit: int) -> None:
         self._limit = min(limit, self._capacity)

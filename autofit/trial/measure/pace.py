@@ -69,7 +69,7 @@ class Mixed(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, workload: Workload) -> Mixed:
-        """Those of a config's micro-batches, as if time were proportional to the length."""
+        """The factors of a config's micro-batches, as if time were proportional to the length."""
         batches = micro_batches(config, workload)
         if batches is None:
             return cls()
@@ -86,8 +86,8 @@ class Mixed(NamedTuple):
         longest = self.longest * step_seconds
         if self.is_one_length:
             return warm_up_seconds(longest, micro_steps)
-        again = longest if warm_ups(longest) == 1 else 0.0
-        return warm_up_seconds(longest, micro_steps) + again + self.together * step_seconds
+        second = longest if warm_ups(longest) == 1 else 0.0
+        return warm_up_seconds(longest, micro_steps) + second + self.together * step_seconds
 
 
 FULL = Mixed()
@@ -98,12 +98,12 @@ def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int
     """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
     together = mixed.together * step_seconds
     repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(together) * together)
-    again = 0.0 if mixed.is_one_length else mixed.longest * step_seconds  # at the end
-    return mixed.warm_up_seconds(step_seconds, micro_steps) + repeats + again
+    last = 0.0 if mixed.is_one_length else mixed.longest * step_seconds  # at the end
+    return mixed.warm_up_seconds(step_seconds, micro_steps) + repeats + last
 
 
 def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> float:
-    """Tokens per second below which a trial is of no use: what is measured of its method are `rivals`, and below
+    """Tokens per second below which a trial is of no use. `rivals` are the speeds measured of its method; below
     `least_tokens_per_second` its method is not practical."""
     return max([least_tokens_per_second, *(speed / BEATEN_FACTOR for speed in rivals)])
 
@@ -119,7 +119,7 @@ class TooSlow(Exception):
         """Whether another micro-step than the first has shown it."""
 
     def outcome(self, *, after_seconds: float, phase: str | None = None) -> TimedOut:
-        """The outcome of a trial that ended so, `after_seconds`."""
+        """The outcome of a trial that this ended `after_seconds`."""
         return TimedOut(
             reason=str(self),
             deadline_seconds=after_seconds,
@@ -138,12 +138,12 @@ class Pace:
     accumulation: int
     """Micro-steps of an optimizer step."""
     least_share: float = 1.0
-    """Of the time of the micro-step that is judged, what a mean one takes at least: less than 1 where sequences have
+    """The share of the judged micro-step's time that a mean one takes at least: less than 1 where sequences have
     lengths, and the longest are judged."""
     mean_share: float = 1.0
-    """The same as if time were proportional to the length."""
+    """The same, as if time were proportional to the length."""
     update_share: float = 1.0
-    """Of an update that a mean step has: less than 1 where sequences share rows."""
+    """The share of an update that a mean step has: less than 1 where sequences share rows."""
     rivals: tuple[Rival, ...] = ()
     least_tokens_per_second: float = 0.0
     """What makes the trial's method practical."""
@@ -154,7 +154,7 @@ class Pace:
 
     @classmethod
     def of(cls, request: TrialRequest, accumulation: int) -> Pace:
-        """The one that a request asks for."""
+        """The pace that a request asks for."""
         workload = request.job.workload
         batches = micro_batches(request.config, workload)
         return cls(
@@ -180,29 +180,29 @@ class Pace:
         # What any micro-step takes at least: less than nothing, if the first has shown nothing.
         least_micro_seconds = micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
-        likely = self.accumulation * micro_seconds * self.mean_share
-        told: dict[str, Any] = {}
-        if not self.earned and 0.0 < fastest * likely < self.tokens_per_step:
-            self.earned = told["earned"] = True
+        likely_seconds = self.accumulation * micro_seconds * self.mean_share
+        event: dict[str, Any] = {}
+        if not self.earned and 0.0 < fastest * likely_seconds < self.tokens_per_step:
+            self.earned = event["earned"] = True
         step_seconds = self.accumulation * self.least_share * least_micro_seconds
         if number > 1:
-            told["least"] = step_seconds
+            event["least"] = step_seconds
         if step_seconds <= 0.0:
-            return told
+            return event
         speed = self.tokens_per_step / step_seconds
         left_seconds = micro_steps_left * least_micro_seconds
         if left_seconds < 3.0:
-            return told  # worth finishing: one slow moment must not end it
-        takes = f"a step takes at least {format_duration(step_seconds)}"
+            return event  # worth finishing: one slow moment must not end it
+        pace = f"a step takes at least {format_duration(step_seconds)}"
         projected = elapsed_seconds + left_seconds
-        why = None
+        reason = None
         if fastest >= BEATEN_FACTOR * speed:
-            why = f"and another config is {fastest / speed:.0f} times as fast"
+            reason = f"and another config is {fastest / speed:.0f} times as fast"
         elif self.least_tokens_per_second >= speed:
-            why = "which is not practical beside another method"
+            reason = "which is not practical beside another method"
         elif self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
             worth = format_duration(self.allowance_seconds)
-            why = f"so that the trial would take {format_duration(projected)} and not the {worth} that it is worth"
-        if why is not None:
-            raise TooSlow(f"{takes}, {why}", step_seconds, is_proven=number > 1)
-        return told
+            reason = f"so that the trial would take {format_duration(projected)} and not the {worth} that it is worth"
+        if reason is not None:
+            raise TooSlow(f"{pace}, {reason}", step_seconds, is_proven=number > 1)
+        return event

@@ -79,7 +79,7 @@ class Steps:
         self._lengths = lengths or ((tokens.shape[1], 1.0),)
         self._next_length = itertools.cycle(self._lengths)
         self._means: list[tuple[float, float, float]] = []
-        """Of the steps since the last mean: weight, seconds of the slowest rank, and of this one."""
+        """For each step since the last mean: weight, seconds of the slowest rank, and of this one."""
         self._accumulation = accumulation
         self._meter = meter
         self._progress, self._tell = progress, tell
@@ -197,9 +197,9 @@ class Steps:
         while len(self._queue) > left:
             issued = self._queue.popleft()
             spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
-            own = composed(spans, self._accumulation)
-            shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
-            seconds, shares, norms = self._ranks.gathered([own, *shown])
+            own_seconds = composed(spans, self._accumulation)
+            scalars = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
+            seconds, shares, norms = self._ranks.gathered([own_seconds, *scalars])
             self.in_use.append(issued.in_use)
             self.latest_norm = max(norms)
             self.norm_spreads.append(relative_range(norms))
@@ -209,15 +209,15 @@ class Steps:
             elif math.isfinite(max(norms)):
                 self.later_losses.setdefault(issued.length, []).append(sum(shares))
             if issued.weight is not None:
-                self._count(issued.weight, max(seconds), own)
+                self._count(issued.weight, max(seconds), own_seconds)
 
-    def _count(self, weight: float, seconds: float, own: float) -> None:
+    def _count(self, weight: float, seconds: float, own_seconds: float) -> None:
         """Add a step that was timed; with the last of the lengths, their mean is known."""
-        self._means.append((weight, seconds, own))
+        self._means.append((weight, seconds, own_seconds))
         if len(self._means) < len(self._lengths):
             return
         self.seconds.append(math.fsum(weight * slowest for weight, slowest, _ in self._means))
-        self.own_seconds.append(math.fsum(weight * own for weight, _, own in self._means))
+        self.own_seconds.append(math.fsum(weight * own_seconds for weight, _, own_seconds in self._means))
         self.round_seconds = math.fsum(slowest for _, slowest, _ in self._means)
         self._tell({"step": self.seconds[-1]})
         self._means.clear()

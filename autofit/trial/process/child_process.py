@@ -169,8 +169,8 @@ def _children() -> list[int]:
 
 
 def end_orphans(others: frozenset[int] = frozenset()) -> None:
-    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them. Its
-    `others` are no business of the trial."""
+    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them.
+    `others` are children that are not the trial's."""
     while orphans := [pid for pid in _children() if pid not in others and pid not in _STUCK]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):

@@ -15,7 +15,7 @@ from autofit.trial.process.classify import STOPPED
 
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after one has failed, to report failures of their own."""
-_OF_ANOTHER = re.compile(
+_PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|remote peer|recv(ing)?value failed"
     r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
     re.IGNORECASE,
@@ -81,11 +81,11 @@ def combined(answers: Mapping[int, Outcome]) -> Outcome:
     cause = min(failures, key=lambda rank: _distance(failures[rank]))
     if cause in late:
         return _hung(late, failures)
-    found = failures[cause]
-    reason = f"rank {cause}: {found.reason}"
-    if isinstance(found, Crashed) and _distance(found) > 2:
-        return replace(found, reason=reason, transient=True)  # the connection failed, not a rank
-    return replace(found, reason=reason)
+    failure = failures[cause]
+    reason = f"rank {cause}: {failure.reason}"
+    if isinstance(failure, Crashed) and _distance(failure) > 2:
+        return replace(failure, reason=reason, transient=True)  # the connection failed, not a rank
+    return replace(failure, reason=reason)
 
 
 def _distance(outcome: Outcome) -> int:
@@ -103,19 +103,19 @@ def _distance(outcome: Outcome) -> int:
         return 4
     # NCCL ends a process that it gives up on, and with torch 2.11 gloo can, too: then the reason is only how it ended.
     ended = outcome.signal is not None or outcome.exit_code is not None
-    said = outcome.stderr_tail if ended else outcome.reason
-    return 3 if _OF_ANOTHER.search(said) else 1
+    message = outcome.stderr_tail if ended else outcome.reason
+    return 3 if _PEER_IS_GONE.search(message) else 1
 
 
 def _hung(late: Mapping[int, TimedOut], failures: Mapping[int, Outcome]) -> TimedOut:
-    """Of the ranks that timed out, those that got least far hang; the others wait for them."""
+    """The outcome of ranks that timed out: those that got least far hang, and the others wait for them."""
     fewest = min(outcome.phases_entered for outcome in late.values())
     hanging = sorted(rank for rank, outcome in late.items() if outcome.phases_entered == fewest)
     waiting = sorted(rank for rank in failures if rank not in hanging)
-    said = "; ".join(f"rank {rank}: {late[rank].reason}" for rank in hanging)
+    reason = "; ".join(f"rank {rank}: {late[rank].reason}" for rank in hanging)
     if waiting:
-        said += f" ({_listed(waiting)} waiting in phase {', '.join(sorted({_phase(failures[r]) for r in waiting}))})"
-    return replace(late[hanging[0]], reason=said)
+        reason += f" ({_listed(waiting)} waiting in phase {', '.join(sorted({_phase(failures[r]) for r in waiting}))})"
+    return replace(late[hanging[0]], reason=reason)
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -146,5 +146,5 @@ def _together(ranks: Sequence[Measurement]) -> Measurement:
         leak_bytes_per_step=most("leak_bytes_per_step"),
         setup_seconds=most("setup_seconds"),
         overhead_seconds=most("overhead_seconds"),
-        ranks=tuple(own for rank in ranks for own in rank.ranks),
+        ranks=tuple(figures for rank in ranks for figures in rank.ranks),
     )

@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def tell_of_waiting(holder: int | None) -> bool:
-    """Say in one line that a trial waits for another process's; returns that this was said."""
-    who = "" if holder is None else f" (pid {holder})"
-    _log.warning("autofit: waiting for another autofit trial on this device%s", who)
+    """Log in one line that a trial waits for another process's; returns True."""
+    holder_text = "" if holder is None else f" (pid {holder})"
+    _log.warning("autofit: waiting for another autofit trial on this device%s", holder_text)
     return True
 
 

@@ -63,7 +63,7 @@ class Command:
         return [word.format_map(values) for word in self.words]
 
     def line(self, config: Config, workload: Workload, source: str) -> str:
-        """The same as a user types it into a shell."""
+        """The command for a config as a user types it into a shell."""
         return shlex.join(self.arguments(config, workload, source))
 
     def check_found(self) -> None:
@@ -75,12 +75,12 @@ class Command:
 
     def check_takes(self, configs: Iterable[Config]) -> None:
         """Raise `UsageError` if configs differ on an axis of which the command says nothing to the program."""
-        every, told = list(configs), self.placeholders
+        configs, placeholders = list(configs), self.placeholders
         for axis in AXES:
-            values = {axis.of(config) for config in every} - {None}
+            values = {axis.of(config) for config in configs} - {None}
             # A program can derive either of these from the other and the global batch.
-            follows = axis.name == "micro_batch" and "accumulation" in told
-            if len(values) > 1 and axis.name not in told and not follows:
+            follows = axis.name == "micro_batch" and "accumulation" in placeholders
+            if len(values) > 1 and axis.name not in placeholders and not follows:
                 raise UsageError(
                     f"the space varies {axis.name}, which the command ignores: "
                     f"add {{{axis.name}}} to it, or keep one value"
@@ -112,5 +112,5 @@ def _fields(word: str) -> Iterator[tuple[str, bool]]:
             if name is not None:
                 yield name, not form and conversion is None
     except ValueError as error:
-        said = str(error).lower()
-        raise UsageError(f"--command: {said} in {word!r} (for a brace that means itself, write two)") from None
+        message = str(error).lower()
+        raise UsageError(f"--command: {message} in {word!r} (for a brace that means itself, write two)") from None

@@ -51,9 +51,9 @@ class Session:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(f"\0{place}")
         with self._socket.makefile("rb") as lines:
-            told = json.loads(lines.readline())
-        self.request = TrialRequest.from_json(told["request"])
-        self._asked_at, self._started_at = float(told["asked_at"]), float(told["started_at"])
+            start = json.loads(lines.readline())
+        self.request = TrialRequest.from_json(start["request"])
+        self._asked_at, self._started_at = float(start["asked_at"]), float(start["started_at"])
         self._events = Events(self._socket.fileno())
         self._events.enter("build")
         self._pace = Pace(
@@ -80,7 +80,7 @@ class Session:
         self._process = os.getpid()
         self._refused = 0
         """Allocations that the device had refused before the limit was enforced."""
-        self._meter: Meter = self._guarded(lambda: self._enforced(told["held_bytes"]))
+        self._meter: Meter = self._guarded(lambda: self._enforced(start["held_bytes"]))
 
     def begin(self) -> None:
         """Training begins: what was built before it is no part of its memory."""
@@ -107,12 +107,13 @@ class Session:
         self._queue.append((self._meter.mark(), kept, self._meter.in_use()))
         # As in the trials of autofit's own steps, an accelerator is not waited for before the next step is issued.
         while len(self._queue) > (self._meter.device.type != "cpu"):
-            mark, shown, in_use = self._queue.popleft()
+            mark, issued_loss, in_use = self._queue.popleft()
             self._read_steps += 1
             before, self._latest = self._latest, mark
             seconds = None if before is None else self._meter.seconds(before, mark)
-            if shown is not None:
-                self.learned(float(shown) if isinstance(shown, int | float) else self._meter.scalar(shown))
+            if issued_loss is not None:
+                is_number = isinstance(issued_loss, int | float)
+                self.learned(float(issued_loss) if is_number else self._meter.scalar(issued_loss))
             if seconds is not None:
                 self._take(seconds, in_use)
 
@@ -175,29 +176,29 @@ class Session:
         number, elapsed = self._read_steps, time.monotonic() - self._asked_at
         left = max(0, warm_ups(seconds) - number) + least_repeats(seconds)
         try:
-            told = self._pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+            event = self._pace.judge(number, seconds, elapsed_seconds=elapsed, micro_steps_left=left)
         except TooSlow as error:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
-        self._events.send(told)
+        self._events.send(event)
         if number >= warm_ups(seconds):
             self._events.send({"peak": self._guarded(self._reading).peak_allocated})
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
             self._events.send({"timing": True})
 
     def _reading(self) -> MemoryReading:
-        found = self._meter.reading()
-        self._check(found)
+        reading = self._meter.reading()
+        self._check(reading)
         if self._meter.refusals() > self._refused:
-            said = "the device refused memory, and the program went on without: it trains something smaller or less"
-            self._finish(OutOfMemory(reason=said, phase=self._events.phase))
-        return found
+            reason = "the device refused memory, and the program went on without: it trains something smaller or less"
+            self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
+        return reading
 
-    def _check(self, found: MemoryReading) -> None:
+    def _check(self, reading: MemoryReading) -> None:
         """End the trial if memory has exceeded the limit before that was enforced."""
         limit = self.request.memory_limit_bytes
-        if found.device > limit:
-            said = f"the program has taken {format_bytes(found.device)} of {format_bytes(limit)}"
-            self._finish(OutOfMemory(reason=said, phase=self._events.phase))
+        if reading.device > limit:
+            reason = f"the program has taken {format_bytes(reading.device)} of {format_bytes(limit)}"
+            self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
     def _measurement(self, *, stopped_early: bool) -> Measurement:
         from autofit.training.flops import mfu
