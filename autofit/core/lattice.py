@@ -9,7 +9,6 @@ from typing import Any
 from autofit.core.errors import UsageError, spelled, unknown
 from autofit.core.workload import LARGEST_COUNT, Effect, check_count, digest
 
-MAX_DIGITS = len(str(LARGEST_COUNT))
 Value = str | int | bool
 Pairs = frozenset[tuple[Value, Value]]
 
@@ -87,7 +86,7 @@ class Axis:
     def parse(self, text: str) -> Value:
         """The value that `text` spells (from a command line); raises `UsageError`."""
         if self.numeric:
-            if text.isdecimal() and len(text) > MAX_DIGITS:
+            if text.isdecimal() and len(text) > len(str(LARGEST_COUNT)):
                 raise UsageError(f"value of {self.name} is too long for a number")
             return self.check(int(text) if text.isdecimal() else text)
         for known in self.values:

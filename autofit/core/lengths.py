@@ -19,8 +19,6 @@ MOST_TOKENS = 2**31 - 1
 """Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
 GROUPS = 200
 """Into how many groups of equal size a data set's sequences are summed up."""
-PACKED = 1000
-"""Of how many sequences it is found out how well they fill rows."""
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
 """What tokenised data sets call a sequence's tokens."""
 COUNTS = ("length", "n_tokens", "num_tokens")
@@ -104,7 +102,7 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
     the least that trainers fill which cut them.
     """
     rows: list[tuple[int, tuple[int, ...]]] = []  # the room that is left, and what is in the row
-    every = sorted(tokens * -(-PACKED // len(tokens)), reverse=True)
+    every = sorted(tokens * -(-1000 // len(tokens)), reverse=True)  # a thousand show how well they fill rows
     for length in every:
         place = bisect_left(rows, (length,))
         room, held = rows.pop(place) if place < len(rows) else (row, ())

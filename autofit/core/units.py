@@ -10,8 +10,6 @@ from autofit.core.errors import UsageError
 LARGEST_INTEGER = 2**63 - 1
 """Of 64 bits: what databases and torch's generators accept."""
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
-A_YEAR = 366 * 86400
-"""The longest duration that is meant, in seconds."""
 
 _BYTES = {
     "b": 1,
@@ -84,7 +82,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(Fraction(part[1]) * _SECONDS[part[2].lower()] for part in parts)
     if seconds <= 0:
         raise UsageError(f"duration {text!r} is zero: give a positive duration such as 10m")
-    if seconds > A_YEAR:
+    if seconds > 366 * 86400:
         raise UsageError(f"duration {text[:20]!r} is more than a year: give one such as 10m or 1h30m")
     return float(seconds)
 

@@ -27,7 +27,6 @@ SLOW_SECONDS = 1.0
 are chosen or generated once take a fraction of that there. An accelerator's may take minutes."""
 CYCLES_PER_SECOND = 2e9
 """The clock of a CUDA device that is kept busy; where it has fewer, it is kept busy for longer."""
-MOST_BUSY_SECONDS = 0.05
 clock = time.perf_counter
 
 
@@ -92,7 +91,7 @@ class Bench:
         the device's own time counts."""
         self.wait()
         if busy and self.device.type == "cuda" and torch.version.hip is None:  # whose clock is another
-            cycles = int(min(busy, MOST_BUSY_SECONDS) * CYCLES_PER_SECOND)
+            cycles = int(min(busy, 0.05) * CYCLES_PER_SECOND)
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         started = self._mark()
         for _ in range(count):

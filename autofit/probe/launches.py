@@ -31,8 +31,6 @@ TINY = Model(
     source="a decoder whose operations have next to nothing to do",
     parameters=None,
 )
-ROUNDS = 12
-"""How often the micro-step is run; the fastest counts."""
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,7 +55,7 @@ def measure(bench: Bench, job: Job) -> Iterator[dict[str, float]]:
 def per_operation(
     tiny: Job, config: Config, device: torch.device, seconds: Callable[[Callable[[], None]], float]
 ) -> float:
-    """Seconds per operation of the fastest of some micro-steps of 8 tokens; `seconds` times one."""
+    """Seconds per operation of the fastest of a dozen micro-steps of 8 tokens; `seconds` times one."""
     step = build(config, tiny, device)
     tokens = torch.randint(step.vocabulary, (1, 8), device=device)
     ((inputs, labels),) = step.split(tokens)
@@ -69,5 +67,5 @@ def per_operation(
     counter: _Counter
     with _Counter() as counter:  # type: ignore[no-untyped-call]
         micro_step()
-    fastest = min(seconds(micro_step) for _ in range(ROUNDS))
+    fastest = min(seconds(micro_step) for _ in range(12))
     return fastest / counter.count
