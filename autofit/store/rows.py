@@ -162,7 +162,6 @@ class Reader:
         return self._value(connection, Hardware, HardwareRow, "digest", key)
 
     def stack(self, connection: Connection, key: str, driver: str | None = None) -> Stack:
-        """The stack with this key, under this driver."""
         found = self._value(connection, Stack, StackRow, "key", key)
         return found if driver is None else replace(found, driver=driver)
 

@@ -85,7 +85,6 @@ class Store:
         return cls(database)
 
     def close(self) -> None:
-        """Closes all connections."""
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -19,12 +19,6 @@ from autofit.store.database.retrying import retried
 
 BUSY_SECONDS = 30.0
 """How long a SQLite connection waits for another's lock; `?timeout=SECONDS` in the URL changes it."""
-CONNECT_SECONDS = 10
-"""How long a PostgreSQL server may take to answer; `?connect_timeout=SECONDS` in the URL changes it."""
-CONFLICT_SECONDS = 60.0
-"""How long a write is retried while other processes write the same rows."""
-LOST_SECONDS = 10.0
-"""How long reads and writes are retried whose connection was lost: about what a server takes to restart."""
 LOCK = 0x6175746F666974
 """"autofit" in ASCII: PostgreSQL's advisory locks are numbers. Whoever migrates has it alone, writers share it."""
 ROWS_AT_ONCE = 1000
@@ -90,11 +84,12 @@ class Database:
                 self._check(connection, writes=True)
                 return work(connection)
 
-        return self._patiently(lambda: retried(attempt, is_conflict, seconds=CONFLICT_SECONDS, pause_seconds=0.01))
+        return self._patiently(lambda: retried(attempt, is_conflict, seconds=60.0, pause_seconds=0.01))
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
-            return retried(attempt, is_lost, seconds=LOST_SECONDS, pause_seconds=0.25)
+            # About what a server takes to restart.
+            return retried(attempt, is_lost, seconds=10.0, pause_seconds=0.25)
 
     def _check(self, connection: Connection, *, writes: bool = False) -> None:
         """Raises `StoreError` if the schema is no longer the one that this program reads and writes."""
@@ -120,17 +115,14 @@ def _from_text(text: str) -> Any:
         raise StoreError(f"the store holds text that is not JSON: {error}", remedy="restore it from a backup") from None
 
 
-MOST_CONNECTIONS = 40
-"""As many as a server has threads that answer (Starlette's limit): none waits for another's connection."""
-
-
 def _engine(address: Address, **options: Any) -> Engine:
-    options |= {"max_overflow": MOST_CONNECTIONS - 5}  # beside those that the pool keeps
+    # Beside the pool's five, as many connections as a server has threads that answer (Starlette's limit is 40).
+    options |= {"max_overflow": 35}
     return create_engine(address.url, json_serializer=to_text, json_deserializer=_from_text, **options)
 
 
 def _postgresql(address: Address) -> Engine:
-    connect = {} if "connect_timeout" in address.url.query else {"connect_timeout": CONNECT_SECONDS}
+    connect = {} if "connect_timeout" in address.url.query else {"connect_timeout": 10}
     # A search may outlast a server's time limit for idle connections: each one is tested before use.
     return _engine(address, pool_pre_ping=True, connect_args=connect)
 
