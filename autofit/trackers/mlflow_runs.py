@@ -20,8 +20,6 @@ from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.trackers.told import Told
 
 _UID = "autofit.uid"
-_LONGEST = 4000
-"""Characters of a tag: MLflow takes 5000 or, in newer versions, 8000."""
 
 
 class MlflowRuns:
@@ -56,7 +54,7 @@ class MlflowRuns:
                     run,
                     metrics=[Metric(name, value, ended, 0) for name, value in trial.metrics.items()],
                     params=[Param(name, str(value)) for name, value in trial.axes.items()],
-                    tags=[RunTag(name, str(value)[:_LONGEST]) for name, value in tags.items()],
+                    tags=[RunTag(name, str(value)[:4000]) for name, value in tags.items()],  # MLflow takes 5000 or more
                 )
                 self._client.set_terminated(run, "FINISHED" if trial.fits else "FAILED", end_time=ended)
             except BaseException:

@@ -13,8 +13,6 @@ from autofit.core.workload import digest
 from autofit.techniques.short_text import short
 
 PROJECT = "autofit"
-_READABLE = 110
-"""Characters of a context's name before its digest: W&B takes 128 in all."""
 _PRIVATE_FIELDS = {"lengths", "program"}
 """Fields of a workload that no tracker gets: the lengths are many, and a user's command may hold a password."""
 
@@ -39,7 +37,7 @@ class Told:
         words = [f"{w.model} on {t.hardware.name}", f"seq-len {w.seq_len}", f"batch {w.global_batch}"]
         words += [f"{w.devices} devices"] * (w.devices > 1) + [f"for {w.trainer}"] * (w.trainer is not None)
         key = digest([t.hardware.key, t.stack.key, w.key])[:8]
-        return f"{', '.join([*words, f'torch {t.stack.torch}'])[:_READABLE]} [{key}]"
+        return f"{', '.join([*words, f'torch {t.stack.torch}'])[:110]} [{key}]"  # W&B takes 128 characters
 
     @property
     def name(self) -> str:

@@ -2,5 +2,3 @@
 
 One file per trainer turns its keys into a `Run`; the tables of `autofit.export` say how each writes an axis.
 """
-
-from __future__ import annotations

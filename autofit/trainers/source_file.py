@@ -13,9 +13,6 @@ from autofit.core.errors import UsageError
 from autofit.trainers.edits import Edits, applied
 from autofit.trainers.yaml_text import edited_text
 
-LARGEST = 4 * 2**20
-"""Bytes beyond which nothing is a trainer's config."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
@@ -29,7 +26,7 @@ class SourceFile:
     def read(cls, path: Path) -> SourceFile:
         """Raises `UsageError` for what is not one mapping of keys, in YAML or JSON."""
         try:
-            if path.stat().st_size > LARGEST:
+            if path.stat().st_size > 4 * 2**20:
                 raise UsageError(f"{path} is too large for a trainer's config")
             text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
