@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,6 @@ from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
 from autofit.trial.machine.detection import cores
-from autofit.workers.cluster.private_folder import PrivateFolder
 
 
 def check_installed() -> None:
@@ -36,8 +37,8 @@ class Connection:
     """The `ray` module, connected."""
     address: str | None
     """As it was asked for; None for a private Ray."""
-    folder: PrivateFolder | None = None
-    """A private Ray's."""
+    folder: str | None = None
+    """A private Ray's, for its sockets and logs."""
     is_ours: bool = True
     """Whether it ends with its last user: not if the program that calls us was connected before."""
     users: int = 0
@@ -54,7 +55,7 @@ class Connection:
                 if self.is_ours:
                     self.ray.shutdown()
             if self.folder is not None:
-                self.folder.close()
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _joined: Connection | None = None
@@ -99,15 +100,14 @@ def _join(address: str | None) -> Connection:
         _check_answers(address)
     ray_constants.ENABLE_RAY_CLUSTER = address is not None and not _on_loopback_only(address)
 
-    folder = PrivateFolder() if address is None else None
+    # Of this user alone, and with a short name: a socket's path is limited to 107 characters.
+    folder = tempfile.mkdtemp(prefix="autofit-ray-") if address is None else None
     where = {"address": address} if folder is None else _private(folder)
     try:
         with _sigterm_kept(), _in_a_group_of_their_own():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
-        if folder is not None:
-            folder.release()
-        raise EnvironmentLacks(
+        raise EnvironmentLacks(  # a private one has written to its folder why it does not start
             f"Ray cannot be reached: {lines_of(error)[-1]}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"
             if address
@@ -116,7 +116,7 @@ def _join(address: str | None) -> Connection:
     return Connection(ray=ray, address=address, folder=folder)
 
 
-def _private(folder: PrivateFolder) -> dict[str, Any]:
+def _private(folder: str) -> dict[str, Any]:
     """What makes Ray start a cluster of this machine alone, on loopback."""
     # By default Ray starts as many idle processes as there are processors; a trial takes one for the whole machine.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -126,7 +126,7 @@ def _private(folder: PrivateFolder) -> dict[str, Any]:
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
         "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass
-        "_temp_dir": str(folder.path),
+        "_temp_dir": f"{folder}/ray",  # which Ray makes everybody's
     }
 
 

@@ -10,9 +10,6 @@ from autofit.catalog.hardware import Card, called
 from autofit.core.errors import EnvironmentLacks
 from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
 
-TYPE_SHARE = 0.001
-"""Of a node's resource that names its accelerators' type: what each worker asks for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -75,7 +72,7 @@ class Wanted:
         if self.card is not None and any(node.hardware for node in suitable):
             selector[HARDWARE_LABEL] = self.card.name
         elif name is not None and all(node.is_type_resource for node in suitable):
-            bundle[f"accelerator_type:{name}"] = TYPE_SHARE
+            bundle[f"accelerator_type:{name}"] = 0.001  # of one such resource, which every node of the type has
         elif name is not None:
             selector[TYPE_LABEL] = name
         elif self.card is not None and not suitable:

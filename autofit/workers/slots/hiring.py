@@ -28,7 +28,6 @@ class Owner:
     epoch: int
 
     def new_name(self) -> str:
-        """A new name for one worker."""
         return f"{self.search_id}/{self.epoch}/{uuid4().hex[:8]}"
 
     def supersedes(self, name: str) -> bool:

@@ -13,9 +13,6 @@ from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import asks
 from autofit.workers.slots.slot import Slot
 
-ANSWER_SECONDS = 300.0
-"""A worker that is up and does not answer within this time never will."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Lacking:
@@ -45,7 +42,8 @@ class Lacking:
 
     def _ask(self, slot: Slot, config: Config, job: Job) -> str | None:
         try:
-            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=ANSWER_SECONDS)
+            # A worker that is up and does not answer within this time never will.
+            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=300.0)
         except (self.ray.exceptions.RayError, self.ray.exceptions.GetTimeoutError) as error:
             raise EnvironmentLacks(
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"

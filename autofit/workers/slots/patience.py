@@ -13,8 +13,6 @@ from autofit.workers.cluster.nodes import Node
 
 NODES_SECONDS = 120.0
 """How long a cluster may take to have its first suitable node, where no autoscaler says that it can add one."""
-SCALING_SECONDS = 1800.0
-"""How long where an autoscaler does: a machine is rented and an image of many GB is loaded."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +25,8 @@ class Patience:
     is_private: bool
     """Whether no node can join."""
     none_since: float | None = None
-    """Since when there is neither a worker nor a node for one; by the monotonic clock."""
+    """Since when there is neither a worker, up or starting, nor a node for one; by the monotonic clock."""
     _messages: set[str] = field(default_factory=set)
-
-    def has_workers(self) -> None:
-        """A worker is up or starting."""
-        self.none_since = None
 
     def has_none(self, nodes: Collection[Node], refusal: EnvironmentLacks | None, *, had_some: bool) -> None:
         """No worker is up or starting on these nodes. Raises `EnvironmentLacks` once that is waited for in vain: with
@@ -61,8 +55,8 @@ class Patience:
         """For how long a first suitable node is waited for."""
         if self.is_private:
             return 0.0
-        resource = "GPU" if self.wanted.uses_gpus else "CPU"
-        return SCALING_SECONDS if self.wanted.addable.get(resource) else NODES_SECONDS
+        is_coming = self.wanted.addable.get("GPU" if self.wanted.uses_gpus else "CPU")
+        return 1800.0 if is_coming else NODES_SECONDS  # a machine is rented and an image of many GB is loaded
 
     def say(self, text: str) -> None:
         """Tell the user, once."""

@@ -22,12 +22,8 @@ from autofit.workers.slots.slot import Site, Slot, StartFailed, State
 
 RENEW_SECONDS = 2.0
 """Time between two looks at what the cluster has."""
-SETTLE_SECONDS = 60.0
-"""How long after the first worker others may come up before the commonest kind of device is taken."""
 IDLE_SECONDS = 120.0
 """A slot of a cluster that has been idle for so long is given back."""
-START_TRIES = 3
-"""How often workers may end on a node before they can say anything."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +107,7 @@ class Roster:
             self._give_back(needed)
             self._ask()
             if any(slot.is_placed for slot in self.slots):
-                self.patience.has_workers()
+                self.patience.none_since = None
             else:
                 self.patience.has_none(self.nodes, self._refusal, had_some=self.site is not None)
 
@@ -138,12 +134,13 @@ class Roster:
         return placed
 
     def _may_choose(self, heard: Sequence[Slot]) -> bool:
-        """Whether the kind of device is known: that of most workers, once all that Ray has placed are up."""
+        """Whether the kind of device is known: that of most workers, once all that Ray has placed are up, or a minute
+        after the first."""
         if self.site is not None:
             return True
         self._up_at = self._up_at or time.monotonic()
         starting = [slot for slot in self.pending if slot.is_placed and not slot.heard]
-        if starting and time.monotonic() - self._up_at < SETTLE_SECONDS:
+        if starting and time.monotonic() - self._up_at < 60.0:
             return False
         kinds = Counter(kind(site) for slot in heard for site in slot.heard if self._is_named(site))
         if kinds:
@@ -205,12 +202,13 @@ class Roster:
         return EnvironmentLacks(reason, remedy="use one image on all nodes")
 
     def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:
-        """Give a slot back, and leave its nodes out unless another worker may come up there."""
+        """Give a slot back, and leave its nodes out unless another worker may come up there: at the third that ends
+        before it can say anything, none will."""
         host = self.host(slot)
         self.drop(slot)
         self._refusal = reason
         self._failed_starts.update(node_ids)
-        if isinstance(reason, StartFailed) and max(self._failed_starts[node] for node in node_ids) < START_TRIES:
+        if isinstance(reason, StartFailed) and max(self._failed_starts[node] for node in node_ids) < 3:
             return
         self.wanted.left_out.update(node_ids)
         if not self.is_private:

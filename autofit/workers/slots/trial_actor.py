@@ -17,10 +17,6 @@ from autofit.trial.machine import device_lock
 from autofit.trial.process.group_runner import not_begun
 from autofit.trial.request import TrialRequest
 
-FREE_SECONDS = 30.0
-"""How long a device that another process's trial uses is waited for to be measured, of the `slot.START_SECONDS` that a
-worker may take to come up."""
-
 
 class TrialActor:
     """One device's worker. The actor's process never touches the device: trials run in children of its fork server.
@@ -65,7 +61,8 @@ class TrialActor:
         from autofit.probe.short import short_probe
 
         try:
-            with device_lock.held(self._devices, most_seconds=FREE_SECONDS):
+            # Of the `slot.START_SECONDS` that a worker may take to come up.
+            with device_lock.held(self._devices, most_seconds=30.0):
                 return {"probe": short_probe(hardware, stack).to_json()}
         except Exception as error:  # the comparison is not worth a worker
             return {"unmeasured": in_one_line(error)}

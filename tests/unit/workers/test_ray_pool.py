@@ -30,7 +30,6 @@ from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine.detection import cores, cpu
 from autofit.trial.machine.device_lock import held
 from autofit.workers.cluster import nodes as cluster
-from autofit.workers.cluster.private_folder import PrivateFolder
 from autofit.workers.ray_pool import RayPool
 from autofit.workers.slots import running
 
@@ -225,7 +224,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the private Rays of processes that a test starts have their folders. A short path, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="af", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder) / f"autofit-ray-{os.getuid()}"
+        yield Path(folder)
 
 
 def names(folder: Path) -> list[str]:
@@ -236,7 +235,7 @@ def test_more_workers_than_machines_are_refused(place: Path) -> None:
     code = "from autofit.workers.ray_pool import RayPool; RayPool(device='cpu', workers=2)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "EnvironmentLacks" in done.stderr and "--workers 1" in done.stderr
-    assert names(place) == ["0.lock"]
+    assert names(place) == []
 
 
 def test_searches_of_one_process_share_its_ray(place: Path) -> None:
@@ -272,7 +271,7 @@ print(ray.is_initialized())
     assert said[1:3] == ["cpu", "False"]
     assert "connected to a Ray of its own" in said[3] and "ray_address=" in said[3]
     assert said[4:] == ["True"], "what the program has connected is left to it"
-    assert names(place) == ["0.lock"]
+    assert names(place) == ["ray"], "the program's own"
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:
@@ -282,9 +281,7 @@ def test_an_address_that_does_not_answer_is_named() -> None:
     assert "--ray-address" in done.stderr
 
 
-def test_a_killed_driver_leaves_no_process_and_its_folder_to_the_next(
-    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_driver_leaves_no_process(tmp_path: Path, place: Path) -> None:
     """Ray's two agents and its idle workers are no part of this: they find out by themselves, within minutes."""
     code = (
         "import time; from autofit.workers.ray_pool import RayPool; "
@@ -295,17 +292,14 @@ def test_a_killed_driver_leaves_no_process_and_its_folder_to_the_next(
     assert driver.stdout is not None
     assert driver.stdout.readline().strip() == "up"
     assert any("autofit.trial.process.fork_server" in line for line in left_by(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(place.parent))
-    PrivateFolder().close()
-    assert [name[:8] for name in names(place / "0")] == ["session_"] * 2, "one session, and a link to it: in use"
+    (folder,) = place.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700, "others cannot enter, whatever Ray makes of its own"
+    assert [name[:8] for name in names(folder / "ray")] == ["session_"] * 2, "one session, and a link to it"
     driver.kill()
     driver.wait()
     driver.stdout.close()
     while left_by(tmp_path):
         time.sleep(0.5)
-    following = PrivateFolder()
-    assert names(following.path) == []
-    following.close()
 
 
 def left_by(marker: Path) -> list[str]:
