@@ -14,8 +14,6 @@ RESERVE_BYTES = 1024**3
 """What a trial must leave of its host's memory: enough for what may be taken between two looks, and for those who wait
 for the trial. With less, the kernel kills, and not always the trial. On a small host, an eighth of what was available
 when the trial began."""
-WATCH_SECONDS = 0.1
-"""Time between two looks."""
 
 
 class HostExhausted(Exception):
@@ -23,7 +21,7 @@ class HostExhausted(Exception):
 
 
 class HostWatch:
-    """Watches the host's memory while a trial runs on an accelerator. Used from one thread."""
+    """Watches the host's memory while a trial runs on an accelerator, ten times a second. Used from one thread."""
 
     def __init__(self) -> None:
         self._before = process_memory.host_available()

@@ -17,8 +17,6 @@ EXPANDABLE = "expandable_segments"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
 _ASKED = re.compile(rf"{EXPANDABLE}\s*:\s*True")
 _UNCOUNTED = re.compile(r"backend\s*:\s*((?:cuda|hip)MallocAsync)")
-_REFUSED = "CUDA driver error"
-"""How torch reports what a function of the driver, as virtual memory needs, has answered (C10_CUDA_DRIVER_CHECK)."""
 
 
 def allocator_settings() -> str:
@@ -49,7 +47,9 @@ def first_allocation(device: torch.device) -> None:
         raise
     except RuntimeError as error:
         asked, said = os.environ.get(ALLOCATOR[0], ""), str(error)
-        if _REFUSED not in said or "out of memory" in said or not _ASKED.search(asked):
+        # So it reports what a function of the driver, as virtual memory needs, has answered (C10_CUDA_DRIVER_CHECK).
+        of_driver = "CUDA driver error" in said and "out of memory" not in said
+        if not of_driver or not _ASKED.search(asked):
             raise
         _set(_ASKED.sub(f"{EXPANDABLE}:False", asked))
         torch.empty(1, device=device)

@@ -8,15 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-PATTERN = "nccl-*"
-"""NCCL removes a segment's name once all ranks have mapped it (src/misc/shmutils.cc): a rank that dies before that
-leaves it behind. Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
 
 
 def segments() -> set[Path]:
-    """This user's segments of the kinds that a rank may leave behind."""
+    """This user's segments of NCCL, which removes a segment's name once all ranks have mapped it
+    (src/misc/shmutils.cc): a rank that dies before that leaves it behind. Gloo makes none, nor does DeepSpeed without
+    LOCAL_SIZE in the environment."""
     found = set()
-    for path in FOLDER.glob(PATTERN):
+    for path in FOLDER.glob("nccl-*"):
         with suppress(OSError):
             if path.stat().st_uid == os.getuid():
                 found.add(path)

@@ -65,18 +65,16 @@ class CardWatch:
         """What was seen; None where NVML did not answer."""
         if self._limits is None or not self._looks:
             return self._limits
+        # When something held the clock down while the card worked; bit 0x1 says that nothing ran
+        # (nvmlClocksEventReasonGpuIdle).
+        held_down = [look for look in self._looks if (look.throttle_mask or 0) & ~0x1]
         return replace(
             self._limits,
-            sm_clock_mhz=self._of("sm_clock_mhz", min, [look for look in self._looks if _is_limited(look)] or None),
-            throttle_mask=self._of("throttle_mask", lambda masks: reduce(or_, masks)),
-            others_share=self._of("others_share", fmean),
-            memory_errors=self._of("memory_errors", max),
+            sm_clock_mhz=_together(held_down or self._looks, "sm_clock_mhz", min),
+            throttle_mask=_together(self._looks, "throttle_mask", lambda masks: reduce(or_, masks)),
+            others_share=_together(self._looks, "others_share", fmean),
+            memory_errors=_together(self._looks, "memory_errors", max),
         )
-
-    def _of(self, name: str, condense: Callable[[list[Any]], T], looks: Sequence[CardState] | None = None) -> T | None:
-        chosen = self._looks if looks is None else looks
-        values = [value for look in chosen if (value := getattr(look, name)) is not None]
-        return condense(values) if values else None
 
     def _others_share(self, card: nvml.AskedCard) -> float | None:
         """What processes other than the trial's used of the multiprocessors' time in the last sixth of a second or so:
@@ -93,6 +91,11 @@ class CardWatch:
         return float(min(1.0, sum(sample.smUtil for sample in recent) / 100))
 
 
+def _together(looks: Sequence[CardState], name: str, condense: Callable[[list[Any]], T]) -> T | None:
+    values = [value for look in looks if (value := getattr(look, name)) is not None]
+    return condense(values) if values else None
+
+
 def _errors(card: nvml.AskedCard) -> int:
     return int(card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT))
 
@@ -103,9 +106,3 @@ def _said(ask: Callable[[], T]) -> T | None:
         return ask()
     except nvml.Unreachable:
         return None
-
-
-def _is_limited(look: CardState) -> bool:
-    """Whether something held the clock down at that moment while the card worked: bit 0x1 says that nothing runs
-    (nvmlClocksEventReasonGpuIdle)."""
-    return bool((look.throttle_mask or 0) & ~0x1)

@@ -22,8 +22,6 @@ from autofit.trial.machine import nvml
 
 FOLDER_VARIABLE = "AUTOFIT_LOCKS"
 """The environment variable that names the folder of the locks."""
-DEFAULT_FOLDER = "/tmp"
-"""Not the user's temporary folder, which others may not share."""
 POLL_SECONDS = 0.2
 
 Waiting = Callable[[int | None], object]
@@ -104,7 +102,7 @@ def _holder(lock: int) -> int | None:
 def _opened(device: str) -> int | None:
     """A descriptor of the device's lock file, which every user may write; None where there is no place for one: that is
     no reason not to run trials, and is said."""
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # no folder of the user's own: others must see it
     file = folder / f"autofit-{re.sub(r'[^A-Za-z0-9.-]', '_', device)}.lock"
     try:
         return _opened_file(file)

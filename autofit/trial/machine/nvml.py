@@ -14,8 +14,6 @@ from autofit.core.units import MIB
 
 _MIG_PROFILE = re.compile(r" MIG (\S+)$")
 """The profile in the driver's name of an instance."""
-UNIFIED_SHARE = 0.8
-"""Of memory that a device shares with its host, what programs on the device may have: as much as on a processor."""
 BUSY_BYTES = 256 * MIB
 """Memory that others (a display, the driver itself) may hold of a device that counts as free."""
 
@@ -254,7 +252,7 @@ def _memory(device: Any) -> tuple[int, int, int]:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
         held = sum(one.usedGpuMemory or 0 for one in holders)
-        return whole, int(UNIFIED_SHARE * whole), held
+        return whole, int(0.8 * whole), held  # programs may have as much of it as on a processor
     return int(found.total), int(found.total), int(found.used)
 
 

@@ -16,8 +16,6 @@ MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
 MOST_REPEATS = 30
 """Timed steps, however much they scatter."""
-SMALL_SPREAD = 0.02
-"""A spread at which no more steps are timed."""
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -47,6 +45,6 @@ def step_seconds(values: Sequence[float]) -> StepSeconds:
 
 
 def is_settled(values: Sequence[float], *, elapsed_seconds: float, timing_seconds: float) -> bool:
-    """Whether timed steps agree, or the time for repeating them is spent."""
+    """Whether timed steps agree to 2 %, or the time for repeating them is spent."""
     spread = relative_spread(values)
-    return elapsed_seconds > timing_seconds or (spread is not None and spread <= SMALL_SPREAD)
+    return elapsed_seconds > timing_seconds or (spread is not None and spread <= 0.02)

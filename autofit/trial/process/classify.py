@@ -301,6 +301,5 @@ def _first_line(text: str, otherwise: str = "out of memory") -> str:
 
 
 def _matching_line(text: str, sign: re.Pattern[str]) -> str | None:
-    """The last line of `text` with such a sign."""
     lines = (line.strip()[:500] for line in reversed(text.splitlines()) if sign.search(line))
     return next(lines, None)

@@ -38,7 +38,7 @@ from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial.attempt import Attempt
 from autofit.trial.limits import shared_memory
-from autofit.trial.limits.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
+from autofit.trial.limits.host_memory import HostExhausted, HostWatch, host_shortage
 from autofit.trial.limits.swap_folder import explained, swap_folder
 from autofit.trial.machine import nvml
 from autofit.trial.machine.watch import DeviceWatch
@@ -283,7 +283,7 @@ class Host:
                 left = deadline() - time.monotonic()
                 if left <= 0:
                     return False
-                for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else WATCH_SECONDS)):
+                for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else 0.1)):
                     if key.fd == commands.descriptor:
                         commands.check()
                         continue

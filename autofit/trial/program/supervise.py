@@ -31,16 +31,9 @@ from autofit.trial.request import TrialRequest
 if TYPE_CHECKING:
     from autofit.trial.process.child import Events
 
-NEEDED_STEPS = 33
-"""Optimizer steps that suffice however much they scatter: two of warm-up, thirty that are timed and, on an accelerator,
-one that keeps it busy."""
 BEFORE_LIMIT_BYTES = 4 * GIB
 """Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
 torch, transformers and thread pools map 1.5 GiB on 2 cores, of which they touch a quarter."""
-ENDING_SECONDS = 2.0
-"""How long a program that is no longer needed may take to end by itself."""
-LOOK_SECONDS = 0.1
-"""Time between two looks at whether the program has ended."""
 _ENDING = ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM")
 """Signals whose negative a launcher exits with. Those below are left out: a program's own `exit(-1)` is no SIGHUP."""
 _PASSED_ON = {
@@ -130,7 +123,7 @@ class _Relay:
         with self._selector:
             while self.outcome is None:
                 has_ended = process.poll() is not None  # asked first: what it has sent by then is all there is
-                ready = self._selector.select(timeout=0 if has_ended else LOOK_SECONDS)
+                ready = self._selector.select(timeout=0 if has_ended else 0.1)
                 for key, _ in ready:
                     self._accept(listener) if key.fileobj is listener else self._read()
                 if has_ended and not ready:
@@ -178,12 +171,12 @@ class _Relay:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the program and everything that it has started."""
+    """End the program, by itself within two seconds or else by force, and everything that it has started."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_SECONDS)
+            process.wait(2.0)
     end_orphans()
 
 
@@ -213,7 +206,8 @@ def _without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *,
 def _too_early(steps: int) -> str:
     if not steps:
         return f"the program ended without reporting a step: {classify.HOW_TO_REPORT}"
-    return f"the program ended after {steps} optimizer steps: let it train for at least {NEEDED_STEPS}"
+    # They suffice however much they scatter: two of warm-up, thirty timed and, on an accelerator, one to keep it busy.
+    return f"the program ended after {steps} optimizer steps: let it train for at least 33"
 
 
 def _written() -> str:
