@@ -18,9 +18,6 @@ from autofit.store import NoStore, Store
 if TYPE_CHECKING:
     from autofit.operations.service.runner import Runner
 
-GRACE_SECONDS = 3
-"""How long requests may take to end once the server is told to: streams of events have no end of their own."""
-
 
 def serve(
     *,
@@ -70,7 +67,8 @@ def serve(
         )
         if log_requests:
             _log_to_standard_error()
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
+        # Streams of events have no end of their own.
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         with suppress(KeyboardInterrupt):  # a service that is told to end has not failed
             uvicorn.Server(config).run(sockets=[listening])
 

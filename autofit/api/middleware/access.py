@@ -23,8 +23,6 @@ from autofit.store import OPERATOR, SCOPES, Store, Token
 OPEN = ("/healthz", "/readyz", "/login", "/logout")
 """What answers without a token: those who ask whether the server lives have none, nor those who come to give one; and
 a browser may always forget its own."""
-OPEN_FOLDER = "/static/"
-"""The package's files, which need no token either."""
 COOKIE = "autofit_token"
 """Holds the token of a browser, which cannot send a header of its own when it follows a link."""
 BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
@@ -86,7 +84,8 @@ class Guard:
         await self._app(scope, receive, send)
 
     async def _refusal(self, request: Request) -> Response | None:
-        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith(OPEN_FOLDER)
+        # What the page is made of are files of the package.
+        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith("/static/")
         if secret is not None:
             try:
                 request.state.token = await run_in_threadpool(self._token_of, secret)

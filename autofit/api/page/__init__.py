@@ -1,7 +1,5 @@
 """The web page: the answers of the API for people, rendered on the server."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from autofit.api.page import calculator, chart, entrance, frontier, hardware, point, searches, static

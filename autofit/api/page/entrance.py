@@ -12,8 +12,6 @@ from autofit.api.page.forms import Fields
 from autofit.api.page.rendering import PageRoute, render
 
 ROUTES = APIRouter(route_class=PageRoute)
-KEPT_SECONDS = 30 * 86400
-"""How long a browser keeps the token; revoking it ends that sooner."""
 
 
 @ROUTES.get("/login")
@@ -30,9 +28,8 @@ def enter(request: Request, given: Fields) -> Response:
         return render(request, "login.html", status=401, following=following, message="this is not a valid token")
     answer = RedirectResponse(following, 303)
     secure = request.url.scheme == "https"
-    answer.set_cookie(
-        COOKIE, quote(secret, safe=""), max_age=KEPT_SECONDS, httponly=True, samesite="strict", secure=secure
-    )
+    month = 30 * 86400  # revoking the token ends that sooner
+    answer.set_cookie(COOKIE, quote(secret, safe=""), max_age=month, httponly=True, samesite="strict", secure=secure)
     return answer
 
 

@@ -22,8 +22,6 @@ from autofit.planning.requests import memory_limit
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=PageRoute)
-MOST_LISTED = 40
-"""Measured workloads that the start page lists."""
 
 
 @ROUTES.get("/")
@@ -38,7 +36,7 @@ def _measured(store: Store) -> list[tuple[Workload, Hardware, dict[str, Any]]]:
     """The measured workloads on their hardware, each with the query for its frontier; none of users' programs."""
     pairs = ((w, h) for h in store.hardware() for w in store.workloads(hardware_key=h.key))
     contexts = [(w, h) for w, h in pairs if w.program is None]
-    return [(w, h, workload_query(w, hardware=h.name)) for w, h in contexts[:MOST_LISTED]]
+    return [(w, h, workload_query(w, hardware=h.name)) for w, h in contexts[:40]]
 
 
 @ROUTES.get("/frontier")

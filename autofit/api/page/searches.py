@@ -21,13 +21,11 @@ from autofit.core.units import format_duration
 from autofit.store import ENDINGS, Search
 
 ROUTES = APIRouter(route_class=PageRoute)
-LATEST = 50
-"""Searches that are listed."""
 
 
 @ROUTES.get("/searches")
 def listed(request: Request, store: OpenedStore, models: Models) -> Response:
-    rows = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=LATEST)]
+    rows = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=50)]
     with_runner = store.queue.hardware_names()
     offered = {
         **choices(store, models),

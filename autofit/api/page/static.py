@@ -22,7 +22,6 @@ TYPES = {
 """Every file, with its media type."""
 PREFIX = "/static/"
 """What their paths begin with. They are part of the package, and hold nothing of the store: no token is needed."""
-A_YEAR = "public, max-age=31536000, immutable"
 ROUTES = APIRouter()
 
 
@@ -51,7 +50,8 @@ def file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
     if name not in TYPES:
         raise HTTPException(404)
     packed = "gzip" in accept_encoding and name.endswith((".js", ".css"))
-    headers = {"Cache-Control": A_YEAR, "Vary": "Accept-Encoding", "X-Content-Type-Options": "nosniff"}
+    headers = {"Vary": "Accept-Encoding", "X-Content-Type-Options": "nosniff"}
+    headers["Cache-Control"] = "public, max-age=31536000, immutable"  # for a year
     if packed:
         headers["Content-Encoding"] = "gzip"
     return Response(_packed(name) if packed else _content(name), media_type=TYPES[name], headers=headers)

@@ -23,9 +23,6 @@ from autofit.operations import SearchRequest
 from autofit.operations.service.asked import submit
 from autofit.store import ENDINGS, Audited, Search
 
-EVENT_SECONDS = 0.5
-"""Time between two looks for new events."""
-
 
 class AskedSearch(GoalQuery, WorkloadBody):
     """The options of `autofit search`, by the same names and with the same defaults."""
@@ -136,7 +133,7 @@ async def events(
             yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())
         if now is None or now.state in ENDINGS:
             return
-        await asyncio.sleep(EVENT_SECONDS)
+        await asyncio.sleep(0.5)
 
 
 @ROUTES.get("/v1/audit", dependencies=[ADMIN], summary="Who has started and cancelled what, newest first")

@@ -17,8 +17,6 @@ EMULATED = (
     "emulated: memory is real; time is a virtual clock's and no speed of a card; losses and gradients were not checked"
 )
 """A remark on what was measured on a card that is not there."""
-MUCH_PADDING = 0.2
-"""The share of padding from which it is said what would spare it."""
 SPARES_PADDING = (
     "--allow training tries batching=packed, grouped and padding-free, too, which spare most of the padding"
 )
@@ -89,4 +87,4 @@ def padding_text(workload: Workload, config: Config) -> str | None:
     sentence = (
         f"{share:.0%} of what it computes is padding; memory is that of the longest sequences, all in one micro-batch"
     )
-    return sentence if share < MUCH_PADDING or "batching" in config else f"{sentence}. {SPARES_PADDING}"
+    return sentence if share < 0.2 or "batching" in config else f"{sentence}. {SPARES_PADDING}"
