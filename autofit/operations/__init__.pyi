@@ -6,7 +6,6 @@ from autofit.operations.explaining import Comparison as Comparison
 from autofit.operations.explaining import Explanation as Explanation
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
-from autofit.operations.recording.record import RecordResult as RecordResult
 from autofit.operations.recording.record import record as record
 from autofit.operations.recording.table_file import read_table as read_table
 from autofit.operations.searching.over_devices import OverDevices as OverDevices
@@ -18,7 +17,6 @@ from autofit.operations.searching.search import SearchResult as SearchResult
 from autofit.operations.searching.search import search as search
 from autofit.operations.sequence_length import longest_sequence as longest_sequence
 from autofit.operations.single_trial import trial as trial
-from autofit.operations.tracking import Tracked as Tracked
 from autofit.operations.tracking import track as track
 from autofit.planning.requests import SearchRequest as SearchRequest
 from autofit.planning.requests import WorkloadOptions as WorkloadOptions

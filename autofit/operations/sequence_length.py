@@ -14,8 +14,6 @@ from autofit.prediction.estimating import Estimation
 
 STEP = 128
 """Tokens: lengths are multiples of it, and the answer is less than that from the longest."""
-ENDLESS = 2**20
-"""Tokens: where the model's positions are not limited, no longer sequence is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ def longest_sequence(
         report(len(made))
         return made[tokens]
 
-    most = positions(load(asked.model)) or ENDLESS
+    most = positions(load(asked.model)) or 2**20  # longer ones are not tried where no position is the last
     if asked.lengths is not None:
         most = min(most, asked.lengths.longest)
     short, long = min(STEP, most), most

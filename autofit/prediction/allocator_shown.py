@@ -15,9 +15,6 @@ from autofit.store import Store
 from autofit.techniques import Job
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 
-LOOKED_AT = 20
-"""Of the latest trials, how many are looked at for one of autofit's own steps."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +41,7 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
     if store is None or job.hardware.kind != "cuda":
         return job
     try:
-        latest = latest_fits(job.hardware, store, LOOKED_AT)
+        latest = latest_fits(job.hardware, store, 20)  # among which one of autofit's own steps should be
         probe = stored_probe(job.hardware, job.stack, store, None)
     except StoreError as error:
         _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)

@@ -164,8 +164,8 @@ class _Neighbourhood:
         quick = [e.config for e in self._known.values() if not e.likely_fits and self._is_faster(e)]
         here = self._found.config
         own = [{axis: c[axis] for axis in c if c[axis] != here.get(axis)} for c in quick]
-        less = [{a.name: value} for a, present in self._present() for value in self._values(a, below=present)]
-        return self._near((values | light for values in own for light in less if not light.keys() & values), effect)
+        less = self._lighter_values()
+        return self._near(({**values, a: light} for values in own for a, light in less if a not in values), effect)
 
     def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
         """Of those with the most faithful method, the smallest change, the fastest and the safest, which may be one."""
@@ -210,15 +210,16 @@ class _Neighbourhood:
 
     def _lighter(self, effect: Effect, changes: int) -> list[Config]:
         """The configs with `changes` lighter values whose strongest effect is `effect`."""
-        moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
-        chosen = [dict(some) for some in itertools.combinations(moves, changes)]
+        chosen = [dict(some) for some in itertools.combinations(self._lighter_values(), changes)]
         return self._near((values for values in chosen if len(values) == changes), effect)
 
     def _beside_the_lightest_step(self, effect: Effect) -> list[Config]:
         """The configs with one lighter value whose strongest effect is `effect`, beside one of the lightest steps."""
-        steps = self._lightest_steps()
-        moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
+        steps, moves = self._lightest_steps(), self._lighter_values()
         return self._near(({**step, name: v} for name, v in moves for step in steps if name not in step), effect)
+
+    def _lighter_values(self) -> list[tuple[str, Value]]:
+        return [(a.name, value) for a, present in self._present() for value in self._values(a, below=present)]
 
     def _lightest_steps(self) -> list[dict[str, Value]]:
         """The smallest micro-batch with every layer recomputed, and with its inputs on the host, too: what is lighter

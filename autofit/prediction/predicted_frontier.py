@@ -23,9 +23,6 @@ from autofit.prediction.predicting import predict_all
 from autofit.techniques import Job, changes
 from autofit.trial.machine.detection import asked
 
-LIGHTER = 0.01
-"""Relative difference in predicted memory below which it does not count."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedChoice:
@@ -157,7 +154,8 @@ def _gains_nothing(flash: Estimate, others: Mapping[Config, Estimate]) -> bool:
     if flash.config.get("attention") != "flash":
         return False
     plain = others.get(flash.config.replace(attention="sdpa"))
-    if plain is None or plain.fits != flash.fits or plain.device_bytes > flash.device_bytes * (1 + LIGHTER):
+    # Differences in memory below 1 % do not count.
+    if plain is None or plain.fits != flash.fits or plain.device_bytes > flash.device_bytes * 1.01:
         return False
     return plain.tokens_per_second is None or speed(plain) >= speed(flash) * (1 - GAIN)
 

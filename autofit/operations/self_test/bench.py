@@ -30,10 +30,6 @@ from autofit.trial.request import TrialRequest
 
 PREDICTION_SECONDS = 30.0
 """Longest wait for one estimate, the estimator's imports included."""
-LEAST_SECONDS = 2.0
-"""With less time left no trial is begun."""
-TIMING_SECONDS = 0.5
-"""Spent on repeats beyond the least number of them: the self-test compares formats, not configs."""
 TINY = Model(
     name="self-test",
     config={
@@ -131,7 +127,6 @@ class Bench:
         return trial if trial is not None and isinstance(trial.outcome, Fits) else None
 
     def job_of(self, trial: Trial) -> Job:
-        """The job of a trial that ran here."""
         return self._jobs[trial.workload.key]
 
     def emulation(self, precision: str) -> str | None:
@@ -150,7 +145,7 @@ class Bench:
         request, reason = self._request(job, config, limit, seconds), cannot_here(config, job)
         if reason is not None:
             attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
-        elif seconds < LEAST_SECONDS:
+        elif seconds < 2.0:
             raise NoTimeLeft("the time limit was reached")
         else:
             attempt = self._runner(job.workload.devices).attempt(request)
@@ -165,7 +160,7 @@ class Bench:
             memory_limit_bytes=limit,
             deadline_seconds=seconds,
             wait_seconds=seconds,
-            timing_seconds=TIMING_SECONDS,
+            timing_seconds=0.5,  # the self-test compares formats, not configs
             compares_gradient=True,
         )
 

@@ -11,9 +11,6 @@ from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.search.correctness import against, first_known
 from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE, allowed
 
-EVIDENCE_LINES = 3
-"""Of a crashed trial's standard error, in the reason; the JSON has all that was kept."""
-
 
 def unfit(trial: Trial) -> Finding | None:
     """The finding for a trial without a measurement; None for one that fitted."""
@@ -28,7 +25,7 @@ def _said(outcome: Outcome) -> str:
     assert not isinstance(outcome, Fits)
     if isinstance(outcome, Unsupported):
         return outcome.reason
-    lines = outcome.stderr_tail.splitlines()[-EVIDENCE_LINES:] if isinstance(outcome, Crashed) else []
+    lines = outcome.stderr_tail.splitlines()[-3:] if isinstance(outcome, Crashed) else []  # the JSON has all
     return " | ".join([f"{outcome.kind}: {outcome.reason}", *(line.strip() for line in lines if line.strip())])
 
 

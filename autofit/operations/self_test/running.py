@@ -26,9 +26,6 @@ from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import version
 from autofit.trial.process.group_runner import tell_of_waiting
 
-LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 15.0, 300.0
-"""A probe takes some twelve seconds, and several times that on a busy machine."""
-TIME_LIMIT_SECONDS = 120.0
 GRACE_SECONDS = 15.0
 """Beyond what it may take, for a check to come back by itself: ending a trial and starting a parent take seconds."""
 VARIABLES = (
@@ -45,9 +42,8 @@ def checks(kind: str) -> tuple[Check, ...]:
     """
     sizes, techniques = (*size_checks.methods(), size_checks.limits()), tuple(technique_checks.others())
     return (
-        Check(
-            name="probe", shows="The device's rates in each number format.", run=_probe, most_seconds=MOST_PROBE_SECONDS
-        ),
+        # A probe takes some twelve seconds, and several times that on a busy machine.
+        Check(name="probe", shows="The device's rates in each number format.", run=_probe, most_seconds=300.0),
         *technique_checks.precisions(),
         *technique_checks.methods(),
         *((*techniques, *sizes) if kind == "cpu" else (*sizes, *techniques)),
@@ -61,7 +57,7 @@ def _probe(bench: Bench, until: float) -> Finding:
     from autofit.probe.run import run
 
     seconds = until - time.monotonic()
-    if seconds < LEAST_PROBE_SECONDS:
+    if seconds < 15.0:
         raise NoTimeLeft("the time limit was reached")
     devices = device_lock.names(bench.hardware.kind)
     try:
@@ -84,7 +80,7 @@ def self_test(
     *,
     device: str = "auto",
     ranks: int = 1,
-    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    time_limit_seconds: float = 120.0,
     selected: Sequence[Check] | None = None,
     keep: Callable[[Report], None] = lambda report: None,
     tell: Callable[[Shown], None] = lambda shown: None,

@@ -22,8 +22,6 @@ LADDER = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-360m", "smoll
 """Catalog models of one architecture, largest first; on a GPU each method takes the first that fits."""
 ON_PROCESSOR, PROCESSOR_TOKENS, GPU_TOKENS = "smollm2-135m", 128, 2048
 """The model and sequence length on a processor, and the length on a GPU."""
-REAL_BATCH = 2
-"""Sequences per step, one at a time, so that the second meets the first one's gradients."""
 ROOM = 0.85
 """Share of the limit that a model may be predicted to take: the self-test shows what works, not what just fits."""
 HANGING_PHASES = (None, "start", "setup", "meet")
@@ -120,7 +118,8 @@ def _largest(bench: Bench, config: Config, until: float) -> tuple[Job, dict[str,
 
 
 def _job(bench: Bench, model: str, tokens: int) -> Job:
-    return WorkloadOptions(model=model, seq_len=tokens, global_batch=REAL_BATCH).job((bench.hardware, bench.stack))
+    # Two sequences, one at a time: the second meets the first one's gradients.
+    return WorkloadOptions(model=model, seq_len=tokens, global_batch=2).job((bench.hardware, bench.stack))
 
 
 def _limits(bench: Bench, until: float) -> Finding:

@@ -22,14 +22,12 @@ from autofit.workers.watch import end_with
 
 T = TypeVar("T")
 
-WAITING = 8
-"""Requests that may wait for the process; more would only time out."""
 MEMORY_BYTES = 8 * GIB
 """What it may take, or half of what this machine or its container has. The largest traces take 2 GiB."""
-ANSWER_SECONDS = 300.0
-"""How long an answer may take. What was traced by then is kept, so that who asks again has it sooner."""
 TASKS = 200
 """After so many answers another process takes over: libraries keep what they have traced."""
+ANSWER_SECONDS = 300.0
+"""How long an answer may take. What was traced by then is kept, so that who asks again has it sooner."""
 
 
 class Overloaded(EnvironmentLacks):
@@ -43,8 +41,9 @@ class TooLate(Overloaded):
 class EstimatingProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
-    def __init__(self, *, waiting: int = WAITING) -> None:
-        """The process starts with the first call, or with `warm`."""
+    def __init__(self, *, waiting: int = 8) -> None:
+        """The process starts with the first call, or with `warm`. More requests than may be `waiting` would only time
+        out."""
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
         self._room = threading.BoundedSemaphore(waiting)
         self._turn = threading.Lock()

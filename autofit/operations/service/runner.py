@@ -24,8 +24,6 @@ DRIVER = ("-m", "autofit.operations.service.driver")
 """What Python runs to drive a search."""
 LOOK_SECONDS = 1.0
 """Time between two looks into the store."""
-LATE_SECONDS = 60.0
-"""After so long without a look it hangs: ending a driver and a lost store together take less."""
 ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
 STACK = "*** StackTrace Information ***"
@@ -66,7 +64,8 @@ class Runner:
 
     def is_alive(self) -> bool:
         """Whether it still looks into the store, or after its driver, as often as it should."""
-        return not self._over.is_set() and time.monotonic() - self._looked_at < LATE_SECONDS
+        # Ending a driver and a lost store together take less than a minute.
+        return not self._over.is_set() and time.monotonic() - self._looked_at < 60.0
 
     def run(self) -> None:
         """Claim and drive searches until `stop` is called. A store that fails is tried again."""
