@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-WORTH_PROCESSES = 32
-"""Number of configs from which on further processes are worth their start-up, which takes seconds."""
 MOST_PROCESSES = 16
 """Each takes half a GiB of its own for the lattice of an 8B model, whose predictions take 5 CPU-minutes in all."""
 
@@ -69,7 +67,7 @@ def sweep(
 def workers_for(configs: Sequence[Config], processes: int) -> int:
     """How many of at most `processes` `sweep` uses: one for a few configs, else no more than there are groups that
     share traces."""
-    if len(configs) < WORTH_PROCESSES:
+    if len(configs) < 32:  # fewer are not worth the seconds that further processes take to start
         return 1
     return min(len(groups_of(configs)), processes, MOST_PROCESSES)
 

@@ -104,7 +104,6 @@ class _Pool:
         return block
 
     def free(self) -> list[Block]:
-        """All free blocks, in order."""
         return [self._blocks[key] for key in self._keys]
 
     def _key(self, block: Block) -> int:

@@ -96,5 +96,4 @@ class MemoryTrace:
     """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
 
     def events(self) -> list[tuple[Place, Event]]:
-        """All events in order."""
         return [(place, event) for place, events in self.segments for event in events]

@@ -97,7 +97,6 @@ class Edit:
         return found
 
     def free(self, events: Events, storages: Iterable[int]) -> None:
-        """Add to `events` that `storages` are freed."""
         events += [Event(index, False) for index in storages]
 
     def _inserted(self, place: Place, after: int) -> Events:

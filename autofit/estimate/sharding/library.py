@@ -61,7 +61,6 @@ class Hosted:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return int(self.parameters + self.gradients + self.optimizer + self.passing)
 
 

@@ -18,8 +18,6 @@ WAITING_WEIGHT = 0.1
 """The same for the factor of what is waited for: a trial's time is off by some 5 %, the guess by `WAITING_ERROR`."""
 LEAST_RATIO = 0.1
 """No rate falls below this share of the scaled guess, whatever a few trials suggest."""
-ROUNDS = 5
-"""Iterations in which the fit may revise which trials are host-bound."""
 
 
 def calibrated(
@@ -117,7 +115,7 @@ def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rate
 
     scale = np.exp(-np.median(np.log(relative(prior).sum(axis=1))))
     scaled = found = prior.times(np.full(len(KINDS), scale))
-    for _ in range(ROUNDS):
+    for _ in range(5):  # may revise which trials are host-bound
         shown = relative(found) * (scaled.as_array() / found.as_array())
         left = np.vstack([shown, PRIOR_WEIGHT * np.eye(len(KINDS))])
         right = np.concatenate([np.ones(len(shown)), np.full(len(KINDS), PRIOR_WEIGHT)])
