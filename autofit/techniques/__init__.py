@@ -187,7 +187,6 @@ __all__ = [
     "AXES",
     "TECHNIQUES",
     "Job",
-    "Technique",
     "changes",
     "complete",
     "family",

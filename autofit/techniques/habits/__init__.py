@@ -88,9 +88,7 @@ def why_not(config: Config, job: Job) -> str | None:
 
 __all__ = [
     "TRAINERS",
-    "Habit",
     "LogitsInEvaluation",
-    "Trainer",
     "habits",
     "is_under_autocast",
     "masks_padding",
