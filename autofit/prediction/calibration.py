@@ -23,7 +23,7 @@ LATEST = 50
 """Number of trials used: enough to fit a handful of rates. Each trial's error is that of a fit without it, so the cost
 grows with the square of this number."""
 
-Shown = dict[tuple[str, Config], tuple[StepWork, float]]
+TimedSteps = dict[tuple[str, Config], tuple[StepWork, float]]
 """Work and seconds of measured steps, by workload key and config."""
 
 _log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ def rates_for(
     hardware: Hardware, stack: Stack, store: Store | None, workload_key: str, model_digest: str | None = None
 ) -> Rates | None:
     """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with their
-    expected error on the workload with this key. Where the store has a probe of this very device, what they are fitted
-    to is not the data sheet but that, at the shapes of the model with this digest if it was probed there.
+    expected error on the workload with this key. Where the store has a probe of this very device, the fit starts
+    from that and not from the data sheet, at the shapes of the model with this digest if it was probed there.
 
     A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
     latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
@@ -63,33 +63,33 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
     every = _latest(newest_first)
     # One device alone shows what it can do: communication and work on the host take time of their own, so trials with
     # either count for that only if there are no others. How long transfers and the host take, they show, too.
-    alone = {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
-    shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waits}}
-    groups = [workload for workload, _ in shown]
-    known = workload_key in {workload for workload, _ in alone}
-    return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
+    alone = {key: step for key, step in every.items() if not needs_process_group(key[1])} or every
+    timed = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waits}}
+    groups = [workload for workload, _ in timed]
+    is_covered = workload_key in {workload for workload, _ in alone}
+    return calibrated(guess, list(timed.values()), () if is_covered else groups, [key not in alone for key in timed])
 
 
-def _latest(newest_first: Iterable[Trial]) -> Shown:
+def _latest(newest_first: Iterable[Trial]) -> TimedSteps:
     """The latest measurement of each config and workload; a full one is preferred to one that was stopped early.
 
     Trials that were not predicted by this version of the estimator are skipped, as is what ran on a device that is not
     what it is called. Those whose time is in doubt count only where a config has no other.
     """
-    found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
+    latest: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in sorted(newest_first, key=lambda trial: bool(trial.doubts)):  # the newest first within each
-        said = trial.prediction
+        prediction = trial.prediction
         if trial.workload.program is not None:
             continue  # it loads data and does whatever else a user's program does
         if trial.why_set_aside:
             continue
-        if said is None or said.work is None or not is_current(said):
+        if prediction is None or prediction.work is None or not is_current(prediction):
             continue
         if isinstance(trial.outcome, Fits):
-            key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
-            if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
-                found[key] = said.work, shown
-    return {key: (work, shown.step_seconds.median) for key, (work, shown) in found.items()}
+            key, measurement = (trial.workload.key, trial.config), trial.outcome.measurement
+            if key not in latest or (latest[key][1].stopped_early and not measurement.stopped_early):
+                latest[key] = prediction.work, measurement
+    return {key: (work, measurement.step_seconds.median) for key, (work, measurement) in latest.items()}
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
@@ -102,14 +102,14 @@ def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
 
 def latest_fits(hardware: Hardware, store: Store, most: int, *, stack_key: str | None = None) -> list[Trial]:
     """The latest trials that fitted, newest first: at most so many under each of the hardware's keys."""
-    found = [
+    trials = [
         trial
         for key in hardware_keys(hardware, store)
         for trial in store.trials(
             hardware_key=key, stack_key=stack_key, outcome=Fits.kind, limit=most, newest_first=True
         )
     ]
-    return sorted(found, key=lambda trial: trial.recorded_at, reverse=True)
+    return sorted(trials, key=lambda trial: trial.recorded_at, reverse=True)
 
 
 def is_detected(hardware: Hardware) -> bool:
@@ -122,4 +122,4 @@ def hardware_keys(hardware: Hardware, store: Store) -> list[str]:
     machine, those of all stored cards of that name."""
     if is_detected(hardware):
         return [hardware.key]
-    return [known.key for known in store.hardware() if known.name == hardware.name]
+    return [stored.key for stored in store.hardware() if stored.name == hardware.name]

@@ -1,4 +1,4 @@
-"""Configs in a number format that the device only emulates: foretold from the same ones in fp32, without a trace.
+"""Configs in a number format that the device only emulates: predicted from the same ones in fp32, without a trace.
 
 Two thirds of a space are in 16 bits. Where fp32 is many times faster, such a config is worth a trial only if nothing
 else fits; tracing them all would take most of the time before the first trial.
@@ -24,34 +24,34 @@ class Emulated:
     """A config in an emulated format."""
 
     twin: Config
-    """The same in fp32."""
+    """The same config in fp32."""
     slower: float
     """How many times slower products are than in fp32."""
 
-    def foretold(self, config: Config, known: Prediction) -> Prediction:
-        """What is to be expected of `config`, where its twin's prediction is `known`. It has no work, so that no trial
-        of it corrects the device's rates."""
+    def predicted(self, config: Config, of_twin: Prediction) -> Prediction:
+        """The prediction for `config`, from that of its twin. It has no work, so that no trial of it corrects the
+        device's rates."""
         # Training in 16 bits throughout takes half the memory of fp32, and what does not shrink.
         share = 0.6 if config["precision"] in ("bf16", "fp16") else 1.0
         return replace(
-            known,
-            peak_allocated_bytes=int(share * known.peak_allocated_bytes),
+            of_twin,
+            peak_allocated_bytes=int(share * of_twin.peak_allocated_bytes),
             peak_reserved_bytes=None,
-            device_bytes=int(share * known.device_bytes),
-            step_seconds=known.step_seconds and self.slower * known.step_seconds,
-            micro_step_seconds=known.micro_step_seconds and self.slower * known.micro_step_seconds,
+            device_bytes=int(share * of_twin.device_bytes),
+            step_seconds=of_twin.step_seconds and self.slower * of_twin.step_seconds,
+            micro_step_seconds=of_twin.micro_step_seconds and self.slower * of_twin.micro_step_seconds,
             work=None,
             # Mixed precision keeps weights in fp32 and activations in 16 bits.
             memory_error=0.5,
         )
 
 
-def emulated_configs(configs: Iterable[Config], found: Probe | None) -> Mapping[Config, Emulated]:
-    """Those of `configs` that are too slow to be practical for their format, if the same in fp32 is among them."""
-    if found is None:
+def emulated_configs(configs: Iterable[Config], probe: Probe | None) -> Mapping[Config, Emulated]:
+    """The configs that are too slow to be practical for their format, if the same in fp32 is among `configs`."""
+    if probe is None:
         return {}
     every = dict.fromkeys(configs)
-    ratios = times_as_slow_as_fp32(found)
+    ratios = times_as_slow_as_fp32(probe)
     slow = {}
     for config in every:
         ratio = ratios.get(product_format(config), 1.0)

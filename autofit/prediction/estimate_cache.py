@@ -53,7 +53,7 @@ class KnownEstimates:
         """By config and limit; None for what is not known."""
 
     def find(self, configs: Sequence[Config], *, memory_limit_bytes: int) -> dict[Config, Estimate]:
-        """Those of the configs that are known, under this limit and with the job's context, without their times;
+        """The known estimates of `configs`, under this limit and with the job's context, without their times;
         `seconds_to_estimate` is what each took when it was made. A single question to the store.
 
         Those that cannot be read count as absent, as do those for which these change more than whether they fit.
@@ -62,7 +62,7 @@ class KnownEstimates:
         new = {config: self._keys.of(config) for config in configs if (config, limit) not in looked_up}
         kept = self._read(new.values()) if new else {}
         looked_up.update(((config, limit), self._estimate(kept.get(key), limit)) for config, key in new.items())
-        return {config: known for config in configs if (known := looked_up[config, limit]) is not None}
+        return {config: estimate for config in configs if (estimate := looked_up[config, limit]) is not None}
 
     def keep(self, estimates: Iterable[Estimate]) -> None:
         """Keeps estimates, in place of those that could not be used (`find`), except estimates by formula: whatever
@@ -100,24 +100,24 @@ class KnownEstimates:
 
 
 class CachedEstimator:
-    """Makes the estimates that are not known."""
+    """Looks estimates up in a cache, and makes those that it lacks."""
 
-    def __init__(self, known: KnownEstimates, rates: Rates | None, make: Callable[[], Estimator]) -> None:
+    def __init__(self, cache: KnownEstimates, rates: Rates | None, make: Callable[[], Estimator]) -> None:
         """`make` gives the estimator, for the same job and with these rates, and is called only when one is needed."""
-        self.job = known.job
-        self._known = known
+        self.job = cache.job
+        self._cache = cache
         self._rates = rates
         self._make = make
-        self._made: list[Estimate] = []
+        self._new: list[Estimate] = []
 
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
         """As `Estimator.estimate`."""
-        if known := self._known.find([config], memory_limit_bytes=memory_limit_bytes):
-            return known[config].timed(self.job, self._rates)
-        made = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
-        self._made.append(made)
-        return made
+        if estimates := self._cache.find([config], memory_limit_bytes=memory_limit_bytes):
+            return estimates[config].timed(self.job, self._rates)
+        estimate = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
+        self._new.append(estimate)
+        return estimate
 
     def keep(self) -> None:
         """Keep what had to be made, all at once: a transaction for each would take longer than many an estimate."""
-        self._known.keep(self._made)
+        self._cache.keep(self._new)

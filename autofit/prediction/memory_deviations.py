@@ -54,10 +54,12 @@ def memory_errors(trials: Iterable[Trial], unseen: float) -> list[float]:
     """
     errors, ran_out = [], []
     for trial in trials:
-        said = trial.prediction
-        if said is None or said.device_bytes <= 0 or said.memory_error > 0 or not is_current(said):
+        prediction = trial.prediction
+        if prediction is None or prediction.device_bytes <= 0 or not is_current(prediction):
+            continue
+        if prediction.memory_error > 0:
             continue  # a formula's error says nothing about that of traces
-        predicted = math.log(said.device_bytes)
+        predicted = math.log(prediction.device_bytes)
         if measured := trial.measurement:
             if measured.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
                 errors.append(math.log(measured.device_bytes) - predicted)
@@ -83,8 +85,8 @@ def _predicted(hardware: Hardware, store: Store | None) -> list[Trial]:
         return []
     try:
         keys = hardware_keys(hardware, store)
-        found = chain.from_iterable(store.predicted(hardware_key=key, latest=COMPARED) for key in keys)
-        return [trial for trial in found if trial.workload.program is None]
+        trials = chain.from_iterable(store.predicted(hardware_key=key, latest=COMPARED) for key in keys)
+        return [trial for trial in trials if trial.workload.program is None]
     except StoreError as error:
         _log.warning("autofit: how far off predicted memory is cannot be looked up: %s", error)
         return []

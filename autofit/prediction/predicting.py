@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def predict_all(
-    known: KnownEstimates,
+    cache: KnownEstimates,
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
@@ -29,23 +29,23 @@ def predict_all(
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """Every config's estimate, in the order given, timed at this hardware's speed and as sure of memory as the store's
-    trials show. What is not `known` is made and kept, but for `only_known`.
+    trials show. What the `cache` lacks is made and kept, but for `only_known`.
 
     `report` is called with the number done and the total. Each config must be supported. One that cannot be traced is
     estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all are left out: the
     estimator does not cover the device, or it failed, which is only logged, because no prediction is worth ending a
     search for. So are those that would be begun after `seconds`, if they are given.
     """
-    job, store = known.job, known.store
-    found = known.find(configs, memory_limit_bytes=memory_limit_bytes)
-    missing = to_make(known, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
-    before, possible = len(found), len(found) + len(missing)
+    job, store = cache.job, cache.store
+    estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
+    missing = to_make(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
+    before, possible = len(estimates), len(estimates) + len(missing)
     report(before, possible)
     if missing:
         from autofit.estimate.sweep import sweep
 
         try:
-            made = sweep(
+            new = sweep(
                 job,
                 missing,
                 memory_limit_bytes=memory_limit_bytes,
@@ -55,26 +55,26 @@ def predict_all(
             )
         except Exception as error:  # whatever goes wrong, even the death of its processes, costs only predictions
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
-            made = {}
-        known.keep(made.values())
-        found |= made
+            new = {}
+        cache.keep(new.values())
+        estimates |= new
     rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
-    shown = memory_deviations(job.hardware, store, job.workload.devices)
-    return {config: found[config].timed(job, rates).judged(shown) for config in configs if config in found}
+    deviations = memory_deviations(job.hardware, store, job.workload.devices)
+    return {config: estimates[config].timed(job, rates).judged(deviations) for config in configs if config in estimates}
 
 
 def processes() -> int:
-    """As many as there are cores, but no more than there is memory for: each may take a GiB of its own."""
+    """How many processes to use: one for each core, but no more than there is memory for, a GiB each."""
     room = host_available()
     return cores() if room is None else min(cores(), max(1, room // GIB))
 
 
 def to_make(
-    known: KnownEstimates, configs: Sequence[Config], *, memory_limit_bytes: int, only_known: Collection[Config] = ()
+    cache: KnownEstimates, configs: Sequence[Config], *, memory_limit_bytes: int, only_known: Collection[Config] = ()
 ) -> list[Config]:
     """The configs that `predict_all` has to trace for the same arguments."""
-    if not_estimated(known.job.hardware) is not None:
+    if not_estimated(cache.job.hardware) is not None:
         return []
-    found = known.find(configs, memory_limit_bytes=memory_limit_bytes)
-    asked = dict.fromkeys(configs)  # each once
-    return [config for config in asked if config not in found and config not in only_known]
+    estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
+    unique = dict.fromkeys(configs)  # each once
+    return [config for config in unique if config not in estimates and config not in only_known]

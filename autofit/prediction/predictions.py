@@ -35,7 +35,7 @@ class Predictions:
         prediction counts as nothing. One that fits alongside no other is not ruled out: its trial only has to wait
         until it can run alone.
         """
-        together = sum(self.host_bytes.get(one, 0) for one in (config, *running))
+        together = sum(self.host_bytes.get(each_config, 0) for each_config in (config, *running))
         return self.shared_host_bytes is None or together <= self.shared_host_bytes
 
 

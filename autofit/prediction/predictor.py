@@ -44,7 +44,7 @@ class LatticePredictor:
 
     job: Job
     configs: Sequence[Config]
-    """Those that may fit."""
+    """The configs that may fit."""
     memory_limit_bytes: int
     seconds: float | None
     """The search's time budget, None if it has none."""
@@ -58,9 +58,9 @@ class LatticePredictor:
     """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     probes: bool = False
     """Whether this machine's device is probed first, unless the store has its rates."""
-    _known: KnownEstimates | None = field(init=False, default=None)
+    _cache: KnownEstimates | None = field(init=False, default=None)
     _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
-    """Those that are not traced."""
+    """The configs that are not traced."""
 
     @classmethod
     def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
@@ -69,7 +69,7 @@ class LatticePredictor:
         return cls(
             job=as_trials_show(plan.job, store),
             configs=plan.possible,
-            tried=_tried_beside(plan, store),
+            tried=_tried_beyond_limit(plan, store),
             memory_limit_bytes=plan.limits.memory_bytes,
             seconds=plan.limits.seconds,
             store=store,
@@ -87,9 +87,9 @@ class LatticePredictor:
             return
         self._probe()  # before anything else that would disturb it is begun
         try:
-            known, only_known = self._estimates()
-            asked, limit = [*self.configs, *self.tried], self.memory_limit_bytes
-            sweep.get_ready(to_make(known, asked, memory_limit_bytes=limit, only_known=only_known), processes())
+            cache, only_known = self._estimates()
+            configs, limit = [*self.configs, *self.tried], self.memory_limit_bytes
+            sweep.get_ready(to_make(cache, configs, memory_limit_bytes=limit, only_known=only_known), processes())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -104,9 +104,9 @@ class LatticePredictor:
             return self._by_formula(self.configs)
         try:
             self._probe()
-            known, only_known = self._estimates()
-            found = predict_all(
-                known,
+            cache, only_known = self._estimates()
+            estimates = predict_all(
+                cache,
                 [*self.configs, *self.tried],
                 memory_limit_bytes=self.memory_limit_bytes,
                 only_known=only_known,
@@ -114,27 +114,27 @@ class LatticePredictor:
                 seconds=None if self.seconds is None else ESTIMATING_SHARE * self.seconds,
             )
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
-            own = (job.workload.key, job.stack.key)
-            here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
-            elsewhere = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
-            earlier = [trial for trial in elsewhere if trial.workload.program == job.workload.program]
-            by_config = {c: as_of_program(e.prediction, job) for c, e in found.items()}
-            for config, one in self._emulated.items():
-                if config not in found and one.twin in found:
-                    by_config[config] = one.foretold(config, by_config[one.twin])
-            shown = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
-            predictions = Predictions(by_config=by_config, memory_deviation=shown)
+            own_keys = (job.workload.key, job.stack.key)
+            predicted = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
+            foreign = (trial for trial in predicted if (trial.workload.key, trial.stack.key) != own_keys)
+            earlier = [trial for trial in foreign if trial.workload.program == job.workload.program]
+            by_config = {c: as_of_program(e.prediction, job) for c, e in estimates.items()}
+            for config, emulated in self._emulated.items():
+                if config not in estimates and emulated.twin in estimates:
+                    by_config[config] = emulated.predicted(config, by_config[emulated.twin])
+            deviation = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
+            predictions = Predictions(by_config=by_config, memory_deviation=deviation)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return self._by_formula(self.configs)
-        others = self._by_formula([c for c in self.configs if c not in found])
+        others = self._by_formula([c for c in self.configs if c not in estimates])
         return replace(
             predictions,
             beyond_host={
                 **others.beyond_host,
-                **{c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+                **{c: e.host_short_bytes for c, e in estimates.items() if e.host_short_bytes},
             },
-            host_bytes={c: e.machine_host_bytes for c, e in found.items()},
+            host_bytes={c: e.machine_host_bytes for c, e in estimates.items()},
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
 
@@ -153,7 +153,7 @@ class LatticePredictor:
         self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Predictions:
-        """What is known without a trace: which of these offload more than the host holds. A failure costs only that."""
+        """Predictions without a trace: which of these offload more than the host holds. A failure costs only that."""
         offloading = [config for config in configs if config["offload"] != "none"]
         if not offloading:
             return Predictions()
@@ -168,20 +168,20 @@ class LatticePredictor:
 
     def _estimates(self) -> tuple[KnownEstimates, set[Config]]:
         """The estimates made before, and the configs of which no others are worth making."""
-        if self._known is None:
+        if self._cache is None:
             job = self.job
-            found = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
-            self._emulated = emulated_configs(self.configs, found)
-            self._known = KnownEstimates(job, self.store)
+            stored = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
+            self._emulated = emulated_configs(self.configs, stored)
+            self._cache = KnownEstimates(job, self.store)
         only_known = {*self._emulated, *self.tried}
         if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
             only_known.update(self.configs)  # those made before cost nothing
-        return self._known, only_known
+        return self._cache, only_known
 
 
 def as_of_program(prediction: Prediction, job: Job) -> Prediction:
-    """What autofit's own step is predicted to take, as a guess at what a user's program does with the same config; as
-    it is for a job without one."""
+    """The prediction of autofit's step as a guess at what a user's program takes with the same config; unchanged for a
+    job without one."""
     if job.workload.program is None or job.hardware.kind != "cpu":
         return prediction
     return replace(
@@ -191,12 +191,12 @@ def as_of_program(prediction: Prediction, job: Job) -> Prediction:
     )
 
 
-def _tried_beside(plan: Plan, store: Store) -> list[Config]:
+def _tried_beyond_limit(plan: Plan, store: Store) -> list[Config]:
     """The configs of the lattice that cannot fit, of which the store has trials under a higher limit."""
     job, possible = plan.job, set(plan.possible)
     try:
-        known = store.known(**context_keys(job.hardware, job.stack, job.workload))
+        recorded = store.known(**context_keys(job.hardware, job.stack, job.workload))
     except StoreError as error:
         _log.warning("autofit: what was tried before cannot be looked up: %s", error)
         return []
-    return [config for config in plan.lattice.configs if config in known and config not in possible]
+    return [config for config in plan.lattice.configs if config in recorded and config not in possible]

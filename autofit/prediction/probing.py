@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Shown = tuple[StepWork, float]
+TimedWork = tuple[StepWork, float]
 """Work, and the seconds that it took."""
 
 
@@ -67,93 +67,93 @@ def probed(
     ranks: int = 1,
     most_seconds: float = math.inf,
 ) -> tuple[Probe, bool]:
-    """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
-    and again in the next search, as is one that trials have contradicted since; of one that ran out of memory or time,
-    the parts that did. What happens between `ranks` is measured once there are several, whatever their number."""
+    """`probe` for a given device, in an open store. A probe that met a busy or throttled device is repeated at once and
+    in the next search; one that trials have contradicted since is repeated, too. If parts ran out of memory or time,
+    only these are repeated. What happens between `ranks` is measured once there are several, whatever their number."""
     stored = None if fresh else stored_probe(hardware, stack, store, model.digest)
-    known = None if stored is None or stored.shapes_key != shapes_key(model.digest) else stored
-    was_doubted = known is not None and bool(known.doubts)
-    if known is not None and (was_doubted or _contradicted(known, store)):
-        known = None
-    if known is not None and not _lacking(known, ranks):
-        return known, False
+    usable = None if stored is None or stored.shapes_key != shapes_key(model.digest) else stored
+    was_doubted = usable is not None and bool(usable.doubts)
+    if usable is not None and (was_doubted or _is_contradicted(usable, store)):
+        usable = None
+    if usable is not None and not _parts_to_measure(usable, ranks):
+        return usable, False
     # A device that was busy then, too, may always be: one more probe is enough.
     attempts = 1 if was_doubted else 2
-    made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
-    if stored is not None and stored.shapes_key == made.shapes_key:
-        made = replace(stored.completed_by(made), device_state=made.device_state, seconds=made.seconds)
-    store.probes.keep(made)
-    return made, True
+    new = undisturbed_probe(model, hardware, stack, usable, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
+    if stored is not None and stored.shapes_key == new.shapes_key:
+        new = replace(stored.completed_by(new), device_state=new.device_state, seconds=new.seconds)
+    store.probes.keep(new)
+    return new, True
 
 
-def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
+def _parts_to_measure(stored: Probe, ranks: int) -> tuple[str, ...]:
     """The parts of a stored probe that are to be measured now."""
-    between = () if any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
-    return tuple(name for name in (*known.cut_short, *between) if ranks > 1 or name != BETWEEN_RANKS)
+    between = () if any(part.name == BETWEEN_RANKS for part in stored.parts) else (BETWEEN_RANKS,)
+    return tuple(name for name in (*stored.cut_short, *between) if ranks > 1 or name != BETWEEN_RANKS)
 
 
 def undisturbed_probe(
     model: Model,
     hardware: Hardware,
     stack: Stack,
-    known: Probe | None = None,
+    stored: Probe | None = None,
     *,
     ranks: int = 1,
     attempts: int = 2,
     most_seconds: float = math.inf,
 ) -> Probe:
-    """A new probe, made while no trial runs on the device, and again, up to so many `attempts`, if something else did;
-    of one that is `known`, only the parts that it lacks. All of it, waiting for the device included, takes about
+    """A new probe, made while no trial runs on the device. It is repeated, up to so many `attempts`, if something else
+    ran; a `stored` one is completed by the parts that it lacks. All of it, waiting for the device included, takes about
     `most_seconds` at most, beside loading the libraries. Raises `EnvironmentLacks`, and `GivenUp` where the device is
     not free in time."""
     from autofit.probe.run import run
 
     until = time.monotonic() + most_seconds
 
-    def measured(**asked: Any) -> Probe:
-        return run(model, hardware, stack, ranks=ranks, most_seconds=until - time.monotonic(), **asked)
+    def measured(**arguments: Any) -> Probe:
+        return run(model, hardware, stack, ranks=ranks, most_seconds=until - time.monotonic(), **arguments)
 
     devices = device_lock.names(hardware.kind, ranks)
     with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=most_seconds):
-        if known is not None:
-            return known.completed_by(measured(known=known, parts=_lacking(known, ranks)))
-        made = measured()
+        if stored is not None:
+            return stored.completed_by(measured(known=stored, parts=_parts_to_measure(stored, ranks)))
+        new = measured()
         for _ in range(attempts - 1):
-            if made.doubts and time.monotonic() + made.seconds < until:
-                made = measured()
-        return made
+            if new.doubts and time.monotonic() + new.seconds < until:
+                new = measured()
+        return new
 
 
-def _contradicted(found: Probe, store: Store) -> bool:
-    """Whether the latest 50 trials since took twice as long as the probe says or more, in the median, or as short:
-    those of the same model, on one device alone, whose time is not in doubt. The memory of one shared machine was twice
-    as fast half a minute later (benchmarks/README.md, other processors). Or one was cut that takes five times as long
+def _is_contradicted(stored: Probe, store: Store) -> bool:
+    """Whether the latest 50 trials since differ from the probe by a factor of two or more in the median: those of the
+    same model, on one device alone, whose time is not in doubt. The memory of one shared machine was twice as fast half
+    a minute later (benchmarks/README.md, other processors). A trial that was cut counts if it takes five times as long
     at least: that bound comes from a first micro-step, which is the slowest."""
     from autofit.estimate.time.guessed_rates import prior
     from autofit.estimate.time.roofline import seconds
 
-    guess = prior(found.hardware)
+    guess = prior(stored.hardware)
     if guess is None:
         return False
-    rates = rates_of(found, guess)
-    here, stack = found.hardware.key, found.stack.key
-    missed, least = [], 1.0
-    for trial in store.trials(hardware_key=here, stack_key=stack, limit=50, newest_first=True):
-        said = trial.prediction
-        if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
+    rates = rates_of(stored, guess)
+    hardware_key, stack_key = stored.hardware.key, stored.stack.key
+    errors, least = [], 1.0
+    for trial in store.trials(hardware_key=hardware_key, stack_key=stack_key, limit=50, newest_first=True):
+        prediction = trial.prediction
+        if trial.recorded_at <= stored.recorded_at or shapes_key(trial.workload.model_digest) != stored.shapes_key:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
             continue  # a first micro-step that compiles bounds nothing
-        if said is None or not is_current(said):
+        if prediction is None or not is_current(prediction):
             continue
-        # What was foretold without counting its work, of an emulated format, is held against the figure itself.
-        foretold = said.step_seconds if said.work is None else seconds(said.work, rates)
-        if not foretold:
+        # What was predicted without counting its work, of an emulated format, is compared by the figure itself.
+        predicted_seconds = prediction.step_seconds if prediction.work is None else seconds(prediction.work, rates)
+        if not predicted_seconds:
             continue
         if trial.measurement is not None:
-            missed.append(abs(math.log(trial.measurement.step_seconds.median / foretold)))
-        least = max(least, (trial.least_step_seconds or 0.0) / foretold)
-    return (bool(missed) and median(missed) > math.log(2.0)) or least > 5.0
+            errors.append(abs(math.log(trial.measurement.step_seconds.median / predicted_seconds)))
+        least = max(least, (trial.least_step_seconds or 0.0) / predicted_seconds)
+    return (bool(errors) and median(errors) > math.log(2.0)) or least > 5.0
 
 
 def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Probe | None:
@@ -171,11 +171,11 @@ def usual_rates(job: Job, store: Store) -> Probe | None:
     """The store's probe of the job's hardware and stack, at the shapes at which workers compare their devices; None if
     there is none, or if it met a busy or throttled device."""
     digest = load(usual_model(job.hardware.kind)).digest
-    found = stored_probe(job.hardware, job.stack, store, digest)
-    return None if found is None or found.shapes_key != shapes_key(digest) or found.doubts else found
+    stored = stored_probe(job.hardware, job.stack, store, digest)
+    return None if stored is None or stored.shapes_key != shapes_key(digest) or stored.doubts else stored
 
 
-def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
+def rates_of(device_probe: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
     rates of a decoder layer's operations by what two further layers add, the others by what is left.
 
@@ -186,29 +186,31 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     from autofit.estimate.time.roofline import seconds
 
     seconds_per = list(guess.seconds_per)
-    measured = found.seconds_per
+    measured = device_probe.seconds_per
     for kind in KINDS:
         if kind in measured:
             seconds_per[INDEX[kind]] = measured[kind]
     rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=0.3)
-    shown = [
-        (step.work, step.seconds) for step in found.steps if step.work and step.work.estimator == ESTIMATOR_VERSION
+    timed = [
+        (step.work, step.seconds)
+        for step in device_probe.steps
+        if step.work and step.work.estimator == ESTIMATOR_VERSION
     ]
-    if shown:
-        missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
-        scaled = calibrated(rates, _apart(found.steps, shown, rates))
+    if timed:
+        missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in timed)
+        scaled = calibrated(rates, _apart(device_probe.steps, timed, rates))
         # Not below 10 %: the few layers are not the whole step, and one config of many.
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, 0.1))
-    rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
-    other = shapes is not None and shapes != found.shapes_key
-    more = 0.15 * other + 0.5 * bool(found.doubts)
+    rates = replace(rates, transfers={**rates.transfers, **_transfers(device_probe)})
+    other = shapes is not None and shapes != device_probe.shapes_key
+    more = 0.15 * other + 0.5 * bool(device_probe.doubts)
     return replace(rates, relative_error=rates.relative_error + more)
 
 
-def _transfers(found: Probe) -> dict[str, float]:
+def _transfers(device_probe: Probe) -> dict[str, float]:
     """Seconds per byte of the transfers that were measured: to and from the host by the slower way of pinned memory,
     between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
-    figures = found.figures
+    figures = device_probe.figures
     ways = {
         HOST_LINK: [figures.get(transfer(way)) for way in WAYS],
         LINK: [figures.get(collective(name)) for name in COLLECTIVES],
@@ -216,38 +218,39 @@ def _transfers(found: Probe) -> dict[str, float]:
     }
     slowest = {kind: min((rate for rate in rates if rate), default=None) for kind, rates in ways.items()}
     measured = {kind: 1.0 / rate for kind, rate in slowest.items() if rate}
-    own = found.seconds_per.get(update("fp32"))
-    return {HOST_UPDATE: own, **measured} if found.hardware.kind == "cpu" and own else measured
+    update_seconds = device_probe.seconds_per.get(update("fp32"))
+    is_processor = device_probe.hardware.kind == "cpu"
+    return {HOST_UPDATE: update_seconds, **measured} if is_processor and update_seconds else measured
 
 
-def _apart(steps: Sequence[MeasuredStep], shown: list[Shown], rates: Rates) -> list[Shown]:
-    """Work and seconds of what the steps' further layers add, and of everything but layers; those of the whole steps,
-    which are `shown`, where their times do not tell these apart: where one waits for launches and the other does not,
+def _apart(steps: Sequence[MeasuredStep], timed: list[TimedWork], rates: Rates) -> list[TimedWork]:
+    """Work and seconds of what the steps' further layers add, and of everything but layers. Returns `timed`, which is
+    of the whole steps, where their times do not tell these apart: where one waits for launches and the other does not,
     its head hides part of what the layers take."""
     from autofit.estimate.time.roofline import parts
 
-    if len(shown) != 2 or len(steps) != 2:
-        return shown
+    if len(timed) != 2 or len(steps) != 2:
+        return timed
     (few, few_work, few_seconds), (many, many_work, many_seconds) = sorted(
-        (step.layers, work, taken) for step, (work, taken) in zip(steps, shown, strict=True)
+        (step.layers, work, taken) for step, (work, taken) in zip(steps, timed, strict=True)
     )
     added, added_seconds, times = many_work.without(few_work), many_seconds - few_seconds, few / (many - few)
     rest, rest_seconds = few_work.without(added, times), few_seconds - times * added_seconds
     if min(added_seconds, rest_seconds) < 0.05 * few_seconds:
-        return shown  # a difference of two times that is so small is noise
+        return timed  # a difference of two times that is so small is noise
     waiting = {parts(work, rates)[INDEX[LAUNCH]] > 0.0 for work in (few_work, many_work, added, rest)}
     if len(waiting) > 1:
-        return shown
+        return timed
     return [(added, added_seconds), (rest, rest_seconds)]
 
 
 def probed_guess(guess: Rates, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Rates:
     """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
     there is none, at those of another. Raises `StoreError`."""
-    found = stored_probe(hardware, stack, store, model_digest)
-    if found is None:
+    stored = stored_probe(hardware, stack, store, model_digest)
+    if stored is None:
         return guess
-    return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
+    return rates_of(stored, guess, shapes=None if model_digest is None else shapes_key(model_digest))
 
 
 def make_sure(
