@@ -60,8 +60,8 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
         rank = config.get("rank")
         if config["method"] not in goal.methods or (rank is not None and int(rank) < goal.min_rank):
             return False
-        asked = {"method"} if rank != ranks.get(config.text("method")) else {"method", "rank"}
-        return all(_TECHNIQUE_OF[name].effect(config, goal) <= goal.allow for name in config if name not in asked)
+        chosen = {"method"} if rank != ranks.get(config.text("method")) else {"method", "rank"}
+        return all(_TECHNIQUE_OF[name].effect(config, goal) <= goal.allow for name in config if name not in chosen)
 
     return allowed
 
@@ -83,7 +83,7 @@ def narrow(
     every = list(dict.fromkeys(_one_name(config, job) for config in listed_by_space))
     allowed = within(goal, every)
     for listed in every:
-        config = _for_here(listed, job)
+        config = _for_job(listed, job)
         if config in kept:
             continue
         if not allowed(listed):
@@ -104,11 +104,11 @@ def narrow(
 
 def _one_name(config: Config, job: Job) -> Config:
     """The config under the one name of its program: a chunked loss whose tokens all fit one chunk is the full loss."""
-    one = config["loss"] == "chunked" and chunks_are_one(config, job)
-    return config.replace(loss="full") if one else config
+    is_full = config["loss"] == "chunked" and chunks_are_one(config, job)
+    return config.replace(loss="full") if is_full else config
 
 
-def _for_here(config: Config, job: Job) -> Config:
+def _for_job(config: Config, job: Job) -> Config:
     """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
     attention for an architecture without a fused one, repeated keys where torch has none for shared ones, fp16 for
     mixed precision on a device that emulates bf16, no sharding on a single device; what the trainer cannot train in
@@ -117,8 +117,8 @@ def _for_here(config: Config, job: Job) -> Config:
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
     for axis, values in nearest_values(job.workload.trainer).items():
-        if config[axis] in values and not unsupported(near := config.replace(**{axis: values[config[axis]]}), job):
-            config = near
+        if config[axis] in values and not unsupported(replaced := config.replace(**{axis: values[config[axis]]}), job):
+            config = replaced
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed":

@@ -69,13 +69,13 @@ class Plan:
 
 def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     """Resolve a request; raises for anything wrong with it before a worker starts."""
-    wanted = asked(request.hardware, request.device)
+    requested = asked(request.hardware, request.device)
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
-    here = named(job.hardware.name)
-    if wanted is not None and wanted != here:
+    present = named(job.hardware.name)
+    if requested is not None and requested != present:
         raise EnvironmentLacks(
-            f"this machine has {job.hardware.name}, not {wanted.name}",
+            f"this machine has {job.hardware.name}, not {requested.name}",
             remedy="run the search there, give --ray-address of a cluster that has it, or --dry-run to predict it here",
         )
     devices = request.workload.devices
@@ -130,17 +130,17 @@ def _check_lower_bounds(plan: Plan) -> None:
     limit = plan.limits.memory_bytes
     if least <= limit:
         return
-    said = [
+    sentences = [
         f"{plan.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
         f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest})"
     ]
     hardware = plan.job.hardware
     if least < hardware.memory_bytes:
-        said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
-    said += _what_lowers_them(plan, least)
-    said.append(holder(least))
+        sentences.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
+    sentences += _what_lowers_them(plan, least)
+    sentences.append(holder(least))
     raise Shortfall(
-        "; ".join(said),
+        "; ".join(sentences),
         memory_limit_bytes=limit,
         closest={
             "config": smallest.to_json(),
@@ -157,15 +157,15 @@ def _what_lowers_them(plan: Plan, least: int) -> list[str]:
     levers = [(words, plan.space, other) for words, other in wider(plan.goal)]
     if WITH_OFFLOAD in further_memory(job.workload, job.hardware):
         levers.insert(0, (WITH_OFFLOAD, "offload", plan.goal))
-    found = []
+    sentences = []
     for words, space, goal in levers:
         with suppress(UsageError):  # a space with nothing for the goal does not help
             configs = narrow(load_space(space), goal, job).lattice.configs
             lower = min(floor_bytes(config, job) for config in configs)
             if lower < least:
                 so = f"lower that to {format_bytes(lower)}" if lower else "keep all of that in host memory"
-                found.append(f"{words} would {so}")
-    return found
+                sentences.append(f"{words} would {so}")
+    return sentences
 
 
 def outline(plan: Plan) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class WorkloadOptions(WorkloadFields):
     def of(cls, *, model: str, command: str | None = None, **given: Unpack[WorkloadKeywords]) -> WorkloadOptions:
         """The options as a user gives them. Raises `UsageError` for what are no lengths, and for a command that no
         trial can run."""
-        told: dict[str, Any] = {**given, "lengths": Lengths.given(given.get("lengths"))}
-        options = cls(model=model, program=command, **told)
+        values: dict[str, Any] = {**given, "lengths": Lengths.given(given.get("lengths"))}
+        options = cls(model=model, program=command, **values)
         if command is not None:
             Command.parse(command)
             options._check_alone()
@@ -43,9 +43,9 @@ class WorkloadOptions(WorkloadFields):
     @classmethod
     def of_workload(cls, workload: Workload, *, model: str) -> WorkloadOptions:
         """The options that resolve to `workload`, whose model is loaded from `model`."""
-        told = {field.name: getattr(workload, field.name) for field in fields(cls)}
+        values = {field.name: getattr(workload, field.name) for field in fields(cls)}
         lengths = None if workload.lengths is None else Lengths(workload.lengths, workload.seq_len)
-        return cls(**{**told, "model": model, "lengths": lengths})
+        return cls(**{**values, "model": model, "lengths": lengths})
 
     def resolve(self) -> tuple[Model, Workload]:
         """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
@@ -56,8 +56,8 @@ class WorkloadOptions(WorkloadFields):
         if longest is not None and seq_len > longest:
             raise UsageError(f"seq-len {seq_len} is longer than the {longest} positions of {model.name}")
         trainer = None if self.trainer is None else named(self.trainer).name
-        told = {"model": model.name, "seq_len": seq_len, "lengths": lengths, "trainer": trainer}
-        return model, Workload(**{**asdict(self), **told}, model_digest=model.digest)
+        values = {"model": model.name, "seq_len": seq_len, "lengths": lengths, "trainer": trainer}
+        return model, Workload(**{**asdict(self), **values}, model_digest=model.digest)
 
     def cut(self) -> tuple[int, tuple[int, ...] | None]:
         """The tokens of the longest sequence, and the workload's lengths."""
@@ -175,20 +175,20 @@ class SearchRequest:
         }
 
 
-def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int:
+def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) -> int:
     """The limit in bytes enforced on each of a trial's `devices` ranks, which on the CPU share the host's memory.
 
     Raises `UsageError` for a limit above the memory that there is.
     """
     shared_by = devices if hardware.kind == "cpu" else 1
-    if asked is None:
+    if requested is None:
         return int(hardware.memory_bytes * 0.8) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
-    if asked * shared_by > hardware.memory_bytes:
-        said = f"memory-limit {format_bytes(asked)}"
+    if requested * shared_by > hardware.memory_bytes:
+        option = f"memory-limit {format_bytes(requested)}"
         if shared_by > 1:
-            said += f" for each of {devices} ranks"
-        raise UsageError(f"{said} is more than the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
-    return asked
+            option += f" for each of {devices} ranks"
+        raise UsageError(f"{option} is more than the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
+    return requested
 
 
 def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
