@@ -45,50 +45,50 @@ UNCOMPILED = (
 
 def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[str, ...]:
     """One sentence for each thing that is assumed of `config`; `uncompiled` as in `Estimate`."""
-    found, ranks = [], ranks_per_host(job)
+    sentences, ranks = [], ranks_per_host(job)
     moves = config["offload"] != "none" or config["checkpointing"] == "offload"
     if job.hardware.kind == "cpu":
-        found.append(_kept_by_the_heap(config))
+        sentences.append(_kept_by_the_heap(config))
     if config["compile"] is True:
-        found.append(UNCOMPILED if uncompiled else _of_compiler(job))
+        sentences.append(UNCOMPILED if uncompiled else _of_compiler(job))
     if config["checkpointing"] == "offload":
-        found.append(
+        sentences.append(
             "checkpointing=offload copies activations at three quarters of the host link's nominal bandwidth, with no "
             "computation meanwhile"
         )
     if config["sharding"] != "none":
-        found.append(
+        sentences.append(
             f"sharding={config['sharding']} communicates within one machine, at three quarters of its links' nominal "
             "bandwidth, and never waits for another rank"
         )
     if job.workload.eval_batch is not None and gathers_weights(config):
-        found.append("what is gathered of sharded or offloaded weights to evaluate is left out")
+        sentences.append("what is gathered of sharded or offloaded weights to evaluate is left out")
     if config["offload"] != "none":
         optimizers = f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
-        found.append(
+        sentences.append(
             f"offload={config['offload']} copies at three quarters of the host link's nominal bandwidth, and the "
             f"host's memory serves {optimizers} at 50 GB/s"
         )
     if moves:
-        found += _of_hosts(job)
+        sentences += _of_hosts(job)
     if (moves or config["sharding"] != "none") and (why := why_no_host_link(job.hardware)) is not None:
-        found.append(f"the link to the host is PCIe 4.0 x16, because {why}")
+        sentences.append(f"the link to the host is PCIe 4.0 x16, because {why}")
     if config["offload"] == "nvme":
         shared = f", which the {ranks} ranks of a machine share" if ranks > 1 else ""
-        found.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
+        sentences.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
     if kind_of(config).paged:
-        found.append(
+        sentences.append(
             f"optimizer={config['optimizer']} keeps its states on the device; what a full one has no room for goes to "
             "the host and back in every step, at three quarters of the link's nominal bandwidth"
         )
     if job.hardware.kind == "cuda":
-        found += _of_cuda_kernels(config, job)
+        sentences += _of_cuda_kernels(config, job)
         if job.expandable_segments is None:  # not every platform has them (`trial.meter.CudaMeter`)
-            found.append(
+            sentences.append(
                 "CUDA's allocator has the expandable segments that trials ask for: no trial on "
                 f"{job.hardware.name} has shown it, and without them fragmentation differs and is mostly higher"
             )
-    return (*found, *of_any_step(config, job))
+    return (*sentences, *of_any_step(config, job))
 
 
 def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
@@ -104,8 +104,8 @@ def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
 
 def as_probed(job: Job, probe: Probe | None) -> Job:
     """The job with the context that a probe found, where no trial has shown it."""
-    found = None if probe is None else probe.figures.get(CONTEXT)
-    return job if found is None or job.context_bytes is not None else replace(job, context_bytes=rounded_context(found))
+    size = None if probe is None else probe.figures.get(CONTEXT)
+    return job if size is None or job.context_bytes is not None else replace(job, context_bytes=rounded_context(size))
 
 
 def rounded_context(size: float) -> int:
@@ -131,39 +131,39 @@ def _of_packages(config: Config, job: Job) -> list[str]:
 
 
 def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
-    found = []
+    sentences = []
     major = int(compute_capability(job.hardware.capability) or 0)
     if config["attention"] == "sdpa" and product_format(config) != "fp32" and major in (9, 10):
         # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-        found.append(
+        sentences.append(
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
             "is not documented, and is taken to be as large as flash attention's"
         )
         if budget(config) < 1:
-            found.append(
+            sentences.append(
                 f"checkpointing={config['checkpointing']}: where cuDNN's kernel runs, torch recomputes attention as if "
                 "that took no time, so a step may take longer than predicted"
             )
     if config["attention"] == "sdpa" and keeps_scores(config, job):
         refused = unsupported(config.replace(attention="efficient"), job)
-        found.append(
+        sentences.append(
             f"torch has no fused attention for the heads of {job.model.name} in {config['precision']} on "
             f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time"
             + ("" if refused else "; attention=efficient repeats keys and is spared that")
         )
     if in_tf32(config):
         times = tf32_speedup(job.hardware)
-        said = f"{times:.3g} times as fast as in fp32, by the data sheet" if times > 1 else "no faster than in fp32"
-        found.append(f"products in TF32 are taken to be {said}: no probe measures them")
+        speed = f"{times:.3g} times as fast as in fp32, by the data sheet" if times > 1 else "no faster than in fp32"
+        sentences.append(f"products in TF32 are taken to be {speed}: no probe measures them")
     if config["sharding"] != "none":
-        found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
-    return found
+        sentences.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
+    return sentences
 
 
 def _of_compiler(job: Job) -> str:
     """What is assumed of compilation, and how far trials were from that. The figures are those of
     memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and emulated-compiled/ in benchmarks/recorded; tests compare them."""
-    shown = (
+    compared = (
         "6 configs that trained on a processor, memory was 0.97 to 1.09 times the predicted"
         if job.hardware.kind == "cpu"
         else "41 configs that trained on emulated cards, memory was 0.92 to 1.02 times the predicted; a first run "
@@ -171,7 +171,7 @@ def _of_compiler(job: Job) -> str:
     )
     return (
         "compile=true is predicted from the graphs that torch makes of each layer; the time of setting it up is left "
-        f"out: of {shown}"
+        f"out: of {compared}"
     )
 
 

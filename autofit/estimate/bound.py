@@ -22,14 +22,14 @@ LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
 scores (Korthikanti et al. 2022, arXiv:2205.05198, equation 1 and the list before it)."""
 EXPERT_BYTES, EXPERT_WEIGHT_BYTES = 6, 8 / 3
-"""The same of the MLP for each expert that a token is sent to: its row as it goes in, as it comes out and as it is
-weighted, each of the model's width; and gate, up projection, activation and their product, each as wide as the expert,
-of which there are three matrices' worth of weights (transformers, integrations/moe.py)."""
+"""Saved activations of the MLP for each expert that a token is sent to: its row as it goes in, as it comes out and as
+it is weighted, each of the model's width; and gate, up projection, activation and their product, each as wide as the
+expert, of which there are three matrices' worth of weights (transformers, integrations/moe.py)."""
 SCORE_BYTES, WIDE_SCORE_BYTES = 6, 4
 """Per query head, token and token attended to, where no fused kernel attends: the fp32 softmax and, if the values are
 in 16 bits, its copy in 16 bits (`eager_attention_forward` of transformers' models)."""
 CHECKPOINT_BYTES = 2
-"""Of a checkpointed layer only its input is kept (ibid., section 5)."""
+"""Only the input of a checkpointed layer is kept (ibid., section 5)."""
 LOGIT_BYTES = 12
 """Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
 MEMORY_ERROR = 0.5
@@ -44,8 +44,8 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     tokens = config.number("micro_batch") * job.workload.seq_len
     width = 2 if product_format(config) == "fp32" else 1
     layer = int(budget(config) * _layer_bytes(config, job))
-    beside = model.attention_width if config["checkpointing"] == SAVE_ATTENTION else 0
-    kept = CHECKPOINT_BYTES * width * tokens * (model.hidden_size + beside)
+    saved_width = model.attention_width if config["checkpointing"] == SAVE_ATTENTION else 0
+    kept = CHECKPOINT_BYTES * width * tokens * (model.hidden_size + saved_width)
     every = 0 if config["checkpointing"] == "selective" else interval(config)
     checkpointed = -(-model.layers // every) if every else 0
     recomputed = layer if checkpointed else 0
@@ -67,7 +67,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     if job.workload.eval_batch is not None:
         evaluated = _evaluated_parts(parts, config, job, job.workload.eval_batch)
         peaks[EVALUATION] = sum(evaluated.values()) - evaluated["context"]
-        parts = max(parts, evaluated, key=lambda each: sum(each.values()))
+        parts = max(parts, evaluated, key=lambda candidate: sum(candidate.values()))
     allocated = sum(parts.values()) - parts["context"]
     return Estimate(
         config=config,

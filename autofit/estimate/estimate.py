@@ -42,15 +42,15 @@ class Estimate(Document):
     work: StepWork | None = None
     """What the time is computed from; None where the step was not traced, or nothing is known of the hardware."""
     step_seconds: float | None = None
-    """Of one optimizer step over the whole global batch; None where it was not asked for, or the work is unknown."""
+    """Time of one optimizer step over the global batch; None where it was not asked for, or the work is unknown."""
     micro_step_seconds: float | None = None
-    """Of one micro-step; what is left of `step_seconds` is the update."""
+    """Time of one micro-step; what is left of `step_seconds` is the update."""
     tokens_per_second: float | None = None
     mfu: float | None = None
     calibrated_on: int = 0
     """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
-    """Of the predicted time."""
+    """Relative error of the predicted time."""
     waits_for_launches: bool | None = None
     """Whether the host is slower than the device (`roofline.waits_for_launches`)."""
     stand_in: str | None = None
@@ -71,7 +71,7 @@ class Estimate(Document):
     ranks_per_host: int = 1
     """Ranks taken to share one host's memory (`techniques.job.ranks_per_host`)."""
     host_memory_bytes: int | None = None
-    """Of one host; None where it is unknown, as for a card of the catalog."""
+    """Memory of one host; None where it is unknown, as for a card of the catalog."""
     copied_bytes: int = 0
     """Host memory that copies take while a checkpoint is saved, besides what training has there
     (`estimate.saving.copied_bytes`)."""
@@ -104,10 +104,10 @@ class Estimate(Document):
     def certainty(self) -> str | None:
         """How sure `fits` is: `sure`, `likely` or `unsure`; None where nobody asked (`judged`), and where the host's
         memory is too small, because no trial was compared with what is predicted of that."""
-        shown = self.memory_deviation
-        if shown is None or self.host_short_bytes:
+        deviation = self.memory_deviation
+        if deviation is None or self.host_short_bytes:
             return None
-        return shown.certainty(self.device_bytes, self.memory_limit_bytes)
+        return deviation.certainty(self.device_bytes, self.memory_limit_bytes)
 
     @property
     def machine_host_bytes(self) -> int:
@@ -116,7 +116,7 @@ class Estimate(Document):
 
     @property
     def saving_host_bytes(self) -> int:
-        """The same while a checkpoint is saved."""
+        """Host memory that they take together while a checkpoint is saved."""
         return self.machine_host_bytes + self.copied_bytes
 
     @property
@@ -146,8 +146,9 @@ class Estimate(Document):
         return Prediction(**self._named(*(field.name for field in fields(Prediction))))
 
     def under(self, memory_limit_bytes: int, context_bytes: int | None = None) -> Estimate | None:
-        """The same under another limit and, where it is given, with another CUDA context; None where these decide how
-        much CUDA's allocator keeps or how much is paged out, or a borrowed figure would decide what fits."""
+        """This estimate under another limit and, where it is given, with another CUDA context. None if it must be
+        recomputed: these decide how much CUDA's allocator keeps or pages out, or a borrowed figure decides what fits.
+        """
         more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
         if more and kind_of(self.config).paged:
             return None
@@ -161,7 +162,7 @@ class Estimate(Document):
         return replace(self, memory_limit_bytes=memory_limit_bytes, device_bytes=device, breakdown=parts)
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
-        """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
+        """This estimate on the job's hosts, with the time that its work takes at `rates`; without a time if None."""
         from autofit.estimate.assumptions import assumptions, of_borrowed
         from autofit.estimate.saving import copied_bytes
         from autofit.techniques.job import ranks_per_host
@@ -202,48 +203,48 @@ class Estimate(Document):
             "stand_in": None if rates.calibrated_on else rates.stand_in,
         }
 
-    def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
-        """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
-        they show about traces says nothing about a formula."""
-        light = self.lightest
-        own = self._expected(shown[self.config.text("method")])
+    def judged(self, deviations: Mapping[str, MemoryDeviation]) -> Estimate:
+        """This estimate and its advice with the `deviations` that trials show of the memory predicted for each method.
+        What they show about traces says nothing about a formula."""
+        lightest = self.lightest
+        deviation = self._expected(deviations[self.config.text("method")])
         return replace(
             self,
-            memory_deviation=own,
-            advice=tuple(replace(change, estimate=change.estimate.judged(shown)) for change in self.advice),
-            lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
+            memory_deviation=deviation,
+            advice=tuple(replace(change, estimate=change.estimate.judged(deviations)) for change in self.advice),
+            lightest=None if lightest is None else replace(lightest, estimate=lightest.estimate.judged(deviations)),
         )
 
-    def _expected(self, shown: MemoryDeviation) -> MemoryDeviation:
-        """How far its memory may be off, where `shown` holds for its method on the hardware. Without trials, what is
-        offloaded was not compared with a real card; of little memory, the context is too large a part."""
+    def _expected(self, of_method: MemoryDeviation) -> MemoryDeviation:
+        """How far its memory may be off; `of_method` is what holds for its method on the hardware. Without trials, what
+        is offloaded was not compared with a real card; of little memory, the context is too large a part."""
         if self.memory_error:
             return MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
-        if shown.compared_on:
-            return shown
+        if of_method.compared_on:
+            return of_method
         from autofit.estimate.assumptions import CONTEXT_ERROR
 
-        wider = replace(shown, deviation=max(shown.deviation, UNKNOWN))
-        is_small = shown.deviation * self.device_bytes < CONTEXT_ERROR
-        return wider if is_small or self.config["offload"] != "none" else shown
+        wider = replace(of_method, deviation=max(of_method.deviation, UNKNOWN))
+        is_small = of_method.deviation * self.device_bytes < CONTEXT_ERROR
+        return wider if is_small or self.config["offload"] != "none" else of_method
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""
-        found = {"provenance": "predicted", **self._named(*_DERIVED), **Document.to_json(self)}
-        del found["ranks_per_host"], found["copied_bytes"]
+        data = {"provenance": "predicted", **self._named(*_DERIVED), **Document.to_json(self)}
+        del data["ranks_per_host"], data["copied_bytes"]
         if self.devices > 1:
             speed = self.tokens_per_second
-            found["tokens_per_second_per_device"] = None if speed is None else speed / self.devices
-        return found
+            data["tokens_per_second_per_device"] = None if speed is None else speed / self.devices
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
         which `judged` sets; other keys are ignored. Raises `ValueError` for work as an earlier version counted it."""
-        found = read(cls, {f.name: data[f.name] for f in fields(cls) if f.name not in _SET_LATER})
-        if found.work is None and data["work"] is not None:
+        estimate = read(cls, {f.name: data[f.name] for f in fields(cls) if f.name not in _SET_LATER})
+        if estimate.work is None and data["work"] is not None:
             raise ValueError("its work was counted by an earlier version")
-        return found
+        return estimate
 
     def short_json(self) -> dict[str, Any]:
         """Its main figures as a JSON object, for an estimate that is part of another."""
@@ -274,7 +275,7 @@ class Change:
     """What the change does to the training."""
     estimate: Estimate
     roles: tuple[str, ...] = ()
-    """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory);
+    """Set for changes that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory);
     `same training`: it offloads, where all others alter rounding or train something else."""
 
     def to_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits
 from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
-from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
+from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding import Hosted, Traffic, library
@@ -30,7 +30,7 @@ from autofit.estimate.time.roofline import Rates, step_work
 from autofit.estimate.time.transfers import amounts as transferred
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
-from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
+from autofit.estimate.tracing.traces import TracedDecoder, TracedLoss, Traces, alone
 from autofit.estimate.warm import without_collections
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import keeps_apart, micro_batches, packs
@@ -60,14 +60,14 @@ class Traced:
 
     timeline: Timeline
     costs: tuple[Costs, ...]
-    """Of the micro-steps of one optimizer step of the whole global batch."""
+    """Costs of the micro-steps of one optimizer step of the whole global batch."""
     update_costs: Costs
     pinned_bytes: int
     """Host memory that offloaded activations take."""
     paged_bytes: int
-    """Of optimizer states in managed memory."""
+    """Optimizer states in managed memory."""
     traffic: Traffic
-    """Of one rank in one optimizer step."""
+    """Traffic of one rank in one optimizer step."""
     hosted: Hosted
     """What one rank's offloaded weights, gradients and states take of the host's memory."""
     uncompiled: bool
@@ -89,13 +89,13 @@ class Estimator:
         self._exact, self._cache = exact, cache
         self._traces = Traces(job, exact=exact, cache=cache)
         self._shorter: dict[int, Estimator] = {}
-        """By length (`_of_lengths`)."""
-        self._latest: Decoder | None = None
-        self._micro_steps: dict[Loss, MicroSteps] = {}
+        """By length (`_shorter_estimators`)."""
+        self._latest: TracedDecoder | None = None
+        self._micro_steps: dict[TracedLoss, MicroSteps] = {}
         segments = job.expandable_segments is not False
         self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
         self._shares: dict[Hashable, float] = {}
-        """What was seen to be fragmented, by what it takes to be alike."""
+        """Shares that were seen to be fragmented, by the keys of `fragmentation_keys`."""
         self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None, bool]] = {}
 
     @without_collections()
@@ -109,7 +109,7 @@ class Estimator:
         try:
             if key not in self._figures:
                 self._figures[key] = self._memory_and_work(config, memory_limit_bytes, replayed=replayed)
-            found, work, uncompiled = self._figures[key]
+            memory, work, uncompiled = self._figures[key]
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
@@ -120,22 +120,22 @@ class Estimator:
             work=work,
             uncompiled=uncompiled,
             seconds_to_estimate=time.monotonic() - started,
-            **asdict(found),
+            **asdict(memory),
         )
         return estimate.timed(self.job, self.rates)
 
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None, bool]:
-        """And whether it is `uncompiled`."""
+        """Its memory, its work, and whether it is `uncompiled`."""
         traced, paged_out = self.trace(config), 0
-        among = {} if packs(config) else self._of_lengths()
-        shorter = {length: each.trace(config) for length, each in among.items()}
+        estimators = {} if packs(config) else self._shorter_estimators()
+        shorter = {length: estimator.trace(config) for length, estimator in estimators.items()}
         if _cuda(self.job):
-            others = [each.timeline for each in shorter.values()]
-            found, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
+            others = [of_length.timeline for of_length in shorter.values()]
+            memory, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
         else:
-            found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
+            memory = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
         work = None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
-        return found, work, traced.uncompiled
+        return memory, work, traced.uncompiled
 
     def forget_decoders(self) -> None:
         """As `Traces.forget_decoders`."""
@@ -167,7 +167,7 @@ class Estimator:
         if mixed is None:
             return self._work(config, traced, sheet, paged_out)
         every = {self.job.workload.seq_len: traced, **shorter}
-        works = {length: self._work(config, each, sheet, paged_out) for length, each in every.items()}
+        works = {length: self._work(config, of_length, sheet, paged_out) for length, of_length in every.items()}
         weights = [mixed.rows * weight for weight in mixed.weights(list(works))]
         work = StepWork.mean(list(zip(weights, works.values(), strict=True)))
         if config["attention"] != "flash" or not keeps_apart(config):  # beside a mask all is computed
@@ -176,7 +176,7 @@ class Estimator:
         amounts = {kind: n * mixed.attended if kind in fused else n for kind, n in work.amounts.items()}
         return replace(work, amounts=amounts)
 
-    def _of_lengths(self) -> Mapping[int, Estimator]:
+    def _shorter_estimators(self) -> Mapping[int, Estimator]:
         """Estimators of the same job on sequences that are all of one length: those that stand for all of them, but the
         longest. Empty where every sequence is full."""
         workload = self.job.workload
@@ -214,42 +214,42 @@ class Estimator:
         """The memory, and the bytes of paged states for which a full device has no room: the driver pages them out. A
         limit that torch enforces counts them all."""
         capped = limit < self.job.hardware.memory_bytes
-        decoder, like = alikeness(config)
+        decoder, alike = fragmentation_keys(config)
         # Alike are configs that train alike; what evaluation leaves of that is another matter.
         replayed = replayed or traced.timeline.peaks_in_evaluation
-        known = Fragmentation(
-            of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder), by_liger=by_liger(config)
+        fragmentation = Fragmentation(
+            of_alike=self._shares.get(alike), of_decoder=self._shares.get(decoder), by_liger=by_liger(config)
         )
-        found = cuda_memory(
+        memory = cuda_memory(
             traced.timeline,
             cublas_workspace_bytes(self.job.hardware.capability, self.job.stack.torch_release),
             limit=limit,
             capped=capped,
             replays=self._replays,
-            fragmentation=None if replayed else known,
+            fragmentation=None if replayed else fragmentation,
             others=others,
             context=context_bytes(self.job),
             paged=traced.paged_bytes,
             saving=whole_bytes(config, self.job),
         )
-        fits = found.device_bytes <= limit
-        if not found.gives_back_cache and not traced.timeline.peaks_in_evaluation:
-            share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])
+        fits = memory.device_bytes <= limit
+        if not memory.gives_back_cache and not traced.timeline.peaks_in_evaluation:
+            share = memory.breakdown["fragmentation"] / (memory.peak_reserved_bytes - memory.breakdown["fragmentation"])
             self._shares.setdefault(decoder, share)
             if fits:
-                self._shares.setdefault(like, share)
-        paged_out = max(0, found.device_bytes + traced.paged_bytes - limit) if fits and not capped else 0
+                self._shares.setdefault(alike, share)
+        paged_out = max(0, memory.device_bytes + traced.paged_bytes - limit) if fits and not capped else 0
         paged_in = traced.paged_bytes - paged_out
-        found = replace(
-            found,
-            device_bytes=found.device_bytes + paged_in,
+        memory = replace(
+            memory,
+            device_bytes=memory.device_bytes + paged_in,
             host_bytes=traced.pinned_bytes + traced.hosted.total + paged_out,
-            breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + paged_in},
+            breakdown={**memory.breakdown, "optimizer": memory.breakdown["optimizer"] + paged_in},
         )
-        return found, paged_out
+        return memory, paged_out
 
     def _traits(self, config: Config) -> Traits:
-        """Those of `config`'s step in a CPU's heap."""
+        """The traits of `config`'s step in a CPU's heap."""
         traced = alone(config, library(config, self.job))
         offloads = config["offload"] != "none"
         return Traits(
@@ -267,23 +267,25 @@ class Estimator:
         if in_tf32(config):  # whose operations are those of fp32
             config = config.replace(precision="fp32")
         accumulation = self.job.workload.batch_per_device // micro_batch
-        spread = library(config, self.job)
-        decoder = self._traces.decoder(config, spread, accumulates=accumulation > 1)
-        loss = self._traces.loss(alone(config, spread), decoder.head, micro_batch * self.job.workload.seq_len)
-        update = self._traces.update(config, spread)
+        sharding_library = library(config, self.job)
+        decoder = self._traces.decoder(config, sharding_library, accumulates=accumulation > 1)
+        loss = self._traces.loss(alone(config, sharding_library), decoder.head, micro_batch * self.job.workload.seq_len)
+        update = self._traces.update(config, sharding_library)
         copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
         events, update_costs, paged_bytes = update.events, update.costs, update.paged_bytes
         hosted, traffic = Hosted(), Traffic()
-        if spread is not None:
-            holdings = self._traces.holdings(config, spread)
-            events, update_costs = updates(spread.update(update.trace, holdings)), update.costs.shared(spread.updaters)
-            paged_bytes = paged_bytes // spread.updaters if spread.updaters else 0
-            hosted = spread.hosted(holdings, accumulates=accumulation > 1)
-            traffic = spread.traffic(holdings, accumulation)
+        if sharding_library is not None:
+            holdings = self._traces.holdings(config, sharding_library)
+            updaters = sharding_library.updaters
+            events = updates(sharding_library.update(update.trace, holdings))
+            update_costs = update.costs.shared(updaters)
+            paged_bytes = paged_bytes // updaters if updaters else 0
+            hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
+            traffic = sharding_library.traffic(holdings, accumulation)
         line = timeline(
             self._steps(decoder, loss),
             events,
-            self._traces.evaluation(config, spread),
+            self._traces.evaluation(config, sharding_library),
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
@@ -306,8 +308,8 @@ class Estimator:
             uncompiled=config["compile"] is True and not decoder.compiled,
         )
 
-    def _steps(self, decoder: Decoder, loss: Loss) -> MicroSteps:
-        """Both together; of one decoder at a time, as for a large model every pair takes megabytes."""
+    def _steps(self, decoder: TracedDecoder, loss: TracedLoss) -> MicroSteps:
+        """Both together; kept for one decoder at a time, as for a large model every pair takes megabytes."""
         if self._latest is not decoder:
             self._latest = decoder
             self._micro_steps.clear()

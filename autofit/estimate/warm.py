@@ -45,9 +45,9 @@ def hide_cards() -> None:
 
 def context() -> ForkServerContext:
     """Makes processes that a server forks: this process itself may have threads."""
-    found = _Context()
-    found.set_forkserver_preload(["autofit.estimate.preloaded"])
-    return found
+    forkserver = _Context()
+    forkserver.set_forkserver_preload(["autofit.estimate.preloaded"])
+    return forkserver
 
 
 @contextmanager

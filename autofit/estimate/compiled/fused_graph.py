@@ -62,11 +62,11 @@ class FusedGraph:
             )
 
     def _call(self, unit: Unit, values: dict[Node, Any]) -> None:
-        node, *parts = unit.made
+        node, *parts = unit.results
         values[node] = self._called(node.target, *self._arguments(node, values))
         for part in parts:
             values[part] = values[part.all_input_nodes[0]][part.args[1]]
-        for several in [n for n in unit.made if not isinstance(values[n], torch.Tensor)]:
+        for several in [n for n in unit.results if not isinstance(values[n], torch.Tensor)]:
             del values[several]
 
     def _called(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

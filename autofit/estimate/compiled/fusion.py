@@ -19,12 +19,12 @@ LONGEST_IN_REGISTERS = 1024
 class Unit:
     """What runs as one: a call, or a kernel of fused operations."""
 
-    made: list[Node]
+    results: list[Node]
     """The results that it computes."""
     read: dict[Node, None]
     """What it reads of what is computed apart, in order."""
     shape: tuple[int, bool] | None = None
-    """Of a kernel, over how many elements it runs, and whether it sums over anything but the last dimension; None of a
+    """Over how many elements a kernel runs, and whether it sums over anything but the last dimension; None for a
     call."""
     after: set[Unit] = field(default_factory=set)
     """The units whose results it reads."""
@@ -49,14 +49,15 @@ class Fusion:
 
     def __init__(self, graph: GraphModule, donated: Sequence[int]) -> None:
         """`donated` are the places among the operands of those that may be written over."""
-        self._of = Realized(graph)
+        self._realized = Realized(graph)
         (self.result,) = next(node for node in graph.graph.nodes if node.op == "output").args
-        self.kinds = self._of.kinds
-        self.operands = [node for node in self._of.nodes if self.kinds[node] == "operand"]
+        self.kinds = self._realized.kinds
+        self.operands = [node for node in self._realized.nodes if self.kinds[node] == "operand"]
         self._donated = {self.operands[place] for place in donated}
         self.units = _in_order(self._kernels())
         """In the order in which they run."""
-        self._unstored = {node for unit in self.units if unit.shape for node in unit.made if self._is_local(node, unit)}
+        kernels = [unit for unit in self.units if unit.shape]
+        self._unstored = {node for unit in kernels for node in unit.results if self._is_local(node, unit)}
         self._ends = self._last_reads()
         self.donors: dict[Node, Node] = {}
         """For results that are written over an operand, that operand."""
@@ -66,14 +67,14 @@ class Fusion:
                 if donor is not None:
                     self.donors[node] = donor
         together: dict[Node, list[Node]] = {}
-        for node, owner in self._of.owner.items():
+        for node, owner in self._realized.owner.items():
             together.setdefault(owner, []).append(node)
         self.freed = {unit: [node for owner in ends for node in together[owner]] for unit, ends in self._ends.items()}
         """For each unit, what nothing needs after it, views included."""
 
     def stored(self, unit: Unit) -> list[Node]:
         """The results of a kernel that get a storage."""
-        return [node for node in unit.made if unit.shape and node not in self._unstored]
+        return [node for node in unit.results if unit.shape and node not in self._unstored]
 
     def _parts(self, node: Node) -> Iterable[Node]:
         for user in node.users:
@@ -85,53 +86,53 @@ class Fusion:
         """Calls and kernels in the graph's order."""
         units: list[Unit] = []
         makers: dict[Node, Unit] = {}
-        for node in self._of.nodes:
+        for node in self._realized.nodes:
             if self.kinds[node] == "call":
-                read = dict.fromkeys(i for i in node.all_input_nodes if i in self._of.owner)
+                read = dict.fromkeys(i for i in node.all_input_nodes if i in self._realized.owner)
                 unit = Unit([node, *self._parts(node)], read)
-            elif self.kinds[node] == "fused" and node in self._of.owner:
-                read = dict.fromkeys(self._of.sources[node])
+            elif self.kinds[node] == "fused" and node in self._realized.owner:
+                read = dict.fromkeys(self._realized.sources[node])
                 numel = max(format_of(n).numel() for n in (node, *read))
                 unit = Unit([node], read, (numel, sums_rows(node)))
             else:
                 continue
-            unit.after = {makers[owner] for owner in map(self._of.owner.__getitem__, read) if owner in makers}
-            joined = next((known for known in units if unit.shape and _may_join(unit, known)), None)
+            unit.after = {makers[owner] for owner in map(self._realized.owner.__getitem__, read) if owner in makers}
+            joined = next((kernel for kernel in units if unit.shape and _may_join(unit, kernel)), None)
             if joined is None:
                 units.append(unit)
             else:
-                joined.made += unit.made
+                joined.results += unit.results
                 joined.read.update(read)
                 joined.after |= unit.after - {joined}
-            makers.update(dict.fromkeys(unit.made, joined or unit))
+            makers.update(dict.fromkeys(unit.results, joined or unit))
         return units
 
     def _is_local(self, node: Node, unit: Unit) -> bool:
         """Whether a kernel computes a result for itself alone. One that it reads in another loop over a row than that
         which computes it has to be stored, unless it is a row's sum."""
-        outside = any(node in map(self._of.owner.get, other.read) for other in self.units if other is not unit)
+        outside = any(node in map(self._realized.owner.get, other.read) for other in self.units if other is not unit)
         if outside or node in self._leaving:
             return False
         if reduces(node) or not format_of(node).dim() or format_of(node).shape[-1] <= LONGEST_IN_REGISTERS:
             return True
-        own = self._loop(node, unit)
-        return all(self._loop(other, unit) == own for other in unit.made if self._of.is_read_by(other, node))
+        loop = self._loop(node, unit)
+        return all(self._loop(other, unit) == loop for other in unit.results if self._realized.is_read_by(other, node))
 
     def _loop(self, node: Node, unit: Unit) -> int:
         """In which of a kernel's loops over rows a result is computed: after those of the sums that it reads."""
-        read = [source for source in self._of.sources[node] if source in unit.made]
+        read = [source for source in self._realized.sources[node] if source in unit.results]
         return max((self._loop(source, unit) + reduces(source) for source in read), default=0)
 
     @cached_property
     def _leaving(self) -> set[Node]:
         """What the graph's results lie in."""
-        found: set[Node] = set()
-        map_arg(self.result, lambda node: found.add(self._of.owner[node]))
-        return found
+        owners: set[Node] = set()
+        map_arg(self.result, lambda node: owners.add(self._realized.owner[node]))
+        return owners
 
     def _last_reads(self) -> dict[Unit, list[Node]]:
         """For each unit, the storages that nothing needs after it."""
-        last = {self._of.owner[node]: unit for unit in self.units for node in (*unit.made, *unit.read)}
+        last = {self._realized.owner[node]: unit for unit in self.units for node in (*unit.results, *unit.read)}
         freed: dict[Unit, list[Node]] = {unit: [] for unit in self.units}
         for owner, unit in last.items():
             if owner not in self._leaving:
@@ -142,10 +143,10 @@ class Fusion:
         """The operand whose storage a kernel's result takes: one of the same format, read at the same places, that
         nothing reads later and only what the result itself needs reads before (`decide_inplace_update` of
         torch/_inductor/scheduler.py)."""
-        read = [self._of.owner[source] for source in self._of.sources[node]]
+        read = [self._realized.owner[source] for source in self._realized.sources[node]]
         for owner in dict.fromkeys(read):
             like = [(t.dtype, t.nbytes) for t in map(format_of, (owner, node))]
-            others = [made for made in unit.made if made is not node and self._of.is_read_by(made, owner)]
+            others = [n for n in unit.results if n is not node and self._realized.is_read_by(n, owner)]
             if (
                 owner in self._ends[unit]
                 and owner not in self._unstored
@@ -153,7 +154,7 @@ class Fusion:
                 and (self.kinds[owner] != "operand" or owner in self._donated)
                 and like[0] == like[1]
                 and read.count(owner) == 1
-                and all(self._of.needs(node, other) for other in others)
+                and all(self._realized.needs(node, other) for other in others)
             ):
                 return owner
         return None
@@ -164,10 +165,10 @@ def _may_join(unit: Unit, kernel: Unit) -> bool:
     makes, reads something that the kernel reads or makes, and nothing outside of it that needs what it makes."""
     if kernel.shape is None or unit.shape is None or kernel.shape[1] != unit.shape[1]:
         return False
-    of_sums = [format_of(n).numel() for n in kernel.made if n in unit.read and reduces(n)]
+    of_sums = [format_of(n).numel() for n in kernel.results if n in unit.read and reduces(n)]
     if unit.shape[0] not in (kernel.shape[0], *of_sums):
         return False
-    if not any(n in kernel.read or n in kernel.made for n in unit.read):
+    if not any(n in kernel.read or n in kernel.results for n in unit.read):
         return False
     return not any(other is not kernel and other.follows(kernel) for other in unit.after)
 

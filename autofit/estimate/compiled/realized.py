@@ -35,7 +35,7 @@ class Realized:
     def __init__(self, graph: GraphModule) -> None:
         self.nodes = [node for node in graph.graph.nodes if node.op != "output"]
         self.kinds = {node: _kind(node) for node in self.nodes}
-        """As `_kind` names them."""
+        """The kind of each node, by the names of `_kind`."""
         for node in self.nodes:
             if self.kinds[node] == "attribute":
                 node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph))
@@ -69,10 +69,10 @@ class Realized:
             return
         read: dict[Node, None] = {}
         inlined = {node} if kind == "fused" else set()
-        for given in inputs:
-            owner = self.owner.get(given, given)
-            if given in self.owner and self._apart_from.get(owner, 0) < self._place[node]:
-                read[given] = None
+        for source in inputs:
+            owner = self.owner.get(source, source)
+            if source in self.owner and self._apart_from.get(owner, 0) < self._place[node]:
+                read[source] = None
             else:
                 read.update(dict.fromkeys(self.sources[owner]))
                 inlined |= self._inlined[owner]
@@ -86,19 +86,19 @@ class Realized:
         torch/_inductor/graph.py): its own, or that of what asks for it."""
         from torch._inductor.lowering import needs_realized_inputs
 
-        found = []
+        places = []
         reads = len({self.owner[source] for source in self.sources[node]})
         costly = reads > MOST_READS_OF_SEVERAL or reads + len(self._inlined[node]) > MOST_OPERATIONS
         if reduces(node) or reads > MOST_READS or (costly and len(node.users) > 1):
-            found.append(self._place[node])
+            places.append(self._place[node])
         for view in self.views(node):
             for user in view.users:
                 asks = user.op == "output" or user.target in needs_realized_inputs
                 if asks and len(view.users) > 1:
-                    found.append(self._place[view])
+                    places.append(self._place[view])
                 elif user.op == "output" or self.kinds[user] == "call":
-                    found.append(self._place[user])
-        return found
+                    places.append(self._place[user])
+        return places
 
     def views(self, node: Node) -> Iterable[Node]:
         yield node

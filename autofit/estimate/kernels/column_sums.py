@@ -18,9 +18,9 @@ LEAST_VALUES, MOST_VALUES = 16, 256
 COLUMN_BYTES = 512
 """What a block leaves of a column: 4 bytes for each of as many columns as it has."""
 MULTIPROCESSORS = 132
-"""Of a card that is in no catalog: an H100's."""
+"""Multiprocessors of a card that is in no catalog: an H100's."""
 SLICE_MULTIPROCESSORS = 16
-"""Of each seventh of a partitioned card: an H100's, of which an A100 has 14 (`nvidia-smi mig -lgip`)."""
+"""Multiprocessors of a seventh of a partitioned card: an H100's, of which an A100 has 14 (`nvidia-smi mig -lgip`)."""
 
 
 def blocks_at_a_time(hardware: Hardware) -> int:

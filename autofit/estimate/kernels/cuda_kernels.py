@@ -120,7 +120,7 @@ CUBLAS_WORKSPACE_BYTES = 8 * 1024**2 + 128 * 1024
 """Per cuBLAS handle, inside the caching allocator: ":4096:2:16:8" (getChosenWorkspaceSize in aten/src/ATen/cuda/
 CublasHandlePool.cpp)."""
 LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 1024**2
-"""The same on Hopper and, from torch 2.12 on, on Blackwell (10.0 and 12.0)."""
+"""The workspace on Hopper and, from torch 2.12 on, on Blackwell (10.0 and 12.0)."""
 
 
 def cublas_workspace_bytes(capability: str | None, release: tuple[int, int]) -> int:

@@ -19,9 +19,9 @@ class Held(NamedTuple):
     """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
 
     before: tuple[int, ...] = ()
-    """Those that it takes before its result; they are freed in this order."""
+    """Blocks that it takes before its result; they are freed in this order."""
     beside: tuple[int, ...] = ()
-    """Those that it takes after that; they are freed first, the latest of them before the others."""
+    """Blocks that it takes after that; they are freed first, the latest of them before the others."""
     sums: tuple[int, int] | None = None
     """The values that it adds up, and in how many columns: what that takes depends on the device."""
 

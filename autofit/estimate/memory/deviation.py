@@ -14,7 +14,7 @@ ONE_CARD = 0.05
 2,211 that trained on emulated cards, 19 in 20 reserve what is predicted within 0.02 (benchmarks/README.md), and the
 worst published run allocated it within 0.002 (published-estimates.json)."""
 UNKNOWN = 0.12
-"""The same for all other hardware. The worst recorded errors are 0.073 of what is allocated on two cards
+"""The deviation on all other hardware. The worst recorded errors are 0.073 of what is allocated on two cards
 (published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): both within two of these
 deviations. A processor's sharded trials, off by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
 CERTAINTIES = ((2.0, "sure"), (1.0, "likely"))

@@ -15,7 +15,7 @@ from autofit.estimate.tracing.loss_boundary import HIDDEN
 
 Integers = NDArray[np.int64]
 STAGES = tuple(tuple(f"{phase}-{number}" for phase in PHASES) for number in (1, 2))
-"""Of each micro-step."""
+"""The stages of each micro-step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Events:
     """Index in ALL_PHASES."""
 
     @classmethod
-    def of(cls, found: Sequence[tuple[Place, int, bool]]) -> Events:
+    def of(cls, rows: Sequence[tuple[Place, int, bool]]) -> Events:
         """From (place, storage, whether it is allocated)."""
         return cls(
-            np.array([storage for _, storage, _ in found], dtype=np.int64),
-            np.array([1 if allocates else -1 for _, _, allocates in found], dtype=np.int64),
-            np.array([ALL_PHASES.index(place.phase) for place, _, _ in found], dtype=np.int64),
+            np.array([storage for _, storage, _ in rows], dtype=np.int64),
+            np.array([1 if allocates else -1 for _, _, allocates in rows], dtype=np.int64),
+            np.array([ALL_PHASES.index(place.phase) for place, _, _ in rows], dtype=np.int64),
         )
 
     @classmethod
@@ -88,12 +88,12 @@ class Evaluation:
     @classmethod
     def of(cls, trace: MemoryTrace) -> Evaluation:
         """From the trace of one; what it leaves behind, which is nothing of size, is left out."""
-        own = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
-        found = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in own]
+        passing = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
+        rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in passing]
         return cls(
             SymbolicSizes.of(s.bytes for s in trace.storages),
             np.array([_evaluated(s) for s in trace.storages], dtype=np.int8),
-            Events.of(found),
+            Events.of(rows),
         )
 
 
@@ -103,12 +103,12 @@ NO_EVALUATION = Evaluation.of(MemoryTrace())
 def updates(trace: MemoryTrace) -> Updates:
     """The optimizer's trace as arrays."""
     created = {event.storage for _, event in trace.events() if event.allocates}
-    own = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
+    rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
     return Updates(
         np.array([-(-s.bytes // s.shares) for s in trace.storages], dtype=np.int64),
         np.array([s.summed_columns for s in trace.storages], dtype=np.int64),
         np.array([update_category(s) for s in trace.storages], dtype=np.int8),
-        *(Events.of([event for event in own if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
+        *(Events.of([event for event in rows if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
     )
 
 
@@ -133,18 +133,18 @@ class DecoderEvents:
             stage: [before, self._of_loss(loss, stage, common), after]
             for stage, (before, after) in self._stages.items()
         }
-        first, second = (Events.joined(part for stage in each for part in stages[stage]) for each in STAGES)
-        own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
+        first, second = (Events.joined(part for stage in micro_step for part in stages[stage]) for micro_step in STAGES)
+        loss_categories = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
         of_products = np.append(self._of_products, np.array([s.of_product for s in loss.storages], dtype=np.bool_))
         for index, shared in common.items():
             of_products[shared] |= loss.storages[index].of_product  # the decoder's trace is given what the loss makes
         return MicroSteps(
             sizes=SymbolicSizes.joined([self._sizes, SymbolicSizes.constant(s.bytes for s in loss.storages)]),
-            categories=np.concatenate([self._categories, own]),
+            categories=np.concatenate([self._categories, loss_categories]),
             setup=self._setup,
             first=first,
             second=second,
-            streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
+            streams=np.concatenate([self._streams, np.zeros(len(loss_categories), dtype=np.int8)]),
             of_products=of_products,
             summed_columns=np.append(self._summed_columns, [s.summed_columns for s in loss.storages]).astype(np.int64),
         )
@@ -156,11 +156,11 @@ class DecoderEvents:
         """The events of one stage before those of the loss, and after; what else the decoder does there comes after."""
         before: list[tuple[Place, int, bool]] = []
         after: list[tuple[Place, int, bool]] = []
-        found = before
+        current = before
         for place, events in self.trace.segments:
             if place.stage == stage:
-                found = after if place.layer == LOSS else found
-                found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
+                current = after if place.layer == LOSS else current
+                current += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
         return Events.of(before), Events.of(after)
 
     def _of_loss(self, loss: MemoryTrace, stage: str, common: dict[int, int]) -> Events:
@@ -196,13 +196,13 @@ class DecoderEvents:
 
 def _setup(trace: MemoryTrace) -> Events:
     """What a library does before the first step, then the rest of what exists before it."""
-    found = [(e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
-    made = {storage for storage, _ in found}
-    found += [(i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in made]
+    rows = [(e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
+    allocated = {storage for storage, _ in rows}
+    rows += [(i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in allocated]
     return Events(
-        np.array([storage for storage, _ in found], dtype=np.int64),
-        np.array([1 if allocates else -1 for _, allocates in found], dtype=np.int64),
-        np.zeros(len(found), dtype=np.int64),
+        np.array([storage for storage, _ in rows], dtype=np.int64),
+        np.array([1 if allocates else -1 for _, allocates in rows], dtype=np.int64),
+        np.zeros(len(rows), dtype=np.int64),
     )
 
 

@@ -54,8 +54,8 @@ def resident(line: Timeline) -> Integers:
     """Bytes of the tensors' pages after each event: the most that the heap has held so far, plus what is mapped now."""
     mapped = np.abs(line.sizes) >= MAPPED_BYTES
     in_heap = np.cumsum(np.where(mapped, 0, line.sizes))
-    found: Integers = np.maximum.accumulate(in_heap) + np.cumsum(np.where(mapped, line.sizes, 0))
-    return found
+    total: Integers = np.maximum.accumulate(in_heap) + np.cumsum(np.where(mapped, line.sizes, 0))
+    return total
 
 
 def causes(line: Timeline, traits: Traits) -> NDArray[np.float64]:
@@ -75,7 +75,7 @@ def causes(line: Timeline, traits: Traits) -> NDArray[np.float64]:
     """
     last_forward, last_backward = (_runs(line, phase)[-1] for phase in ("forward", "backward"))
     freed, saved = (_weighted(sizes) for sizes in _blocks(line, last_forward))
-    by_format = [freed * there for there in (traits.wide, traits.autocast, traits.dequantises)]
+    by_format = [freed * applies for applies in (traits.wide, traits.autocast, traits.dequantises)]
     states = dropped = 0.0
     if traits.quantised_states:
         states = float(_blocks(line, _runs(line, "optimizer")[0])[1].sum())
@@ -108,6 +108,6 @@ def _blocks(
     allocates = (line.sizes[part] > 0) & (line.sizes[part] < MAPPED_BYTES)
     if which is not None:
         allocates &= which[part]
-    own, sizes = line.storages[part][allocates], line.sizes[part][allocates].astype(np.float64)
-    freed = np.isin(own, line.storages[part][line.sizes[part] < 0])
+    storages, sizes = line.storages[part][allocates], line.sizes[part][allocates].astype(np.float64)
+    freed = np.isin(storages, line.storages[part][line.sizes[part] < 0])
     return sizes[freed], sizes[~freed]

@@ -26,8 +26,8 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
             "optimizer": 0,
         }
     per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
-    own = kind_of(config).state_bytes
-    state = 2.0 * per_weight if own is None else own
+    state_bytes = kind_of(config).state_bytes
+    state = 2.0 * per_weight if state_bytes is None else state_bytes
     trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
     left = _left(config, job.workload.devices)
     return {part: int(model.parameters * size * left[part]) for part, size in trained.items()}
@@ -42,14 +42,14 @@ def _left(config: Config, devices: int) -> dict[str, float]:
     half = 0.5 if is_mixed(config) else 1.0
     share = 1.0 / devices
     whole = sharding in ("none", "zero1", "zero2")
-    found = {
+    shares = {
         "weights": half if whole else half * share,
         "gradients": half if sharding == "zero1" else half * share,
         "optimizer": share,
     }
     if offload == "none":
-        return found
-    return {**found, "gradients": 0.0, "optimizer": 0.0} | ({} if offload == "optimizer" else {"weights": 0.0})
+        return shares
+    return {**shares, "gradients": 0.0, "optimizer": 0.0} | ({} if offload == "optimizer" else {"weights": 0.0})
 
 
 def floor_bytes(config: Config, job: Job) -> int:

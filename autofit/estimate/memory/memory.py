@@ -46,9 +46,9 @@ def cuda_memory(
     limit is `capped` if it is less than the device has, so that torch enforces it; it then counts `paged` states too,
     which lie outside of the allocator. cuBLAS takes a `workspace` of so many bytes for each of two handles.
 
-    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `others`
-    are the same step's on shorter sequences. Outside of CUDA's allocator, `context` bytes are taken. To save a
-    checkpoint takes `saving` bytes beyond what lies there between steps.
+    `replays` knows the allocator and remembers what other timelines took; a given `fragmentation` may save one.
+    `others` are timelines of the same step on shorter sequences. Outside of CUDA's allocator, `context` bytes are
+    taken. To save a checkpoint takes `saving` bytes beyond what lies there between steps.
     """
     limit -= context
     handles = 2 * workspace  # the forward's thread and autograd's
@@ -58,10 +58,10 @@ def cuda_memory(
     borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
     gives_back_cache = False
     if borrowed is None:
-        again = partial(replays.held, line, workspace, capped=capped, others=others)
-        held = again(limit if allocated <= limit else None)
+        replayed = partial(replays.held, line, workspace, capped=capped, others=others)
+        held = replayed(limit if allocated <= limit else None)
         if capped and held.gives_back_cache and held.reserved + paged > limit:
-            held = again(None)
+            held = replayed(None)
         allocated = max(allocated, held.allocated)
         borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
     reserved, borrowed_error = borrowed

@@ -1,4 +1,4 @@
-"""What the caching allocator reserves for a step: by replaying its timeline, or as was seen of one alike."""
+"""What the caching allocator reserves for a step: by replaying its timeline, or as a similar step showed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autofit.techniques.axes.batching import keeps_apart
 from autofit.techniques.axes.kernels import by_liger
 
 STEPS = 8
-"""As many as a trial takes at least: two to warm up, two that fill the device's queue, and the timed ones. What the
+"""The fewest steps of a trial: two to warm up, two that fill the device's queue, and the timed ones. What the
 allocator keeps may grow for a few steps, as blocks come to lie differently."""
 SETTLED = 2
 """After so many steps in a row that reserved nothing more, none is taken to: of 80 configs drawn from the recorded ones
@@ -55,12 +55,12 @@ def replay(
                 allocator.allocate(workspace)
 
     def run_other(other: Timeline) -> None:
-        own: dict[int, Block] = {}
+        other_blocks: dict[int, Block] = {}
         for storage, size, stream in _of_second(other):
             if size > 0:
-                own[storage] = allocator.allocate(size, stream)
+                other_blocks[storage] = allocator.allocate(size, stream)
             elif size < 0:
-                allocator.release(own.pop(storage))
+                allocator.release(other_blocks.pop(storage))
 
     run(0, line.setup)
     allocator.set_up(limit)
@@ -113,8 +113,8 @@ class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
     def __init__(self, *, expandable_segments: bool, release: tuple[int, int] = OLDEST_FIRST) -> None:
-        self._again = partial(replay, expandable_segments=expandable_segments, release=release)
-        self._known: dict[tuple[bytes, int, int | None, bool], Reserved] = {}
+        self._replay = partial(replay, expandable_segments=expandable_segments, release=release)
+        self._reserved: dict[tuple[bytes, int, int | None, bool], Reserved] = {}
 
     def held(
         self,
@@ -128,22 +128,22 @@ class Replays:
         """What a step takes within `limit` bytes, or what it would take beyond that; `capped` and `others` as for
         `replay`."""
         content = sha256()
-        for each in (line, *others):
-            for part in (each.sizes, each.storages, each.phases, each.streams, each.of_products):
+        for timeline in (line, *others):
+            for part in (timeline.sizes, timeline.storages, timeline.phases, timeline.streams, timeline.of_products):
                 content.update(part.tobytes())
         key = content.digest(), workspace, limit, capped
-        if key not in self._known:
-            self._known[key] = self._outcome(line, workspace, limit, capped, others)
-        return self._known[key]
+        if key not in self._reserved:
+            self._reserved[key] = self._outcome(line, workspace, limit, capped, others)
+        return self._reserved[key]
 
     def _outcome(
         self, line: Timeline, workspace: int, limit: int | None, capped: bool, others: Sequence[Timeline]
     ) -> Reserved:
-        again = partial(self._again, line, workspace, others=others)
+        rerun = partial(self._replay, line, workspace, others=others)
         try:
-            allocator = again(limit=limit, capped=capped)
+            allocator = rerun(limit=limit, capped=capped)
         except OutOfDeviceMemory as error:
-            allocator = again()
+            allocator = rerun()
             allocator.peak_reserved = max(allocator.peak_reserved, error.needed)
         return Reserved(
             allocated=allocator.peak_allocated,
@@ -152,12 +152,12 @@ class Replays:
         )
 
 
-def alikeness(config: Config) -> tuple[Hashable, Hashable]:
-    """What configs have in common that have a decoder in common, and what those that are also alike do.
+def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
+    """Two cache keys: one per decoder trace, and a finer one that adds the micro-batch range.
 
-    What is fragmented depends little on the optimizer and the rank, which change small blocks, and much on whether the
-    logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on. With Liger's kernels, which write
-    gradients over what they have kept, each is like itself alone.
+    Fragmentation depends little on the optimizer and the rank, which change small blocks, and much on whether the
+    logits are one block. A range has two micro-batches: 1 and 2, 4 and 8, and so on. With Liger's kernels, which write
+    gradients over what they have kept, it has one.
     """
     decoder = (
         config.without("optimizer", "micro_batch", "batching", "rank", "loss"),
@@ -169,19 +169,19 @@ def alikeness(config: Config) -> tuple[Hashable, Hashable]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
-    """What the allocator was seen to reserve beyond what is allocated, as a share of that, for other steps."""
+    """The share of allocated memory that the allocator reserved on top of it for other steps."""
 
     of_alike: float | None = None
-    """Of one that is alike: half of them off by less than 0.005 and, but for Liger's kernels, 19 of 20 by less than
+    """The share of a similar step: half are off by less than 0.005 and, but for Liger's kernels, 19 of 20 by less than
     0.03 (test_whole_lattice.py)."""
     of_decoder: float | None = None
-    """Of any with the same decoder, which is enough where the step does not fit anyway."""
+    """The share of any step with the same decoder, which is enough where the step does not fit anyway."""
     by_liger: bool = False
     """Whether these are steps with Liger's kernels."""
 
     def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
-        """What to take as reserved, and by what share of it that may be too low; None where only a replay can tell,
-        which it must where that decides what fits."""
+        """Bytes to take as reserved, and by what share they may be too low. None where only a replay can tell, as where
+        that decides what fits."""
         share, error = self.of_alike, LIGER_ERROR if self.by_liger else ALIKE_ERROR
         if allocated > limit and share is None:
             share, error = self.of_decoder, DECODER_ERROR

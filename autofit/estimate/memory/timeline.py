@@ -60,10 +60,10 @@ class Timeline:
     def by_phase(self, totals: Integers) -> dict[str, int]:
         """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
         evaluation."""
-        there = PHASES if self.evaluation == len(totals) else ALL_PHASES
+        present = PHASES if self.evaluation == len(totals) else ALL_PHASES
         begin = self.ready
         phases, totals = self.phases[begin:], totals[begin:]
-        return {phase: int(totals[phases == index].max(initial=0)) for index, phase in enumerate(there)}
+        return {phase: int(totals[phases == index].max(initial=0)) for index, phase in enumerate(present)}
 
     @property
     def peaks_in_evaluation(self) -> bool:
@@ -82,8 +82,8 @@ class Timeline:
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""
         until = (self._fullest if at is None else at) + 1
-        found = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
-        return {category: int(found[category]) for category in Category}
+        amounts = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
+        return {category: int(amounts[category]) for category in Category}
 
 
 def timeline(
@@ -107,8 +107,8 @@ def timeline(
     evaluation = evaluation or NO_EVALUATION
     of_steps = _with_sums(steps.sizes.at(micro_batch, rank), steps.summed_columns, blocks)
     of_updates = _with_sums(updates.sizes, updates.summed_columns, blocks)
-    of_each = (of_steps, of_updates, evaluation.sizes.at(1, rank))
-    sizes = np.concatenate([_rounded(each, rounding) for each in of_each])
+    raw_sizes = (of_steps, of_updates, evaluation.sizes.at(1, rank))
+    sizes = np.concatenate([_rounded(part_sizes, rounding) for part_sizes in raw_sizes])
     offset = len(steps.sizes.constants)
     others = len(sizes) - offset
     categories = np.concatenate([steps.categories, updates.categories, evaluation.categories])
@@ -143,9 +143,9 @@ def timeline(
 
 def _with_sums(sizes: NDArray[Any], columns: Integers, blocks: int) -> NDArray[np.float64]:
     """The bytes of storages, of which those in which columns are summed up have values (`Storage.summed_columns`)."""
-    found, summed = sizes.astype(np.float64), np.flatnonzero(columns)
-    found[summed] = column_sums.taken(found[summed], columns[summed], blocks)
-    return found
+    byte_sizes, summed = sizes.astype(np.float64), np.flatnonzero(columns)
+    byte_sizes[summed] = column_sums.taken(byte_sizes[summed], columns[summed], blocks)
+    return byte_sizes
 
 
 def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
@@ -163,5 +163,5 @@ def _shifted(events: Events, by: int) -> Events:
 
 def _states_shared(events: Events, offset: int, updates: Updates, by: int) -> Events:
     """An update's events; states keep their numbers, so that a later update may free what an earlier one created."""
-    own = updates.categories[events.storages] != Category.OPTIMIZER
-    return Events(events.storages + offset + np.where(own, by, 0), events.signs, events.phases)
+    is_renumbered = updates.categories[events.storages] != Category.OPTIMIZER
+    return Events(events.storages + offset + np.where(is_renumbered, by, 0), events.signs, events.phases)

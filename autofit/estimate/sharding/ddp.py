@@ -36,15 +36,15 @@ class Ddp(Library):
         edit = Edit(trace)
         trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
         edit.allocate(trained, None, holds=Category.GRADIENTS)
-        made = edit.gradients("backward-1")
+        gradients = edit.gradients("backward-1")
         if not accumulates:
-            into_buckets(edit, "backward-1", {index for found in made.values() for index in found})
+            into_buckets(edit, "backward-1", {index for indices in gradients.values() for index in indices})
             return edit.trace
         for layer in edit.layers:
-            edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
-        heads = [index for index in made[ROOT] if _of_head(edit, index) and not is_tied(edit, index)]
+            edit.free(edit.at_end(Place("backward-2", layer)), gradients[layer])
+        heads = [index for index in gradients[ROOT] if _of_head(edit, index) and not is_tied(edit, index)]
         edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
-        edit.free(edit.after_stage("backward-2"), [index for index in made[ROOT] if index not in heads])
+        edit.free(edit.after_stage("backward-2"), [index for index in gradients[ROOT] if index not in heads])
         return edit.trace
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:

@@ -140,8 +140,8 @@ class _MicroStep:
     def _collect(self, unit: Unit, events: list[Event]) -> None:
         """Gather into one flat buffer; the rank's own share is copied first if it is cast, or comes from the host."""
         trained = None if self._of.offloads else True
-        own = self._edit.parameters(unit, trained=trained) if self._of.offloads or self._of.mixed else []
-        sent = self._allocate((p.bytes for p in own), events=events, shares=self._of.ranks, stream=GATHERING)
+        shards = self._edit.parameters(unit, trained=trained) if self._of.offloads or self._of.mixed else []
+        sent = self._allocate((p.bytes for p in shards), events=events, shares=self._of.ranks, stream=GATHERING)
         self._flat = self._allocate((p.bytes for p in self._edit.parameters(unit)), events=events, stream=GATHERING)
         self._edit.free(events, sent)
 

@@ -14,22 +14,22 @@ from autofit.techniques.job import ranks_per_host
 def host_short_bytes(config: Config, job: Job) -> int:
     """By how much the host lacks memory for what `config` offloads, of all ranks that share it; 0 where it is enough or
     not known how much there is, and on a processor, whose memory limit is about the same memory."""
-    there = job.hardware.host_memory_bytes
-    if config["offload"] == "none" or not there or job.hardware.kind == "cpu":
+    host_memory = job.hardware.host_memory_bytes
+    if config["offload"] == "none" or not host_memory or job.hardware.kind == "cpu":
         return 0
-    return max(0, ranks_per_host(job) * hosted_bytes(config, job) - there)
+    return max(0, ranks_per_host(job) * hosted_bytes(config, job) - host_memory)
 
 
 def hosted_bytes(config: Config, job: Job) -> int:
     """Host memory of what one rank offloads; adapters are left out, as in the floor."""
-    spread = library(config, job)
-    if spread is None:
+    sharding_library = library(config, job)
+    if sharding_library is None:
         return 0
     model, full = shape(job.model), config["method"] == "full"
-    stored, computed = floor_parts(plain(config), job), floor_parts(spread.traced(config), job)
+    stored, computed = floor_parts(plain(config), job), floor_parts(sharding_library.traced(config), job)
     trained = computed["weights"] if full else 0
     embeddings = trained * model.embedding_parameters // model.parameters
-    return spread.hosted(
+    return sharding_library.hosted(
         Holdings(
             trained=float(model.parameters) if full else 0.0,
             trained_bytes=trained,

@@ -59,12 +59,12 @@ class Zero(ZeroAmounts):
         loaded: list[Event] = []
         flat: list[Event] = []
         for parameter in in_order(edit.trace):
-            there = Event(indices[id(parameter)], True)
+            allocation = Event(indices[id(parameter)], True)
             if parameter.trained:
                 copies += edit.allocate([parameter.bytes], place, events=loaded)
-                flat.append(there)
+                flat.append(allocation)
             else:
-                loaded.append(there)
+                loaded.append(allocation)
         edit.trace.segments.insert(0, (place, [*loaded, *flat, *(Event(index, False) for index in copies)]))
 
     @property
@@ -98,19 +98,19 @@ class Zero(ZeroAmounts):
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
         large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
         parts = self.parts([self.bytes(p) for p in trained])
-        own = max(
+        kept = max(
             ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
         )
-        return set(self._gradients(edit, stage, own))
+        return set(self._gradients(edit, stage, kept))
 
     def _gradients(self, edit: Edit, stage: str, parameters: Sequence[Storage]) -> dict[int, Unit]:
         """The gradients of these parameters that a backward leaves behind, each with the unit that it belongs to."""
-        made = edit.gradients(stage)
-        found: dict[int, Unit] = {}
+        gradients = edit.gradients(stage)
+        units: dict[int, Unit] = {}
         for p in parameters:
-            alike = [i for i in made[p.layer] if i not in found and edit.trace.storages[i].bytes == p.bytes]
-            found.update(dict.fromkeys(alike[:1], p.layer))
-        return found
+            candidates = [i for i in gradients[p.layer] if i not in units and edit.trace.storages[i].bytes == p.bytes]
+            units.update(dict.fromkeys(candidates[:1], p.layer))
+        return units
 
     def bytes(self, parameter: Storage) -> int:
         """At the adapters' actual rank."""
@@ -123,25 +123,25 @@ class Zero(ZeroAmounts):
         sums: Sequence[int] = ()
         for number in (1, 2):
             stage = f"backward-{number}"
-            made = {index for found in edit.gradients(stage).values() for index in found}
+            gradients = {index for indices in edit.gradients(stage).values() for index in indices}
             stays = self.mixed if self.updaters else stage != last
             stay = self._stay(edit, stage) if stays else set()
             bucket = self._bucket(edit, stage)
-            own: Sequence[int] = ()
+            partition: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
-                own = self._partition(edit, trained, stage)
-            at_first(edit, stage, made, [Event(index, True) for index in bucket])
-            if own:
-                self._first_reduction(edit, stage).extend(Event(index, True) for index in own)
-            into_buckets(edit, stage, made - stay)
+                partition = self._partition(edit, trained, stage)
+            at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
+            if partition:
+                self._first_reduction(edit, stage).extend(Event(index, True) for index in partition)
+            into_buckets(edit, stage, gradients - stay)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             self.last_reduction(edit, stage, ends=stage == last)
             edit.free(edit.after_stage(stage), sorted(stay))
             if number > 1:
-                edit.free(end, own)  # added to those of the first
+                edit.free(end, partition)  # added to those of the first
             else:
-                sums = own
+                sums = partition
             if stage == last:
                 self.norm(edit, stage)
                 self._flattened(edit, stage, trained, sums)
@@ -156,12 +156,12 @@ class Zero(ZeroAmounts):
             held += self.bytes(parameter)
         return edit.after_stage(stage)
 
-    def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], own: Sequence[int]) -> None:
+    def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], partition: Sequence[int]) -> None:
         """Where the update takes a flat copy of a rank's gradients, they are given back once it is made (`step`)."""
         if self.updaters and not self.mixed:
             place, events = edit.before_update(stage)
             edit.allocate(trained, place, shares=self.ranks, holds=Category.GRADIENTS, events=events)
-            edit.free(events, own)
+            edit.free(events, partition)
 
     def norm(self, edit: Edit, stage: str) -> None:
         """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
@@ -185,12 +185,12 @@ class Zero(ZeroAmounts):
         widest, end = self._widest(edit), edit.after_stage(stage)
         place, parted = Place(stage, AFTER), self.stage == 3
         formats = self.masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
-        beside = [widest.bytes * formats]
+        copies = [widest.bytes * formats]
         if ends and not self.updaters:
-            beside.append(self._in_fp64(widest))
+            copies.append(self._in_fp64(widest))
         passing = [
             *edit.allocate([widest.bytes], place, events=end),
-            *edit.allocate(beside, place, shares=self.ranks if parted else 1, stream=self._stream, events=end),
+            *edit.allocate(copies, place, shares=self.ranks if parted else 1, stream=self._stream, events=end),
         ]
         if self.stage == 2 and self.mixed and self.updaters:  # widened to be added (`_add_to_grad_partition_buffer`)
             passing += edit.allocate([widest.bytes * self.masters], place, stream=self._stream, events=end)
@@ -219,20 +219,20 @@ class Zero(ZeroAmounts):
         most: its own part, which is allocated with the first of it, beside what has not yet been copied there."""
         edit = Edit(trace)
         trained = self.trained(edit)
-        made = [index for found in edit.gradients("backward-1").values() for index in found]
+        gradients = [index for indices in edit.gradients("backward-1").values() for index in indices]
         every = _trained(edit)
         part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
         copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
         if self.mixed and self.updaters:
-            for index in (*made, *bucket):
+            for index in (*gradients, *bucket):
                 edit.trace.storages[index].bytes *= self.masters
-        at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
-        own: Sequence[int] = ()
+        at_first(edit, "backward-1", set(gradients), [Event(index, True) for index in bucket])
+        partition: Sequence[int] = ()
         if self.updaters:
-            own = self._partition(edit, trained, last)
+            partition = self._partition(edit, trained, last)
             begin = self._first_reduction(edit, last)
-            begin += [Event(index, True) for index in own]
+            begin += [Event(index, True) for index in partition]
             if self.mixed:
                 # Reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`).
                 passing = [max(map(self.bytes, part)) * (1 + self.masters)]
@@ -240,10 +240,10 @@ class Zero(ZeroAmounts):
             for index, unit in copied.items():
                 edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
         if not self.mixed or not self.updaters:  # else they stay until the next forward (`clear_backward_seen_flag`)
-            edit.free(edit.after_stage(last), [index for index in made if index not in copied])
+            edit.free(edit.after_stage(last), [index for index in gradients if index not in copied])
         edit.free(edit.after_stage(last), bucket)
         self.norm(edit, last)
-        self._flattened(edit, last, trained, own)
+        self._flattened(edit, last, trained, partition)
         return edit, trained
 
 
@@ -254,9 +254,9 @@ def _trained(edit: Edit) -> list[Storage]:
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:
     """Insert `events` after the first allocation of any of `storages` in a stage."""
-    for place, found in edit.trace.segments:
+    for place, segment in edit.trace.segments:
         if place.stage == stage:
-            for at, event in enumerate(found):
+            for at, event in enumerate(segment):
                 if event.allocates and event.storage in storages:
-                    found[at + 1 : at + 1] = events
+                    segment[at + 1 : at + 1] = events
                     return

@@ -70,7 +70,7 @@ class ZeroAmounts(Library):
     (aten/src/ATen/core/CachingHostAllocator.h)."""
     buckets: Buckets
     rank: int
-    """Of the adapters."""
+    """The adapters' rank."""
     interval: int
     """Every how many layers the backward recomputes one, beginning with the first; 0 for none."""
 
@@ -91,7 +91,7 @@ class ZeroAmounts(Library):
         trained = holdings.trained_bytes / self.ranks
         masters, states = self._block(self.masters * trained), holdings.states_bytes / self.ranks
         if self.offload == "nvme":
-            return self._beside_files(trained, holdings.sizes)
+            return self._kept_beside_files(trained, holdings.sizes)
         kept: list[float] = []
         passing: list[float] = []
         sums: list[float] = []
@@ -114,7 +114,7 @@ class ZeroAmounts(Library):
             passing=sum(map(self._block, passing)),
         )
 
-    def _beside_files(self, trained: float, sizes: Sequence[int]) -> Hosted:
+    def _kept_beside_files(self, trained: float, sizes: Sequence[int]) -> Hosted:
         """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
         gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
         files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
@@ -178,8 +178,8 @@ class ZeroAmounts(Library):
         return 2.0 ** math.ceil(math.log2(size)) if self.pinned and size > 0 else size
 
     def reached(self, sizes: Sequence[int]) -> list[int]:
-        """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
-        rank where their sum is largest."""
+        """The sizes of the parameters that overlap a rank's part of the flat buffer, at the rank where their sum is
+        largest; `sizes` are those of all parameters, in order."""
         return max(([sizes[index] for index in part] for part in self.parts(sizes)), key=sum)
 
     def parts(self, sizes: Sequence[int]) -> list[list[int]]:

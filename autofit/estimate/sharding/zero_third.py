@@ -28,8 +28,8 @@ class ZeroThree(Zero):
     """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
 
     def traced(self, config: Config) -> Config:
-        """As of other stages, but never compiled: the hooks that gather parameters leave torch only pieces of a layer
-        to compile."""
+        """The config as for other stages, but never compiled: the hooks that gather parameters leave torch only pieces
+        of a layer to compile."""
         return Zero.traced(self, config).replace(compile=False)
 
     @property
@@ -44,9 +44,9 @@ class ZeroThree(Zero):
         trained = self.trained(edit)
         for number in (1, 2):
             self._add_in_place(edit, f"backward-{number}")
-            made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
+            gradients = {index for indices in edit.gradients(f"backward-{number}").values() for index in indices}
             outside = self._gather(edit, number) if self._gathers else ()
-            into_buckets(edit, f"backward-{number}", made)
+            into_buckets(edit, f"backward-{number}", gradients)
             self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
             edit.free(edit.after_stage(f"backward-{number}"), outside)
         self._overflow_checked(edit, last, trained)
@@ -102,8 +102,8 @@ class ZeroThree(Zero):
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients of what it updates at a time."""
-        found = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
-        return beside(found, int(self.largest_group(holdings.sizes) * self.masters))
+        updates = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
+        return beside(updates, int(self.largest_group(holdings.sizes) * self.masters))
 
     def _gather(self, edit: Edit, number: int) -> Sequence[int]:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
@@ -123,7 +123,7 @@ class ZeroThree(Zero):
         packed: dict[Unit, Sequence[int]] = {}
         for layer in edit.layers:
             start_of, end_of = edit.at_start(Place(forward, layer)), edit.at_end(Place(forward, layer))
-            following = [p for found in edit.layers[layer:] for p in self._gathered(edit, found)]
+            following = [p for later in edit.layers[layer:] for p in self._gathered(edit, later)]
             packed[layer] = self._fetch(edit, filter(_is_packed, self._gathered(edit, layer)), start_of)
             largest = max(self._gathered(edit, layer), key=self._elements, default=None)
             ahead = self._ahead(following, room) or ([largest] if largest else [])
@@ -155,30 +155,30 @@ class ZeroThree(Zero):
 
     def _behind(self, edit: Edit, layer: int, room: int) -> list[Storage]:
         """What is whole when a layer's backward begins."""
-        own = self._gathered(edit, layer)
+        parameters = self._gathered(edit, layer)
         recomputes = self.interval and layer % self.interval == 0
-        left = room - sum(self._elements(p) for p in own if p.trained or not recomputes)
-        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), left)]
+        left = room - sum(self._elements(p) for p in parameters if p.trained or not recomputes)
+        return [*parameters, *self._ahead(self._backwards(edit, edit.layers[:layer]), left)]
 
     def _backwards(self, edit: Edit, layers: range) -> list[Storage]:
         return [parameter for layer in reversed(layers) for parameter in reversed(self._gathered(edit, layer))]
 
     def _ahead(self, parameters: Iterable[Storage], room: int) -> list[Storage]:
-        """Those of the parameters, in their order, that fill `room` elements."""
-        found: list[Storage] = []
+        """The first of the parameters, in their order, that fill `room` elements."""
+        fetched: list[Storage] = []
         for parameter in parameters:
             if room <= 0:
                 break
-            found.append(parameter)
+            fetched.append(parameter)
             room -= self._elements(parameter)
-        return found
+        return fetched
 
     def _fetch(self, edit: Edit, parameters: Iterable[Storage], events: list[Event]) -> Sequence[int]:
         # Without overlap, `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main stream.
         sizes = [parameter.bytes for parameter in parameters]
-        found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
-        events += [Event(index, True) for index in found]
-        return found
+        buffers = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
+        events += [Event(index, True) for index in buffers]
+        return buffers
 
 
 def _is_packed(parameter: Storage) -> bool:

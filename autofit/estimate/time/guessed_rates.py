@@ -29,8 +29,8 @@ HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16", "amx", "asi
 """Words in a CPU's `instructions` of which one says that it computes in a format, as oneDNN's levels include the lower.
 ARM's do not say whether they have fp16: they are taken to."""
 EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
-"""Of the speed in fp32, what products in a 16-bit format reach on a CPU without arithmetic for it; and what bf16 does
-where AVX-512 widens it. Geometric means over all layouts, wide ones included, of the probes in
+"""Share of the speed in fp32 that products in a 16-bit format reach on a CPU without arithmetic for it; and that
+bf16 reaches where AVX-512 widens it. Geometric means over all layouts, wide ones included, of the probes in
 benchmarks/recorded/processors: 0.01 to 0.07, and 0.50."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
@@ -42,12 +42,13 @@ BLOCKWISE_FACTOR = 7.0
 """How many ordinary bytes take a CPU as long as one byte of bitsandbytes' quantisation, which looks every value up in a
 table: 1.0 GB/s against 6.8 of a multiplication by a scalar on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
 DEQUANTISED_FACTOR = 2.0
-"""The same for bitsandbytes' dequantisation, which looks up codes: between 1 and 4 the configs of every-axis show no
+"""The factor of bitsandbytes' dequantisation, which looks up codes: between 1 and 4 the configs of every-axis show no
 difference."""
 NEAR_FACTOR = 0.5
-"""The same for an operation that finds most of what it reads in the CPU's caches."""
+"""The factor of an operation that finds most of what it reads in the CPU's caches."""
 PAGES_BYTES_PER_SECOND = 2.5e9
-"""Of new pages: 4 KiB in some 1.6 us, cleared and mapped, on a Zen 5; a guess for others, which a probe replaces."""
+"""Speed of getting new pages: 4 KiB in some 1.6 us, cleared and mapped, on a Zen 5; a guess for others, which a probe
+replaces."""
 
 
 def prior(hardware: Hardware) -> Rates | None:
@@ -56,23 +57,23 @@ def prior(hardware: Hardware) -> Rates | None:
     An NVIDIA device that is not in the catalog, or whose entry lacks a figure, gets those of the cards of the nearest
     compute capability; None for any other such accelerator.
     """
-    found = _of_device(hardware)
-    return None if found is None else replace(found, transfers=seconds_per_byte(hardware))
+    rates = _of_device(hardware)
+    return None if rates is None else replace(rates, transfers=seconds_per_byte(hardware))
 
 
 def _of_device(hardware: Hardware) -> Rates | None:
     if hardware.kind == "cpu":
         return _of_cores(max(hardware.cores, 1), hardware.instructions)
-    found = named(hardware.name)
-    if found is None:
+    card = named(hardware.name)
+    if card is None:
         return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
-    missing = missing_figure(found)
+    missing = missing_figure(card)
     if missing is not None:
         return _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
-    flops, wide_flops = found.training_peak_flops, found.peak_flops["fp32"]
+    flops, wide_flops = card.training_peak_flops, card.peak_flops["fp32"]
     assert flops is not None, "it is not missing"
     return guess(
-        flops=flops, wide_flops=wide_flops, bandwidth=found.bandwidth_bytes_per_second, emulates_bf16=not found.bf16
+        flops=flops, wide_flops=wide_flops, bandwidth=card.bandwidth_bytes_per_second, emulates_bf16=not card.bf16
     )
 
 
@@ -88,8 +89,8 @@ def missing_figure(card: Card) -> str | None:
 def tf32_speedup(hardware: Hardware) -> float:
     """How many times as fast as in fp32 the card's tensor cores multiply in TF32, by its data sheet; 1 if that is not
     in the catalog."""
-    found = named(hardware.name)
-    peaks = {} if found is None else found.peak_flops
+    card = named(hardware.name)
+    peaks = {} if card is None else card.peak_flops
     return peaks["tf32"] / peaks["fp32"] if {"tf32", "fp32"} <= peaks.keys() else 1.0
 
 
@@ -98,16 +99,16 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     if not hardware.is_nvidia:
         return None
     sheets = [card for card in cards() if card.vendor == "nvidia" and missing_figure(card) is None]
-    own = compute_capability(hardware.capability) or 0.0
-    nearest = min(sheets, key=lambda card: abs(float(card.capability) - own)).capability
+    capability = compute_capability(hardware.capability) or 0.0
+    nearest = min(sheets, key=lambda card: abs(float(card.capability) - capability)).capability
     alike = [card for card in sheets if card.capability == nearest]
-    found = guess(
+    rates = guess(
         flops=geometric_mean(card.training_peak_flops or 0.0 for card in alike),
         wide_flops=geometric_mean(card.peak_flops["fp32"] for card in alike),
         bandwidth=geometric_mean(card.bandwidth_bytes_per_second for card in alike),
     )
     stand_in = f"cards of compute capability {nearest}, because {why}"
-    return replace(found, relative_error=GUESS_ERROR, stand_in=stand_in)
+    return replace(rates, relative_error=GUESS_ERROR, stand_in=stand_in)
 
 
 def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: bool = False) -> Rates:

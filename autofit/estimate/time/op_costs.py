@@ -39,11 +39,11 @@ class Family(NamedTuple):
     """The kinds of work that one operation is counted in."""
 
     flops: str | None
-    """That of its arithmetic; None for an operation that only moves bytes."""
+    """The kind of its arithmetic; None for an operation that only moves bytes."""
     bytes: tuple[str, str]
-    """Those of its bytes, found in the caches or not."""
+    """The kinds of its bytes: found in the caches, and not."""
     call: str | None = None
-    """That of its being called, beside its launch; None where that takes no time worth counting."""
+    """The kind of its call, beside its launch; None where that takes no time worth counting."""
 
 
 def _moves(operation: str, number_format: str) -> tuple[str, str]:
@@ -189,9 +189,9 @@ def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     return Work(rule(args), moved, _NUMBER[_computing(name, args, number_format)], made)
 
 
-def fused(read: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> Work:
-    """The cost of one generated kernel, by the tensors that it reads and those that it makes."""
-    results = list(made)
+def fused(read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> Work:
+    """The cost of one generated kernel, by the tensors that it reads and those that it writes."""
+    results = list(written)
     every = [*read, *results]
     family = Family(None, _moves("elementwise", _format(every)))
     return Work(0, tuple(t.nbytes for t in every), _NUMBER[family], max((t.nbytes for t in results), default=0))
@@ -206,8 +206,8 @@ def _computing(name: str, args: tuple[Any, ...], number_format: str) -> Family:
     layout = ("n" if _by_rows(left) else "t") + ("n" if _by_rows(right) else "t")
     layout = layout if layout in LAYOUTS else "tn"
     # Tokens are as many as the micro-batch has: a matrix's own width is never a multiple of the primes.
-    own = [d for d in (*left.shape, right.shape[-1]) if d % MICRO_BATCH and d % RANK]
-    return _linear(number_format, layout, wide=max(own, default=0) >= WIDE)
+    widths = [d for d in (*left.shape, right.shape[-1]) if d % MICRO_BATCH and d % RANK]
+    return _linear(number_format, layout, wide=max(widths, default=0) >= WIDE)
 
 
 def _by_rows(factor: torch.Tensor) -> bool:
@@ -234,13 +234,13 @@ def _format(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found += [v for v in value if isinstance(v, torch.Tensor)]
-    return found
+            tensors += [v for v in value if isinstance(v, torch.Tensor)]
+    return tensors
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> int:

@@ -35,7 +35,7 @@ class Rates:
     """A device's speed, as seconds per unit of work."""
 
     seconds_per: tuple[float, ...]
-    """Of each of `KINDS`, in their order."""
+    """The seconds of each of `KINDS`, in their order."""
     processor: bool = False
     """Whether the device is its own host, so that nothing hides the time it takes to launch an operation."""
     calibrated_on: int = 0
@@ -71,7 +71,7 @@ class Rates:
         return (1.0 - share) * self.relative_error + share * waits
 
     def times(self, ratios: Features) -> Rates:
-        """Every rate multiplied by its own of `ratios` [kinds]."""
+        """These rates, each multiplied by its ratio, of `ratios` [kinds]."""
         return replace(self, seconds_per=tuple(map(float, self.as_array() * ratios)))
 
 
@@ -119,17 +119,17 @@ def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
         per_byte = (1.0 - far) * rates[places[0]] + far * rates[places[1]]
         by_flops = flops * rates[flop_kinds] > moved * per_byte
         flops, moved = np.where(by_flops, flops, 0.0), np.where(by_flops, 0.0, moved)
-    found: Features = np.zeros(len(KINDS))
-    found += np.bincount(flop_kinds, cost.times * flops, len(KINDS))
-    found += np.bincount(places[0], cost.times * moved * (1.0 - far), len(KINDS))
-    found += np.bincount(places[1], cost.times * moved * far, len(KINDS))
-    found[INDEX[LAUNCH]] += operation * cost.times.sum()
+    amounts: Features = np.zeros(len(KINDS))
+    amounts += np.bincount(flop_kinds, cost.times * flops, len(KINDS))
+    amounts += np.bincount(places[0], cost.times * moved * (1.0 - far), len(KINDS))
+    amounts += np.bincount(places[1], cost.times * moved * far, len(KINDS))
+    amounts[INDEX[LAUNCH]] += operation * cost.times.sum()
     if prior.processor:
         called = np.array([INDEX[family.call or LAUNCH] for family in FAMILIES])[cost.families]
         calls = np.array([family.call is not None for family in FAMILIES])[cost.families]
-        found += np.bincount(called, cost.times * calls, len(KINDS))
-        found[INDEX[FRESH]] += float(cost.times @ np.where(cost.made >= FRESH_BYTES, cost.made, 0.0))
-    return found
+        amounts += np.bincount(called, cost.times * calls, len(KINDS))
+        amounts[INDEX[FRESH]] += float(cost.times @ np.where(cost.made >= FRESH_BYTES, cost.made, 0.0))
+    return amounts
 
 
 def _named(amounts: Features) -> dict[str, float]:
@@ -172,9 +172,9 @@ def parts(work: StepWork, rates: Rates) -> Features:
     parts = np.array([work.amounts.get(kind, 0.0) for kind in KINDS]) * rates.as_array()
     if not rates.processor:
         launch = INDEX[LAUNCH]
-        host = parts[launch]
+        launching = parts[launch]
         parts[launch] = 0.0
-        if parts.sum() < host:
+        if parts.sum() < launching:
             parts[:] = 0.0
-            parts[launch] = host
+            parts[launch] = launching
     return parts

@@ -20,8 +20,8 @@ DISK_READ_BYTES_PER_SECOND, DISK_WRITTEN_BYTES_PER_SECOND = 7.0e9, 5.0e9
 """Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
 Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown. All ranks of a machine use the same drive."""
 DRAM_BYTES_PER_SECOND = 50e9
-"""Of a CPU's memory, to the optimizers of all ranks on it together; a guess: a quarter of what eight channels of
-DDR4-3200 have together (JEDEC JESD79-4: 25.6 GB/s each)."""
+"""Bandwidth of a CPU's memory, to the optimizers of all ranks on it together; a guess: a quarter of what eight
+channels of DDR4-3200 have together (JEDEC JESD79-4: 25.6 GB/s each)."""
 LOOPBACK_BYTES_PER_SECOND = 2e9
 """Between two processes on one CPU through gloo; an order of magnitude."""
 
@@ -43,18 +43,18 @@ def amounts(traffic: Traffic, hardware: Hardware, *, ranks_per_host: int) -> tup
 
 
 def seconds_per_byte(hardware: Hardware) -> dict[str, float]:
-    """Of each kind of transfer: the data sheets' figures less losses. A card without a link to others goes through its
-    host."""
+    """Seconds per byte of each kind of transfer: the data sheets' figures less losses. A card without a link to others
+    goes through its host."""
     if hardware.kind == "cpu":
-        link, host = LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
+        link, host_link = LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
     else:
         card = named(hardware.name)
-        host = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
-        link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host
-        link, host = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host
+        host_link = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
+        link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host_link
+        link, host_link = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host_link
     return {
         LINK: 1.0 / link,
-        HOST_LINK: 1.0 / host,
+        HOST_LINK: 1.0 / host_link,
         DISK_READ: 1.0 / DISK_READ_BYTES_PER_SECOND,
         DISK_WRITTEN: 1.0 / DISK_WRITTEN_BYTES_PER_SECOND,
         HOST_UPDATE: 1.0 / DRAM_BYTES_PER_SECOND,

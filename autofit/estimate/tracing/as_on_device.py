@@ -159,5 +159,5 @@ def _unmasked_attention(
     memory."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    known = {name: options[name] for name in ("scaling", "is_causal") if name in options}
-    return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **known))
+    supported = {name: options[name] for name in ("scaling", "is_causal") if name in options}
+    return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **supported))

@@ -44,12 +44,12 @@ SUMMED_WIDE = (
     _ATEN.cumprod.default,
     _ATEN.linalg_vector_norm.default,
 )
-"""Those of which CUDA's autocast makes the result fp32 unless the caller asks for a format
+"""Operations whose result CUDA's autocast makes fp32 unless the caller asks for a format
 (AT_FORALL_FP32_SET_OPT_DTYPE of the same file)."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 AS_GIVEN = (_ATEN.cat.default, _ATEN.stack.default, _ATEN.index_copy.default)
-"""Those whose operands a CPU's autocast first widens to the widest among them, and CUDA's does not (they are not in
-AT_FORALL_PROMOTE of the same file)."""
+"""Operations whose operands a CPU's autocast first widens to the widest among them, and CUDA's does not (they are
+not in AT_FORALL_PROMOTE of the same file)."""
 
 
 @contextmanager

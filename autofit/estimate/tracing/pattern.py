@@ -16,11 +16,11 @@ def representatives(kinds: Kinds) -> tuple[tuple[int, ...], tuple[int, ...]]:
     neighbours of a kind of their own. The small stack is found by cutting out, largest first, every stretch without
     which all such contexts remain: three layers for a uniform stack, four where two kinds alternate.
     """
-    wanted = set(_contexts(kinds, range(len(kinds))))
+    contexts = set(_contexts(kinds, range(len(kinds))))
     kept = list(range(len(kinds)))
     length = len(kept) - 1
     while length > 0:
-        cut = next((c for c in range(1, len(kept) - length) if _may_cut(kinds, kept, c, length, wanted)), None)
+        cut = next((c for c in range(1, len(kept) - length) if _may_cut(kinds, kept, c, length, contexts)), None)
         if cut is None:
             length -= 1
         else:
@@ -38,11 +38,11 @@ def _contexts(kinds: Kinds, layers: Sequence[int]) -> list[_Context]:
 _END = object()
 
 
-def _may_cut(kinds: Kinds, kept: list[int], start: int, length: int, wanted: set[_Context]) -> bool:
+def _may_cut(kinds: Kinds, kept: list[int], start: int, length: int, contexts: set[_Context]) -> bool:
     """Whether `kept` without the `length` layers from `start` on has the same contexts."""
     stop = start + length
     if kinds[kept[start - 1]] != kinds[kept[stop - 1]] or (
         stop < len(kept) and kinds[kept[start]] != kinds[kept[stop]]
     ):
         return False
-    return set(_contexts(kinds, kept[:start] + kept[stop:])) == wanted
+    return set(_contexts(kinds, kept[:start] + kept[stop:])) == contexts

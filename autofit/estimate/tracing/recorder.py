@@ -39,13 +39,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = MemoryTrace()
         self.place = Place("build", BEFORE)
-        self._known: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._scratch = scratch
         self._events: list[Event] = []
         self._ignored: set[int] = set()
         self._next: Place | None = None
         self._closed = False
-        self._is_elsewhere = False
+        self._outside_device = False
         self._sum: tuple[int, int] | None = None
         """The storages of a gradient and of its sum with another, if the last operation has made that."""
 
@@ -85,9 +85,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
         """Count what is allocated inside as memory outside the device's allocator."""
-        self._is_elsewhere = True
+        self._outside_device = True
         yield
-        self._is_elsewhere = False
+        self._outside_device = False
 
     def count(self, cost: Work) -> None:
         """Count the cost of one operation, or of what is not run as one."""
@@ -98,9 +98,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A tensor of this format in a storage of its own."""
         self._follow()
         with _pop_mode_temporarily():
-            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-        self._seen(made)
-        return made
+            tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        self._record(tensor)
+        return tensor
 
     def _follow(self) -> None:
         if self._next is not None:
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Name the storage of `tensor` in the current stage."""
-        self.trace.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
+        self.trace.labels[self.place.stage, label] = self._indices[tensor.untyped_storage()._cdata]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
@@ -129,21 +129,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch = self._scratch(str(func), args)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
-            self._seen(result)
-            if func in _PRODUCTS and result.untyped_storage()._cdata in self._known:
-                self.trace.storages[self._known[result.untyped_storage()._cdata]].of_product = True
+            self._record(result)
+            if func in _PRODUCTS and result.untyped_storage()._cdata in self._indices:
+                self.trace.storages[self._indices[result.untyped_storage()._cdata]].of_product = True
             if func is _ADD and self._called_by(_ENGINE) and not torch.is_grad_enabled():
                 self._note_sum(args[0], result)
         elif isinstance(result, (tuple, list)):
             for item in result:
                 if isinstance(item, torch.Tensor):
-                    self._seen(item)
-        beside = [self._take(size) for size in scratch.beside]
+                    self._record(item)
+        temporaries = [self._take(size) for size in scratch.beside]
         if scratch.sums is not None:
             values, columns = scratch.sums
-            beside.append(self._take(values))
-            self.trace.storages[beside[-1]].summed_columns = columns
-        for index in (*reversed(beside), *held):
+            temporaries.append(self._take(values))
+            self.trace.storages[temporaries[-1]].summed_columns = columns
+        for index in (*reversed(temporaries), *held):
             self._free(index)
         return result
 
@@ -167,12 +167,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(Event(index, True))
         return index
 
-    def _seen(self, tensor: torch.Tensor) -> None:
+    def _record(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if self._is_elsewhere:
+        if self._outside_device:
             self.trace.elsewhere.setdefault(self.place, []).append(storage.nbytes())
             self._ignore(storage)
-        if storage._cdata not in self._known and storage._cdata not in self._ignored:
+        if storage._cdata not in self._indices and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
             self._events.append(Event(index, True))
 
@@ -182,11 +182,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
         key = storage._cdata
-        if key in self._known:
-            return self._known[key]
+        if key in self._indices:
+            return self._indices[key]
         index = self._new(storage.nbytes(), place)
-        self._known[key] = index
-        weakref.finalize(storage, self._gone, key)
+        self._indices[key] = index
+        weakref.finalize(storage, self._forget, key)
         return index
 
     def _new(self, size: int, place: Place | None) -> int:
@@ -195,20 +195,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.trace.storages) - 1
 
     def _note_sum(self, before: torch.Tensor, result: torch.Tensor) -> None:
-        """Of two gradients, the engine has made the sum (InputBuffer::accumulate of torch/csrc/autograd). With data it
+        """The engine has summed two gradients (InputBuffer::accumulate of torch/csrc/autograd). With data it
         adds in place if nothing else holds the first, as a view's base does: then that will be gone before another
         operation runs."""
         keys = before.untyped_storage()._cdata, result.untyped_storage()._cdata
         is_plain = torch.ops.aten.is_non_overlapping_and_dense(before) and not before._is_view()
-        if is_plain and all(key in self._known for key in keys):
+        if is_plain and all(key in self._indices for key in keys):
             self._sum = keys
 
-    def _gone(self, key: int) -> None:
-        index = self._known.pop(key)
-        if self._sum is not None and key == self._sum[0] and self._sum[1] in self._known:
-            made = self._known[self._sum[1]]
-            self._events.remove(Event(made, True))
-            self._known[self._sum[1]] = index
+    def _forget(self, key: int) -> None:
+        index = self._indices.pop(key)
+        if self._sum is not None and key == self._sum[0] and self._sum[1] in self._indices:
+            total = self._indices[self._sum[1]]
+            self._events.remove(Event(total, True))
+            self._indices[self._sum[1]] = index
             self._sum = None
         elif not self._closed:
             self._free(index)
@@ -236,7 +236,7 @@ class RecorderOfCompiled(Recorder):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _called_by(self, function: str) -> bool:
-        """As of the base, past the frames in which torch keeps Dynamo out of each call."""
+        """As in the base class, past the frames in which torch keeps Dynamo out of each call."""
         frame = sys._getframe(3)
         while frame.f_back is not None and _is_dynamos(frame.f_code.co_filename):
             frame = frame.f_back

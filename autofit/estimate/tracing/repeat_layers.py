@@ -40,7 +40,7 @@ class _Repetition:
         return self._full
 
     def _copy_residents(self) -> None:
-        """As a model is built: what comes before the layers, layer after layer, and what comes after them."""
+        """In the order in which a model is built: what precedes the layers, layer after layer, what follows them."""
         residents = [(i, storage.layer) for i, storage in enumerate(self._small.storages) if storage.allocated is None]
         first = next((index for index, layer in residents if layer is not None), len(self._small.storages))
         outside = [index for index, layer in residents if layer is None]
@@ -129,10 +129,10 @@ class _Repetition:
         """The storage that the stand-in of `layer` allocates where another layer of its kind allocates `index`."""
         place, rank = self._ranks[index]
         stand_in = Place(place.stage, self._representative[layer])
-        own = self._order[stand_in]
-        if rank >= len(own) or self._small.storages[own[rank]].bytes != self._small.storages[index].bytes:
+        candidates = self._order[stand_in]
+        if rank >= len(candidates) or self._small.storages[candidates[rank]].bytes != self._small.storages[index].bytes:
             raise NotUniform(f"{place} and {stand_in} differ in allocation {rank}")
-        return own[rank]
+        return candidates[rank]
 
     def _add(self, storage: Storage, allocated: Place | None, freed: Place | None, layer: int | None) -> int:
         """Add a copy of `storage` that lives then and belongs there; `replace` takes three times as long."""

@@ -25,11 +25,11 @@ _MASKS = (torch.bool, torch.uint8, torch.int8)
 class Operands:
     """The arguments of an operation: its tensors, and a key that is equal where results have the same format."""
 
-    __slots__ = ("key", "known", "tensors")
+    __slots__ = ("is_decisive", "key", "tensors")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors: list[FakeTensor] = []
-        self.known = True
+        self.is_decisive = True
         """Whether the key determines the result's format."""
         parts: list[Any] = [func]
         self._describe(args, parts)
@@ -43,7 +43,7 @@ class Operands:
             kind = type(value)
             if kind is FakeTensor:
                 if value.constant is not None:
-                    self.known = False
+                    self.is_decisive = False
                 self.tensors.append(value)
                 parts.append(_format(value))
             elif kind is tuple or kind is list:
@@ -52,7 +52,7 @@ class Operands:
             elif value is None:
                 parts.append(None)
             elif isinstance(value, torch.Tensor):
-                self.known = False
+                self.is_decisive = False
             else:
                 parts.append((kind, value))  # the type distinguishes 1 from 1.0 and True
 
@@ -75,16 +75,16 @@ def remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Ca
     Called in a dispatch mode above the fake one, after autograd has done its part.
     """
     operands = Operands(func, args, kwargs)
-    found = _KNOWN.get(operands.key) if operands.known else None
-    if found is not None:
-        recipe, cost = found
+    entry = _KNOWN.get(operands.key) if operands.is_decisive else None
+    if entry is not None:
+        recipe, cost = entry
         return recipe(operands.tensors), cost
     result = run()
     cost = work(func, args, result)
-    if operands.known and _repeats(func, operands.tensors) and Operands(func, args, kwargs).key == operands.key:
-        made = _recipe(result, operands.tensors)
-        if made is not None:
-            _KNOWN[operands.key] = made, cost
+    if operands.is_decisive and _repeats(func, operands.tensors) and Operands(func, args, kwargs).key == operands.key:
+        new_recipe = _recipe(result, operands.tensors)
+        if new_recipe is not None:
+            _KNOWN[operands.key] = new_recipe, cost
     return result, cost
 
 

@@ -48,15 +48,15 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
 
 def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
     """One number per decoder layer, the same for layers of the same kind."""
-    known = _KINDS.get(model.digest)
-    if known is None:
+    kinds = _KINDS.get(model.digest)
+    if kinds is None:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
             layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
         numbers: dict[Hashable, int] = {}
-        known = _KINDS[model.digest] = tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
-    return known
+        kinds = _KINDS[model.digest] = tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
+    return kinds
 
 
 _KINDS: dict[str, tuple[Hashable, ...]] = {}
@@ -91,7 +91,7 @@ def trace_decoder(
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
-    asked, config = config, at_primes(config, job)
+    untraced, config = config, at_primes(config, job)
     plan = _fake_plan(config, job)
     plan.masks_padding = masked
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
@@ -106,7 +106,7 @@ def trace_decoder(
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
         layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(asked, stack, recorder)
+        compiled = _compiled(untraced, stack, recorder)
         with compiled, as_on_device(config, job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
@@ -212,10 +212,10 @@ class _KeepingLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight, bias)
-        found = inputs.matmul(weight.t())
+        product = inputs.matmul(weight.t())
         if bias is not None:
-            found += bias
-        return found
+            product += bias
+        return product
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

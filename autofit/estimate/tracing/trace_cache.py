@@ -36,14 +36,14 @@ class TraceCache:
     def get(self, key: str) -> Any | None:
         file = self._folder / key
         try:
-            found = pickle.loads(file.read_bytes())
+            trace = pickle.loads(file.read_bytes())
             os.utime(file)
         except FileNotFoundError:
             return None
         except Exception as error:  # cut off, or pickled by other code: unpickling may raise anything
             _log.debug("the trace %s cannot be read: %s", file, error)
             return None
-        return found
+        return trace
 
     def put(self, key: str, trace: object) -> None:
         """Keep a trace, in place of any under this key."""

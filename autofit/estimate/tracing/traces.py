@@ -39,13 +39,13 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decoder:
-    """The decoder for one method, precision and checkpointing, at every micro-batch and rank."""
+class TracedDecoder:
+    """The decoder of one method, precision and checkpointing, at every micro-batch and rank."""
 
     events: DecoderEvents
     head: HeadShape
     works: tuple[Works, Works]
-    """Of the first micro-step and of every further one."""
+    """Those of the first micro-step, and of every further one."""
     offloaded: SymbolicSizes
     """Bytes of every activation that a forward copies to the host."""
     is_flash: bool
@@ -55,27 +55,27 @@ class Decoder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loss:
+class TracedLoss:
     """One loss kernel at one number of tokens."""
 
     trace: MemoryTrace
     costs: tuple[Costs, Costs]
-    """Of the first micro-step and of every further one."""
+    """Those of the first micro-step, and of every further one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class TracedUpdate:
     """One optimizer on one set of parameters."""
 
     trace: MemoryTrace
     events: Updates
     costs: Costs
     paged_bytes: int
-    """Of states in managed memory: all of them, as in a trial, because a device with room holds them."""
+    """States in managed memory: all of them, as in a trial, because a device with room holds them."""
 
     @property
     def states_bytes(self) -> int:
-        """Of the optimizer's states on one device."""
+        """Bytes of the optimizer's states on one device."""
         return int(self.events.sizes[self.events.categories == Category.OPTIMIZER].sum())
 
 
@@ -89,47 +89,47 @@ class Traces:
         self._exact = exact
         self._cache = cache
         self._scratch = cuda_scratch if job.hardware.kind == "cuda" else host_scratch
-        self._known: dict[tuple[str, Hashable], Any] = {}
+        self._results: dict[tuple[str, Hashable], Any] = {}
 
-    def decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> Decoder:
-        """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
+    def decoder(self, config: Config, library: Library | None, *, accumulates: bool) -> TracedDecoder:
+        """The decoder of `config`, which `library` distributes; `accumulates` says whether micro-steps follow the
         first."""
-        if spread is None:
+        if library is None:
             return self._single(config, None)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
-        key = self._of_decoder(config), accumulates, config.get("rank")
-        return self._once("rank", key, lambda: self._on_one_rank(config, spread, accumulates), keeps=False)
+        key = self._decoder_key(config), accumulates, config.get("rank")
+        return self._once("rank", key, lambda: self._on_one_rank(config, library, accumulates), keeps=False)
 
-    def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
+    def loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
         """The loss kernel of a single-device config."""
         key = config["loss"], head, tokens
         return self._once("loss", key, lambda: self._trace_loss(config, head, tokens))
 
-    def update(self, config: Config, spread: Library | None) -> Update:
-        """The optimizer of `config`, on the parameters that `spread` lets it see."""
-        flat, job = None if spread is None else spread.flat, self._job(spread)
+    def update(self, config: Config, library: Library | None) -> TracedUpdate:
+        """The optimizer of `config`, on the parameters that `library` lets it see."""
+        flat, job = None if library is None else library.flat, self._job(library)
         axes = ("method", "precision", "optimizer", "rank", "targets")
         formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
         key = *(config.get(axis) for axis in axes), flat, formats
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
-    def evaluation(self, config: Config, spread: Library | None) -> Evaluation | None:
+    def evaluation(self, config: Config, library: Library | None) -> Evaluation | None:
         """What evaluating the workload's `eval_batch` takes; None where nothing is evaluated. What a sharding library
         gathers for it is left out."""
         sequences = self.job.workload.eval_batch
         if sequences is None:
             return None
-        config, job = alone(config, spread), self._job(spread)
-        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets", *_of_rows(config))
+        config, job = alone(config, library), self._job(library)
+        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets", *_row_axes(config))
         masked = masks_padding(config, self.job)
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
         traced = partial(self._trace_evaluation, job=job, sequences=sequences, masked=masked)
-        return self._once("evaluation", key, partial(_compiled_if_it_can, config, traced))
+        return self._once("evaluation", key, partial(_compiled_if_possible, config, traced))
 
-    def holdings(self, config: Config, spread: Library | None) -> Holdings:
+    def holdings(self, config: Config, library: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
-        single, job = alone(config, spread), self._job(spread)
-        parameters = in_order(self._single(config, spread).events.trace)
+        single, job = alone(config, library), self._job(library)
+        parameters = in_order(self._single(config, library).events.trace)
         of_trained, of_frozen = (
             SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
@@ -142,7 +142,7 @@ class Traces:
             sizes=tuple(map(int, of_trained)),
             frozen_bytes=frozen,
             stored_bytes=int(count * make_plan(config, job, HOST).trained_dtype.itemsize),
-            states_bytes=self.update(config, spread).states_bytes,
+            states_bytes=self.update(config, library).states_bytes,
         )
 
     def of_depths(self, config: Config, depths: Sequence[int]) -> tuple[HeadShape, dict[int, Works]]:
@@ -159,67 +159,67 @@ class Traces:
 
     def forget_decoders(self) -> None:
         """Let go of what only configs with one decoder share: those of a whole lattice take gigabytes."""
-        self._known = {key: found for key, found in self._known.items() if key[0] in ("loss", "update")}
+        self._results = {key: result for key, result in self._results.items() if key[0] in ("loss", "update")}
 
     def _once(self, part: str, key: Hashable, trace: Callable[[], V], *, keeps: bool = True) -> V:
-        """What `trace` gave for this key, here or, if it `keeps` that, in an earlier process; raises `NotTraced` if it
-        failed, so that no lattice repeats a failure."""
-        if (part, key) not in self._known:
-            self._known[part, key] = _followed(lambda: self._kept(part, key, trace) if keeps else trace())
-        found = self._known[part, key]
-        if isinstance(found, NotTraced):
-            raise NotTraced(str(found))
-        known: V = found
-        return known
+        """What `trace` gave for this key in this process or, if it `keeps` that, in an earlier one. Raises `NotTraced`
+        if it failed, so that no lattice repeats a failure."""
+        if (part, key) not in self._results:
+            self._results[part, key] = _result_or_failure(lambda: self._cached(part, key, trace) if keeps else trace())
+        result = self._results[part, key]
+        if isinstance(result, NotTraced):
+            raise NotTraced(str(result))
+        value: V = result
+        return value
 
-    def _kept(self, part: str, key: Hashable, trace: Callable[[], V]) -> V:
+    def _cached(self, part: str, key: Hashable, trace: Callable[[], V]) -> V:
         if self._cache is None:
             return trace()
         name = trace_key(self.job, part, self._exact, key)
-        found: V | None = self._cache.get(name)
-        if found is None:
-            found = trace()
-            self._cache.put(name, found)
-        return found
+        value: V | None = self._cache.get(name)
+        if value is None:
+            value = trace()
+            self._cache.put(name, value)
+        return value
 
-    def _on_one_rank(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
-        single = self._single(config, spread)
-        trace = spread.micro_steps(single.events.trace, accumulates=accumulates)
+    def _on_one_rank(self, config: Config, library: Library, accumulates: bool) -> TracedDecoder:
+        single = self._single(config, library)
+        trace = library.micro_steps(single.events.trace, accumulates=accumulates)
         return replace(single, events=DecoderEvents(trace))
 
-    def _single(self, config: Config, spread: Library | None) -> Decoder:
-        """On one device: from this those for several values of `sharding` and `offload` are made."""
+    def _single(self, config: Config, library: Library | None) -> TracedDecoder:
+        """The decoder on one device, from which those for several values of `sharding` and `offload` are made."""
         if config["attention"] == "flash" and shape(self.job.model).sdpa and not keeps_apart(config):
-            as_sdpa, trainer = config.replace(attention="sdpa"), self._job(spread).workload.trainer
+            as_sdpa, trainer = config.replace(attention="sdpa"), self._job(library).workload.trainer
             if of_formats(as_sdpa, trainer) == of_formats(config, trainer):
                 with suppress(NotTraced):
-                    by_torch = self._single(as_sdpa, spread)
+                    by_torch = self._single(as_sdpa, library)
                     if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
                         return by_torch
-        config, job = alone(config, spread), self._job(spread)
+        config, job = alone(config, library), self._job(library)
         if config["loss"] == "chunked" and chunks_are_one(config, self.job):
             config = config.replace(loss="full")
         # What is trained needs its inputs anyway.
-        keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
+        keeps_inputs = library is not None and library.keeps_inputs and config["method"] != "full"
         # A single sequence has no padding, of whatever micro-batch the trace is.
         masked = masks_padding(config, self.job) and config["micro_batch"] != 1
-        key = self._of_decoder(config), keeps_inputs, job.workload.trainer, masked
+        key = self._decoder_key(config), keeps_inputs, job.workload.trainer, masked
         traced = partial(self._trace_decoder, job=job, keeps_inputs=keeps_inputs, masked=masked)
-        return self._once("decoder", key, partial(_compiled_if_it_can, config, traced))
+        return self._once("decoder", key, partial(_compiled_if_possible, config, traced))
 
-    def _job(self, spread: Library | None) -> Job:
-        """The job as `spread` lets a rank train it: where a library converts the weights itself, without the trainer's
-        habits. The loss, which is traced apart, keeps its own; the gradient of the embeddings' output is left out."""
-        if spread is None or not spread.converts:
+    def _job(self, library: Library | None) -> Job:
+        """The job as `library` lets a rank train it: without the trainer's habits where it converts the weights itself.
+        The loss, which is traced apart, keeps its habits; the gradient of the embeddings' output is left out."""
+        if library is None or not library.converts:
             return self.job
         return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
-    def _of_decoder(self, config: Config) -> Hashable:
-        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too, and
-        on the sizes by which torch keeps to a budget."""
+    def _decoder_key(self, config: Config) -> Hashable:
+        """What a decoder depends on. This includes how the loss gives the gradient of a head that is the embedding,
+        too, and the sizes by which torch keeps to a budget."""
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_of_rows(config)))
+        traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_row_axes(config)))
         return traced, tied and config["loss"] == "full", sizes, self._most_in_row(config)
 
     def _most_in_row(self, config: Config) -> int:
@@ -232,7 +232,7 @@ class Traces:
         most = self._most_in_row(config)
         return partial(cuda_scratch, sequences=most) if most and self._scratch is cuda_scratch else self._scratch
 
-    def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> Decoder:
+    def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> TracedDecoder:
         kinds, scratch = layer_kinds(config, job), self._kernels(config)
         run = partial(trace_decoder, config, job, scratch=scratch, keeps_inputs=keeps_inputs, masked=masked)
         if not self._exact:
@@ -246,11 +246,11 @@ class Traces:
         full, head = run(every)
         return _decoder(config, full, head, full, dict.fromkeys(every, 1))
 
-    def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
+    def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
         kernel = make_plan(config, self.job, HOST).loss
         trace = trace_loss(kernel, head, tokens, self._scratch, capability=self.job.hardware.capability)
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
-        return Loss(trace, (first.at(1, 1), further.at(1, 1)))
+        return TracedLoss(trace, (first.at(1, 1), further.at(1, 1)))
 
     def _trace_evaluation(self, config: Config, job: Job, *, sequences: int, masked: bool) -> Evaluation:
         kinds = layer_kinds(config.replace(checkpointing="none"), job)
@@ -263,13 +263,13 @@ class Traces:
         every = tuple(range(len(kinds)))
         return Evaluation.of(run(every))
 
-    def _trace_updates(self, config: Config, job: Job, flat: float | None) -> Update:
+    def _trace_updates(self, config: Config, job: Job, flat: float | None) -> TracedUpdate:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
         costs = _works(trace, "2", lambda place: True).at(1, 1)
-        return Update(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
+        return TracedUpdate(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
 
 
-def _followed(trace: Callable[[], V]) -> V | NotTraced:
+def _result_or_failure(trace: Callable[[], V]) -> V | NotTraced:
     """Run a trace; any error is returned. What models, losses and optimizers run may raise anything without data."""
     try:
         return trace()
@@ -279,9 +279,9 @@ def _followed(trace: Callable[[], V]) -> V | NotTraced:
         return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
-def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
-    """`trace` of `config`, or of the same without compilation where torch cannot compile it without data. So are
-    Liger's layer kernels traced, which stay as they are in a compiled layer."""
+def _compiled_if_possible(config: Config, trace: Callable[[Config], V]) -> V:
+    """`trace` of `config`, or of the same without compilation where torch cannot compile it without data. Liger's layer
+    kernels are traced so too: they stay as they are in a compiled layer."""
     if config["compile"] is True and not by_liger(config):
         try:
             return trace(config)
@@ -292,14 +292,14 @@ def _compiled_if_it_can(config: Config, trace: Callable[[Config], V]) -> V:
     return trace(config.replace(compile=False))
 
 
-def _of_rows(config: Config) -> tuple[str, ...]:
+def _row_axes(config: Config) -> tuple[str, ...]:
     """The axis of how sequences share rows, where that changes what a decoder does."""
     return ("batching",) if keeps_apart(config) else ()
 
 
-def alone(config: Config, spread: Library | None) -> Config:
+def alone(config: Config, library: Library | None) -> Config:
     """The config that one rank runs between its collectives."""
-    return config if spread is None else spread.traced(config)
+    return config if library is None else library.traced(config)
 
 
 def _works(
@@ -311,15 +311,15 @@ def _works(
     """The operations of stages ending in `number` where `belongs` accepts the place, each `times(layer)` times."""
     return Works.joined(
         [
-            Works.of(found, times=times(place.layer))
-            for place, found in trace.work.items()
+            Works.of(works, times=times(place.layer))
+            for place, works in trace.work.items()
             if place.stage.endswith(number) and belongs(place)
         ]
     )
 
 
 def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, Works]:
-    """Of the first and of a further micro-step; a layer's operations count for all layers that it stands for."""
+    """The works of the first and of a further micro-step; a layer's count for all layers that it stands for."""
     first, further = (
         _works(trace, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
     )
@@ -328,7 +328,7 @@ def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, W
 
 def _decoder(
     config: Config, trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: dict[int, int]
-) -> Decoder:
+) -> TracedDecoder:
     """The decoder of `config`, from its `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
     offloaded = [
         size
@@ -336,7 +336,7 @@ def _decoder(
         if place.stage == "forward-1"
         for size in sizes * counts.get(place.layer, 1)
     ]
-    return Decoder(
+    return TracedDecoder(
         DecoderEvents(trace),
         head,
         _decoder_works(small, counts),
