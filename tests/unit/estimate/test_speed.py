@@ -172,7 +172,7 @@ def test_one_trial_moves_every_rate_and_claims_nothing() -> None:
 
 
 def test_the_error_is_of_trials_that_the_fit_has_not_seen() -> None:
-    """Times that have nothing to do with the work are not foretold, however well the rates bend to five of them."""
+    """Times that have nothing to do with the work are not predicted, however well the rates bend to five of them."""
     draw = random.Random(1)
     shown = [work(draw.uniform(1, 9) * 1e14, bytes_=draw.uniform(1, 9) * 1e11) for _ in range(5)]
     noise = [(one, draw.uniform(0.1, 10.0)) for one in shown]

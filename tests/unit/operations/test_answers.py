@@ -164,10 +164,10 @@ def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store
 def predicted(trial: Trial, gib: float) -> Trial:
     """The same, for which so much device memory was predicted."""
     bytes_ = int(gib * GIB)
-    foretold = Prediction(
+    prediction = Prediction(
         peak_allocated_bytes=bytes_, device_bytes=bytes_, step_seconds=None, calibrated_on=0, relative_error=None
     )
-    return replace(trial, prediction=foretold)
+    return replace(trial, prediction=prediction)
 
 
 def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:

@@ -186,7 +186,7 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
 
 
 @pytest.mark.parametrize(("slower", "traced"), [(4.0, True), (20.0, False)])
-def test_configs_in_an_emulated_format_are_foretold_from_those_in_fp32(
+def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, traced: bool
 ) -> None:
     times = {"fp32": 1.0, "bf16": slower}

@@ -79,18 +79,18 @@ def test_what_was_measured_replaces_the_guess_and_the_rest_stays() -> None:
 
 
 def test_a_real_step_scales_the_rates_and_says_how_sure_they_are() -> None:
-    foretold = seconds(WORK, rates_of(made_probe(), guess()))
-    right = rates_of(made_probe(steps=(measured_step(foretold),)), guess())
-    wrong = rates_of(made_probe(steps=(measured_step(2 * foretold),)), guess())
-    assert seconds(WORK, right) == pytest.approx(foretold) and right.relative_error == 0.1
-    assert seconds(WORK, wrong) == pytest.approx(2 * foretold) and wrong.relative_error > 2 * 0.1
+    predicted = seconds(WORK, rates_of(made_probe(), guess()))
+    right = rates_of(made_probe(steps=(measured_step(predicted),)), guess())
+    wrong = rates_of(made_probe(steps=(measured_step(2 * predicted),)), guess())
+    assert seconds(WORK, right) == pytest.approx(predicted) and right.relative_error == 0.1
+    assert seconds(WORK, wrong) == pytest.approx(2 * predicted) and wrong.relative_error > 2 * 0.1
     assert right.calibrated_on == wrong.calibrated_on == 0, "a few layers are no trial"
-    other = rates_of(made_probe(steps=(measured_step(2 * foretold, estimator=1),)), guess())
-    assert seconds(WORK, other) == pytest.approx(foretold), "another version counted its work in another way"
+    other = rates_of(made_probe(steps=(measured_step(2 * predicted, estimator=1),)), guess())
+    assert seconds(WORK, other) == pytest.approx(predicted), "another version counted its work in another way"
 
 
 def test_layers_and_the_rest_are_scaled_apart() -> None:
-    """A device whose products are three times slower within a step than alone, while the head's are as foretold."""
+    """A device whose products are three times slower within a step than alone, while the head's are as predicted."""
     kind, head = "product/bf16/nt", "product/bf16/nt/wide"
     alone = rates_of(made_probe(), guess())
 
