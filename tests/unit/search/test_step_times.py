@@ -159,7 +159,7 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
 
 @pytest.mark.parametrize(("slower", "suspected"), [(1.0, False), (3.0, True)])
 def test_what_all_slow_trials_share_is_suspected(slower: float, suspected: bool) -> None:
-    """Either the device is slow, or this optimizer is: only a trial of another, predicted to be twice as slow, tells."""
+    """Either the device is slow, or this optimizer is: only a trial of another that should be twice as slow tells."""
     adamw = [PLAIN.replace(optimizer="adamw", micro_batch=size) for size in (1, 2, 4)]
     configs = tuple(c.replace(optimizer=name) for c in adamw for name in ("adamw", "adamw-8bit"))
 
