@@ -12,13 +12,13 @@ def pairs(text: str) -> dict[str, str]:
     parts = [part.strip() for part in text.split(",")]
     if not parts[-1]:
         parts.pop()
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part, after in zip(parts, [None, *parts], strict=False):
         name, value = _pair(part, after)
-        if name in found:
+        if name in values:
             raise UsageError(f"config names {name} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _pair(part: str, after: str | None) -> tuple[str, str]:

@@ -29,13 +29,13 @@ def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Excepti
 def stranger() -> EnvironmentLacks | None:
     """The error to report where PyAutoFit is installed, too: its package has this one's name and place."""
     try:
-        found = metadata.distribution("autofit")
+        other = metadata.distribution("autofit")
     except metadata.PackageNotFoundError:
         return None
-    if "autofit.cli.main" in (found.read_text("entry_points.txt") or ""):
+    if "autofit.cli.main" in (other.read_text("entry_points.txt") or ""):
         return None  # this package, installed under its former name
     return EnvironmentLacks(
-        f"PyAutoFit {found.version} is installed here, too: its package is called autofit like this one, and each "
+        f"PyAutoFit {other.version} is installed here, too: its package is called autofit like this one, and each "
         "overwrites files of the other",
         remedy=f"pip uninstall --yes autofit && pip install --force-reinstall --no-deps {NAME}",
     )

@@ -39,27 +39,27 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {key: _plain(element) for key, element in value.items()}
+    return [_plain(element) for element in value] if isinstance(value, tuple) else value
 
 
 @cache
 def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
-    """For each field whose values JSON has in another form, what reads them."""
+    """A reader for each field whose values have another form in JSON."""
     kinds = get_type_hints(cls)
-    found = {field.name: reader(kinds[field.name]) for field in fields(cls)}
-    return {name: each for name, each in found.items() if each is not None}
+    readers = {field.name: reader(kinds[field.name]) for field in fields(cls)}
+    return {name: read_value for name, read_value in readers.items() if read_value is not None}
 
 
 def reader(kind: Any) -> Callable[[Any], Any] | None:
-    """What reads values of this type; None if JSON has them as they are, and for a choice between several."""
+    """A reader of this type's values; None if JSON has them as they are, and for a choice between several."""
     if hasattr(kind, "from_json"):
-        own: Callable[[Any], Any] = kind.from_json
-        return own
-    inner = [reader(each) for each in get_args(kind) if each not in (type(None), ...)]
+        from_json: Callable[[Any], Any] = kind.from_json
+        return from_json
+    inner = [reader(argument) for argument in get_args(kind) if argument not in (type(None), ...)]
     if len(inner) != 1:
         return None
-    (one,) = inner
+    (read_element,) = inner
     if get_origin(kind) is tuple:
-        return tuple if one is None else lambda values: tuple(map(one, values))
-    return None if one is None else lambda value: None if value is None else one(value)
+        return tuple if read_element is None else lambda values: tuple(map(read_element, values))
+    return None if read_element is None else lambda value: None if value is None else read_element(value)

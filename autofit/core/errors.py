@@ -46,11 +46,11 @@ def in_one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
-def lines_of(said: str | BaseException, otherwise: str | None = None) -> list[str]:
+def lines_of(text: str | BaseException, otherwise: str | None = None) -> list[str]:
     """The lines of a text, or of an error's message, that are not blank. Where there is none, one line: `otherwise`, or
-    the type of `said`."""
-    lines = [stripped for line in str(said).splitlines() if (stripped := line.strip())]
-    return lines or [type(said).__name__ if otherwise is None else otherwise]
+    the type of `text`."""
+    lines = [stripped for line in str(text).splitlines() if (stripped := line.strip())]
+    return lines or [type(text).__name__ if otherwise is None else otherwise]
 
 
 class StoreError(EnvironmentLacks):
@@ -75,9 +75,9 @@ def spelled(value: object) -> str:
 def unknown(kind: str, given: object, valid: Iterable[object]) -> UsageError:
     """The error for a name that is not one of `valid`: it suggests the nearest ones, or lists all if there are few."""
     names = [spelled(name) for name in valid]
-    near = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
-    if near:
-        hint = f"did you mean {' or '.join(near)}?"
+    similar = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
+    if similar:
+        hint = f"did you mean {' or '.join(similar)}?"
     elif len(names) <= 12:
         hint = f"valid: {', '.join(names)}" if names else "there are none"
     else:

@@ -112,9 +112,9 @@ def of_method(method: str, candidates: Iterable[H]) -> list[H]:
 
 
 def by_method(candidates: Iterable[H]) -> dict[str, list[H]]:
-    """Those of each method that has any."""
+    """The candidates of each method that has any."""
     every = list(candidates)
-    return {method: own for method in METHODS if (own := of_method(method, every))}
+    return {method: members for method in METHODS if (members := of_method(method, every))}
 
 
 def dominates(a: Candidate, b: Candidate) -> bool:
@@ -137,7 +137,7 @@ def timed_in_full(points: Iterable[Point]) -> list[Point]:
 
 
 def pareto(candidates: Iterable[C]) -> tuple[C, ...]:
-    """Those that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
+    """The candidates that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
     best: list[C] = []
     for candidate in sorted(candidates, key=lambda c: (c.device_bytes, -speed(c))):
         if not best or speed(candidate) > speed(best[-1]):
@@ -147,8 +147,8 @@ def pareto(candidates: Iterable[C]) -> tuple[C, ...]:
 
 def frontiers(candidates: Iterable[C]) -> tuple[C, ...]:
     """The frontiers of all methods together, sorted by memory."""
-    kept = [c for own in by_method(candidates).values() for c in pareto(own)]
-    return tuple(sorted(kept, key=lambda c: c.device_bytes))
+    points = [c for members in by_method(candidates).values() for c in pareto(members)]
+    return tuple(sorted(points, key=lambda c: c.device_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +177,8 @@ class Frontier:
     def only(self, keep: Callable[[Config], bool]) -> Frontier:
         """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`
         need only hold those of each family that no other member beats."""
-        kept = tuple(p for p in self.considered if keep(p.config))
-        return replace(self, points=frontiers(timed_in_full(kept)), considered=kept)
+        considered = tuple(p for p in self.considered if keep(p.config))
+        return replace(self, points=frontiers(timed_in_full(considered)), considered=considered)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, points sorted by memory.
@@ -190,13 +190,13 @@ class Frontier:
             "hardware": self.hardware.to_json(),
             "workload": self.workload.to_json(),
             "stack": self.stack.to_json(),
-            "points": [{**p.to_json(), **self._of_each(p)} for p in self.points],
+            "points": [{**p.to_json(), **self._per_device(p)} for p in self.points],
             "trials": self.trials,
             "out_of_memory": self.out_of_memory,
             "contradictory": self.contradictory,
         }
 
-    def _of_each(self, point: Point) -> dict[str, float]:
+    def _per_device(self, point: Point) -> dict[str, float]:
         devices = self.workload.devices
         return {} if devices == 1 else {"tokens_per_second_per_device": point.measurement.tokens_per_second / devices}
 
@@ -215,8 +215,8 @@ class Alternative(Document, Generic[C]):
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the point's keys among its own."""
-        own = Document.to_json(self)
-        return {**own.pop("point"), **own}
+        body = Document.to_json(self)
+        return {**body.pop("point"), **body}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +243,8 @@ class Recommendation(Document):
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the point's keys among its own."""
-        own = Document.to_json(self)
-        return {**own.pop("point"), "verified": self.verified, **own}
+        body = Document.to_json(self)
+        return {**body.pop("point"), "verified": self.verified, **body}
 
 
 PRACTICAL = 0.2
@@ -252,8 +252,8 @@ PRACTICAL = 0.2
 
 
 def least_practical_speed(method: str, speeds: Mapping[str, float]) -> float:
-    """Below which `method` is of no practical use beside the next less faithful one of which a speed is known; 0 where
-    there is none."""
+    """The speed below which `method` is of no practical use, given that of the next less faithful one whose speed is
+    known; 0 where there is none."""
     less_faithful = METHODS[METHODS.index(method) + 1 :]
     return next((PRACTICAL * speeds[other] for other in less_faithful if other in speeds), 0.0)
 
@@ -266,7 +266,7 @@ def practical(speeds: Mapping[str, float]) -> str | None:
 
 
 def beside_role(recommended: str, other: str, share: float) -> str:
-    """What another method's best config that fits is beside the recommended one, of whose speed it has this `share`."""
+    """The role of another method's best config that fits; `share` is its speed over the recommended config's."""
     more_faithful = METHODS.index(other) < METHODS.index(recommended)
     return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
 
@@ -280,17 +280,17 @@ def best(
     Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
     """
     every = list(fitting)
-    own = {method: found for method in methods if (found := of_method(method, every))}
-    method = practical({name: max(map(speed, found)) for name, found in own.items()})
+    fitting_by_method = {method: members for method in methods if (members := of_method(method, every))}
+    method = practical({name: max(map(speed, members)) for name, members in fitting_by_method.items()})
     if method is None:
         return None
-    fastest = max(own[method], key=speed)
-    tied = [c for c in own[method] if ties(c, fastest)]
+    fastest = max(fitting_by_method[method], key=speed)
+    tied = [c for c in fitting_by_method[method] if ties(c, fastest)]
     # A noisy one may tie with the fastest where a better one does not: leave out what is beaten outright.
     return next(
         c
         for c in sorted(tied, key=lambda c: (changes(c.config), c.device_bytes, -speed(c)))
-        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in own[method])
+        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in fitting_by_method[method])
     )
 
 
@@ -318,14 +318,14 @@ def beside(
     """What is of interest beside the chosen one: the lightest that does not fit and is more than `least_speedup` times
     as fast, the next lighter one, and the best of each other method."""
     every, method = list(candidates), chosen.config.text("method")
-    own = [c for c in of_method(method, every) if c.config != chosen.config]
-    over = [c for c in own if not fits(c) and speed(c) > least_speedup * speed(chosen)]
-    lighter = [c for c in pareto(filter(fits, own)) if c.device_bytes < chosen.device_bytes]
+    others = [c for c in of_method(method, every) if c.config != chosen.config]
+    over = [c for c in others if not fits(c) and speed(c) > least_speedup * speed(chosen)]
+    lighter = [c for c in pareto(filter(fits, others)) if c.device_bytes < chosen.device_bytes]
     picks = [("faster, does not fit", c) for c in pareto(over)[:1]] + [("lighter", c) for c in lighter[-1:]]
     for other in METHODS:
-        found = None if other == method else best_of(other)
-        if found is not None:
-            picks.append((beside_role(method, other, speed(found) / speed(chosen)), found))
+        best_other = None if other == method else best_of(other)
+        if best_other is not None:
+            picks.append((beside_role(method, other, speed(best_other) / speed(chosen)), best_other))
     return tuple(
         Alternative(
             role=role,

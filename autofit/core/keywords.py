@@ -33,19 +33,19 @@ def spelled_out(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, whose last parameter is `**workload: Unpack[WorkloadKeywords]`, with each of these and its default in
     the signature, as help and notebooks show it. It is given all of them, and no other."""
     plain = signature(function)
-    *own, _ = plain.parameters.values()
+    *parameters, _ = plain.parameters.values()
     defaults = {field.name: field.default for field in fields(Workload)}
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
         for name, kind in get_type_hints(WorkloadKeywords).items()
     ]
-    whole = plain.replace(parameters=sorted([*options, *own], key=lambda each: each.kind))
+    whole = plain.replace(parameters=sorted([*options, *parameters], key=lambda parameter: parameter.kind))
 
     @wraps(function)
     def call(*positional: P.args, **named: P.kwargs) -> R:
-        given = whole.bind(*positional, **named)
-        given.apply_defaults()
-        return function(*given.args, **given.kwargs)
+        arguments = whole.bind(*positional, **named)
+        arguments.apply_defaults()
+        return function(*arguments.args, **arguments.kwargs)
 
     vars(call)["__signature__"] = whole
     return call

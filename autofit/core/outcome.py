@@ -275,18 +275,20 @@ class StepWork:
         """The work of a step that is like each of these as often as its weight says. Negative weights, as of an
         interpolation, make no amount negative."""
         kinds = ("amounts", "update", "waits", "beside")
-        found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
+        sums: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
         for weight, work in weighted:
             for kind in kinds:
                 for name, amount in getattr(work, kind).items():
-                    found[kind][name] = found[kind].get(name, 0.0) + weight * amount
-        positive = {kind: {name: max(amount, 0.0) for name, amount in found[kind].items()} for kind in kinds}
+                    sums[kind][name] = sums[kind].get(name, 0.0) + weight * amount
+        positive = {kind: {name: max(amount, 0.0) for name, amount in sums[kind].items()} for kind in kinds}
         return cls(estimator=weighted[0][1].estimator, **positive)
 
     def without(self, part: StepWork, times: float = 1.0) -> StepWork:
-        """The computing that is left without `times` that of a part of it."""
-        left = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
-        return StepWork(amounts={kind: max(amount, 0.0) for kind, amount in left.items()}, estimator=self.estimator)
+        """The computing that remains when `times` that of `part` is taken away."""
+        remaining = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
+        return StepWork(
+            amounts={kind: max(amount, 0.0) for kind, amount in remaining.items()}, estimator=self.estimator
+        )
 
     @property
     def of_update(self) -> StepWork:
@@ -440,6 +442,8 @@ class Trial:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        own = {field.name: data[field.name] for field in fields(cls) if field.name in data and field.name != "outcome"}
-        rest = {name: value for name, value in data.items() if name not in own}
-        return read(cls, {**own, "outcome": outcome_from_json(rest)})
+        values = {
+            field.name: data[field.name] for field in fields(cls) if field.name in data and field.name != "outcome"
+        }
+        rest = {name: value for name, value in data.items() if name not in values}
+        return read(cls, {**values, "outcome": outcome_from_json(rest)})

@@ -50,7 +50,7 @@ def verdict(
     for trial in reversed(attempts):
         if isinstance(trial.outcome, OutOfMemory) and trial.memory_limit_bytes >= memory_limit_bytes:
             refuted = True  # of the host's memory, too
-        if not _speaks(trial, memory_limit_bytes, deadline_seconds):
+        if not _settles_alone(trial, memory_limit_bytes, deadline_seconds):
             continue
         if refuted and trial.fits_within(memory_limit_bytes):
             continue
@@ -118,11 +118,11 @@ class Contradiction:
         return tuple((t, m) for t in self.fitted if (m := t.measurement))
 
     def to_json(self) -> dict[str, Any]:
-        one = self.fitted[0]
+        trial = self.fitted[0]
         return {
-            "config": one.config.to_json(),
-            "hardware": one.hardware.name,
-            "workload": one.workload.to_json(),
+            "config": trial.config.to_json(),
+            "hardware": trial.hardware.name,
+            "workload": trial.workload.to_json(),
             "fits": [
                 {"trial_id": t.trial_id, "device_bytes": m.device_bytes, "memory_limit_bytes": t.memory_limit_bytes}
                 for t, m in self.measured
@@ -148,15 +148,15 @@ def contradiction(attempts: Sequence[Trial], memory_limit_bytes: int | None = No
 
 def in_words(contradictory: int) -> str:
     """One line that says how configs with contradictory results are treated, and how to resolve them."""
-    one = contradictory == 1
+    single = contradictory == 1
     return (
-        f"{contradictory} {'config has' if one else 'configs have'} contradictory results (fitted, and ran out of "
-        f"memory under a limit that held {'it' if one else 'them'}) and {'counts' if one else 'count'} as out of "
+        f"{contradictory} {'config has' if single else 'configs have'} contradictory results (fitted, and ran out of "
+        f"memory under a limit that held {'it' if single else 'them'}) and {'counts' if single else 'count'} as out of "
         f"memory; `autofit db check` lists the trials; to resolve this, {MENDS}"
     )
 
 
-def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
+def _settles_alone(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
     """Whether the trial alone would settle its config."""
     outcome = trial.outcome
     if trial.why_set_aside:

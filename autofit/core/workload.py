@@ -91,14 +91,14 @@ class Workload(WorkloadFields, Document):
     @property
     def tokens_per_step(self) -> int:
         """Tokens that an optimizer step trains on; padding is none of them."""
-        each = self.seq_len if self.lengths is None else mean(self.lengths)
-        return round(each * self.global_batch)
+        tokens = self.seq_len if self.lengths is None else mean(self.lengths)
+        return round(tokens * self.global_batch)
 
     @property
     def sequence(self) -> str:
         """How long a sequence is, in words."""
-        told = f"{self.seq_len:,} tokens"
-        return told if self.lengths is None else f"{told} at most, {mean(self.lengths):,.0f} in the mean"
+        text = f"{self.seq_len:,} tokens"
+        return text if self.lengths is None else f"{text} at most, {mean(self.lengths):,.0f} in the mean"
 
     @property
     def batch_per_device(self) -> int:

@@ -58,8 +58,8 @@ class Hardware(Document):
         trial's limit is stored with the trial. Cards that differ only in memory size or MIG profile differ in `name`.
         """
         later = {"instructions": self.instructions, "power_limit_watts": self.power_limit_watts}
-        known = {name: value for name, value in later.items() if value is not None}
-        return digest([self.name, self.kind, self.device_name, self.cores, *([known] if known else [])])
+        stated = {name: value for name, value in later.items() if value is not None}
+        return digest([self.name, self.kind, self.device_name, self.cores, *([stated] if stated else [])])
 
     @property
     def is_emulated(self) -> bool:

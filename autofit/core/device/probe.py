@@ -116,11 +116,11 @@ class Probe(Document):
         return tuple(part.name for part in self.parts if part.failure and CUT_SHORT.search(part.failure))
 
     def completed_by(self, later: Probe) -> Probe:
-        """This one with the parts of `later` besides, or in place of its own of the same names."""
-        known = {part.name: part for part in self.parts}
+        """This probe with the parts of `later` added; those of the same names replace its own."""
+        earlier = {part.name: part for part in self.parts}
         # What was cut short now is still known from before.
-        lost = {name for name in later.cut_short if name in known}
-        every = known | {part.name: part for part in later.parts if part.name not in lost}
+        lost = {name for name in later.cut_short if name in earlier}
+        every = earlier | {part.name: part for part in later.parts if part.name not in lost}
         return replace(
             self,
             parts=tuple(every.values()),

@@ -34,39 +34,40 @@ _ROWS = (
 )
 
 
-def findings(found: Probe) -> list[str]:
+def findings(probe: Probe) -> list[str]:
     """One sentence each, the most important first."""
-    launch = found.seconds_per.get(LAUNCH)
+    launch = probe.seconds_per.get(LAUNCH)
     return [
-        *(f"The device was not free: {reason}. The figures may be off by a lot." for reason in found.doubts[:1]),
-        *(_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(found).items()),
+        *(f"The device was not free: {reason}. The figures may be off by a lot." for reason in probe.doubts[:1]),
+        *(_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(probe).items()),
         *([] if launch is None else [f"Launching one operation takes {launch * 1e6:.0f} us of the host's time."]),
-        *(_figure(name, value) for name, value in found.figures.items()),
-        *(f"Not measured: {part.name} ({part.failure})." for part in found.parts if part.failure is not None),
+        *(_figure(name, value) for name, value in probe.figures.items()),
+        *(f"Not measured: {part.name} ({part.failure})." for part in probe.parts if part.failure is not None),
     ]
 
 
 def _figure(name: str, value: float) -> str:
     ending, unit = next((ending, unit) for ending, unit in _UNITS.items() if name.endswith(ending))
-    said = name.removesuffix(ending)
-    return f"{said[0].upper()}{said[1:]}: {value / 1e9:,.3g} {unit}."
+    label = name.removesuffix(ending)
+    return f"{label[0].upper()}{label[1:]}: {value / 1e9:,.3g} {unit}."
 
 
-def emulated(found: Probe) -> dict[str, str]:
+def emulated(probe: Probe) -> dict[str, str]:
     """The number formats that the device has no arithmetic for, each with a sentence that says how slow it is."""
-    ratios = times_as_slow_as_fp32(found)
+    ratios = times_as_slow_as_fp32(probe)
     return {name: _sentence(name, ratio) for name, ratio in ratios.items() if ratio > SLOW_FORMAT}
 
 
-def _slowest(found: Probe, number_format: str) -> float | None:
+def _slowest(probe: Probe, number_format: str) -> float | None:
     """Seconds per FLOP, the mean of the three products of a linear layer; None where one is unknown."""
-    known = [found.seconds_per.get(product(number_format, layout)) for layout in LAYOUTS]
-    return None if None in known else sum(rate for rate in known if rate) / len(known)
+    rates = [probe.seconds_per.get(product(number_format, layout)) for layout in LAYOUTS]
+    return None if None in rates else sum(rate for rate in rates if rate) / len(rates)
 
 
-def times_as_slow_as_fp32(found: Probe) -> dict[str, float]:
-    """By 16-bit format, how many times as long its products take as those in fp32; without what was not measured."""
-    wide, narrow = _slowest(found, "fp32"), {name: _slowest(found, name) for name in ("bf16", "fp16")}
+def times_as_slow_as_fp32(probe: Probe) -> dict[str, float]:
+    """How many times as long the products of each 16-bit format take as those in fp32. What was not measured is left
+    out."""
+    wide, narrow = _slowest(probe, "fp32"), {name: _slowest(probe, name) for name in ("bf16", "fp16")}
     return {name: rate / wide for name, rate in narrow.items() if rate is not None and wide is not None}
 
 
@@ -82,13 +83,13 @@ def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
 
 
-def table(found: Probe) -> list[tuple[str, ...]]:
+def table(probe: Probe) -> list[tuple[str, ...]]:
     """Rows of an operation, its speed in each format and the unit."""
     rows = []
     for kind_of, name in _ROWS:
         kinds = [kind_of(f) for f in FORMATS]
-        speeds = [found.seconds_per.get(kind) for kind in kinds]
+        speeds = [probe.seconds_per.get(kind) for kind in kinds]
         if any(speeds):
-            told = "GFLOP/s" if unit(kinds[0]) == FLOP else "GB/s"
-            rows.append((name, *(f"{1e-9 / s:,.3g}" if s else "-" for s in speeds), told))
+            speed_unit = "GFLOP/s" if unit(kinds[0]) == FLOP else "GB/s"
+            rows.append((name, *(f"{1e-9 / s:,.3g}" if s else "-" for s in speeds), speed_unit))
     return rows

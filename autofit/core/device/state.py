@@ -30,8 +30,8 @@ class _State(Document):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`, also of older states, which had fields that nothing read."""
-        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # each is a dataclass
-        return read(cls, {name: value for name, value in data.items() if name in known})
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # each is a dataclass
+        return read(cls, {name: value for name, value in data.items() if name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +60,23 @@ class ProcessorState(_State):
 
     def doubts(self, seconds: float) -> tuple[str, ...]:
         """Why a trial that took `seconds` cannot be trusted, each in a few words; empty if it can."""
-        found = []
+        reasons = []
         # Others do no harm on cores that the trial left free.
         spare = (self.cores - self.threads) * seconds + TICK_SECONDS * (self.cores + 1)
         taken = (self.others_seconds - spare) / max(self.threads * seconds, TICK_SECONDS)
         if taken > TOLERATED:
-            found.append(f"other processes took {taken:.0%} of its cores")
+            reasons.append(f"other processes took {taken:.0%} of its cores")
         stolen = (self.stolen_seconds - TICK_SECONDS * self.cores) / max(
             self.busy_seconds + self.stolen_seconds, TICK_SECONDS
         )
         if stolen > TOLERATED:
-            found.append(f"steal {stolen:.0%}: the hypervisor gave the processor to others")
-        held = (self.held_seconds or 0.0) / max(self.threads * seconds, TICK_SECONDS)
-        if held > TOLERATED:
-            found.append(f"the control group's quota held it back {held:.0%} of the time")
+            reasons.append(f"steal {stolen:.0%}: the hypervisor gave the processor to others")
+        held_back = (self.held_seconds or 0.0) / max(self.threads * seconds, TICK_SECONDS)
+        if held_back > TOLERATED:
+            reasons.append(f"the control group's quota held it back {held_back:.0%} of the time")
         if self.heat_events:
-            found.append("the processor throttled: heat")
-        return tuple(found)
+            reasons.append("the processor throttled: heat")
+        return tuple(reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,29 +104,31 @@ class CardState(_State):
         """The reasons for a lower clock that no config causes, in words. Matrix products bring every card to its power
         limit (bit 0x4); then large ones run at two thirds of their highest clock, and those of 70 W at two fifths."""
         mask = self.throttle_mask or 0
-        found = [words for bit, words in THROTTLE_WORDS.items() if mask & bit]
+        reasons = [words for bit, words in THROTTLE_WORDS.items() if mask & bit]
         if mask & 0x4 and self.sm_clock_mhz is not None and self.sm_clock_max_mhz:
             share = self.sm_clock_mhz / self.sm_clock_max_mhz
             if share < 1 / 3:
-                found.append(f"power cap, at {share:.0%} of its clock")
-        return tuple(found)
+                reasons.append(f"power cap, at {share:.0%} of its clock")
+        return tuple(reasons)
 
     def doubts(self, expected_watts: float | None) -> tuple[str, ...]:
         """Why a trial cannot be trusted, each in a few words; empty if it can. `expected_watts` is the power limit of
         the hardware that the trial is stored under; None for the card's default. Where the driver does not say who
         computes, who holds more memory than a desktop and the driver's own processes is taken to."""
-        found = [f"throttled: {reason}" for reason in self.throttle_reasons]
+        reasons = [f"throttled: {reason}" for reason in self.throttle_reasons]
         limit, usual = self.power_limit_watts, expected_watts or self.power_limit_default_watts
         if limit is not None and usual is not None and abs(limit / usual - 1.0) > TOLERATED:
-            found.append(f"power limit of {limit:.0f} W in place of {usual:.0f} W")
+            reasons.append(f"power limit of {limit:.0f} W in place of {usual:.0f} W")
         if (self.others_share or 0.0) > TOLERATED:
-            found.append(f"another process used {self.others_share:.0%} of the card")
+            reasons.append(f"another process used {self.others_share:.0%} of the card")
         if self.others_share is None and (self.others_bytes or 0) > 2 * GIB:
-            held = format_bytes(self.others_bytes or 0)
-            found.append(f"another process held {held} of the card's memory, and what it did cannot be seen from here")
+            memory = format_bytes(self.others_bytes or 0)
+            reasons.append(
+                f"another process held {memory} of the card's memory, and what it did cannot be seen from here"
+            )
         if self.memory_errors:
-            found.append(f"{self.memory_errors} uncorrected memory errors (ECC)")
-        return tuple(found)
+            reasons.append(f"{self.memory_errors} uncorrected memory errors (ECC)")
+        return tuple(reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +147,20 @@ class DeviceState(Document):
 
     def to_json(self) -> dict[str, Any]:
         """`set_aside` is said only where it is so: earlier versions do not read it."""
-        said = super(DeviceState, self).to_json()
-        return {name: value for name, value in said.items() if name != "set_aside" or value is not None}
+        body = super(DeviceState, self).to_json()
+        return {name: value for name, value in body.items() if name != "set_aside" or value is not None}
 
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What
         it shows of memory can be trusted anyway. A card's host needs one core, to launch operations."""
-        found = [] if self.set_aside is None else [self.set_aside]
+        reasons = [] if self.set_aside is None else [self.set_aside]
         if hardware.kind == "cpu":
-            return (*found, *(() if self.processor is None else self.processor.doubts(self.seconds)))
-        found += [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
+            return (*reasons, *(() if self.processor is None else self.processor.doubts(self.seconds)))
+        reasons += [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
         if self.processor is not None:
             launching = replace(self.processor, threads=1)
-            found += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]
-        return tuple(dict.fromkeys(found))
+            reasons += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]
+        return tuple(dict.fromkeys(reasons))
 
 
 def together(states: Sequence[DeviceState | None]) -> DeviceState | None:
@@ -166,11 +168,11 @@ def together(states: Sequence[DeviceState | None]) -> DeviceState | None:
 
     Ranks on the CPU share one machine: each saw all that was used of it, and counted only its own processes.
     """
-    known = [state for state in states if state is not None]
-    if not known:
+    observed = [state for state in states if state is not None]
+    if not observed:
         return None
-    processors = [state.processor for state in known if state.processor is not None]
-    longest = max(known, key=lambda state: state.seconds)
+    processors = [state.processor for state in observed if state.processor is not None]
+    longest = max(observed, key=lambda state: state.seconds)
     processor = longest.processor
     if processor is not None:
         processor = replace(
@@ -178,4 +180,4 @@ def together(states: Sequence[DeviceState | None]) -> DeviceState | None:
             threads=min(processor.cores, sum(p.threads for p in processors)),
             own_seconds=sum(p.own_seconds for p in processors),
         )
-    return replace(longest, processor=processor, cards=tuple(card for state in known for card in state.cards))
+    return replace(longest, processor=processor, cards=tuple(card for state in observed for card in state.cards))
