@@ -56,9 +56,9 @@ class Client:
         Without `wait`, returns its `RemoteSearch` at once. An interruption leaves it running: the same call joins it. A
         `key` never starts a second search. Needs a token that may run. Raises as `RemoteSearch.result` does.
         """
-        asked, headers = _in_body(_asked(locals())), {} if key is None else {"Idempotency-Key": key}
-        found = self._connection.ask("POST", "/v1/searches", body=asked, headers=headers)
-        started = RemoteSearch(self._connection, found["search_id"])
+        body, headers = _in_body(_fields(locals())), {} if key is None else {"Idempotency-Key": key}
+        answer = self._connection.ask("POST", "/v1/searches", body=body, headers=headers)
+        started = RemoteSearch(self._connection, answer["search_id"])
         if not wait:
             return started
         for event in started.events():
@@ -77,7 +77,7 @@ class Client:
         **workload: Unpack[WorkloadKeywords],
     ) -> dict[str, Any]:
         """What a config needs and how fast it is, predicted: up to five minutes if nobody has asked before."""
-        return dict(self._connection.ask("POST", "/v1/estimates", body=_in_body(_asked(locals()))))
+        return dict(self._connection.ask("POST", "/v1/estimates", body=_in_body(_fields(locals()))))
 
     @spelled_out
     def recommend(
@@ -94,7 +94,7 @@ class Client:
     ) -> dict[str, Any]:
         """The fastest config that fits. `provenance` is `measured`, `predicted`, or `any`: predicted only where nothing
         was measured."""
-        return dict(self._connection.ask("GET", "/v1/recommendation", query=_in_query(_asked(locals()))))
+        return dict(self._connection.ask("GET", "/v1/recommendation", query=_in_query(_fields(locals()))))
 
     @spelled_out
     def frontier(
@@ -109,7 +109,7 @@ class Client:
         **workload: Unpack[WorkloadKeywords],
     ) -> dict[str, Any]:
         """The measured configs that no other of their method beats in both memory and speed."""
-        return dict(self._connection.ask("GET", "/v1/frontier", query=_in_query(_asked(locals()))))
+        return dict(self._connection.ask("GET", "/v1/frontier", query=_in_query(_fields(locals()))))
 
     def trials(
         self,
@@ -125,13 +125,13 @@ class Client:
         limit: int = 100,
     ) -> Iterator[dict[str, Any]]:
         """Every stored trial that meets the given conditions, newest first; `limit` of them are asked for at a time."""
-        asked = _asked(locals())
+        query = _fields(locals())
         while True:
-            page = self._connection.ask("GET", "/v1/trials", query=asked)
+            page = self._connection.ask("GET", "/v1/trials", query=query)
             yield from page["trials"]
             if page["next"] is None:
                 return
-            asked["before"] = page["next"]
+            query["before"] = page["next"]
 
     def models(self) -> list[dict[str, Any]]:
         """The models of the catalog."""
@@ -146,33 +146,33 @@ class Client:
         return list(self._connection.ask("GET", "/v1/spaces", query={"global_batch": global_batch}))
 
 
-def _asked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A method's parameters as the server takes them, those that are None left out."""
     parameters = {**parameters, **parameters.get("workload", {})}
-    asked = {name: value for name, value in parameters.items() if name not in NOT_SENT and value is not None}
+    fields = {name: value for name, value in parameters.items() if name not in NOT_SENT and value is not None}
     for name, unit in (("memory_limit", "B"), ("time_budget", "s")):
-        if isinstance(asked.get(name), int | float):
-            asked[name] = f"{asked[name]:.3f}".rstrip("0").rstrip(".") + unit
-    if "trainer" in asked:
-        asked["for"] = asked.pop("trainer")
-    if isinstance(asked.get("config"), str):
-        asked["config"] = {name: _value(value) for name, value in pairs(asked["config"]).items()}
-    return asked
+        if isinstance(fields.get(name), int | float):
+            fields[name] = f"{fields[name]:.3f}".rstrip("0").rstrip(".") + unit
+    if "trainer" in fields:
+        fields["for"] = fields.pop("trainer")
+    if isinstance(fields.get("config"), str):
+        fields["config"] = {name: _value(value) for name, value in pairs(fields["config"]).items()}
+    return fields
 
 
-def _in_body(asked: dict[str, Any]) -> dict[str, Any]:
-    """The same as a body takes it: lengths summed up."""
-    if found := Lengths.given(asked.get("lengths")):
-        asked["lengths"] = {"tokens": list(found.tokens), "longest": found.longest}
-    return asked
+def _in_body(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as a request's body takes them: lengths summed up."""
+    if lengths := Lengths.given(fields.get("lengths")):
+        fields["lengths"] = {"tokens": list(lengths.tokens), "longest": lengths.longest}
+    return fields
 
 
-def _in_query(asked: dict[str, Any]) -> dict[str, Any]:
-    """The same as a query takes it: lengths as a workload states them."""
-    if found := Lengths.given(asked.get("lengths")):
-        found = found.cut(asked["seq_len"])
-        asked |= {"lengths": ",".join(map(str, found.tokens)), "seq_len": found.longest}
-    return asked
+def _in_query(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as a query takes them: lengths as a workload states them."""
+    if lengths := Lengths.given(fields.get("lengths")):
+        lengths = lengths.cut(fields["seq_len"])
+        fields |= {"lengths": ",".join(map(str, lengths.tokens)), "seq_len": lengths.longest}
+    return fields
 
 
 def _value(text: str) -> object:

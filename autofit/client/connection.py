@@ -45,8 +45,8 @@ class Connection:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """The answer's JSON value. Raises what `problem` returns, and `Unreachable`."""
-        asked = f"{path}?{urlencode(query)}" if query else path
-        with self._opened(verb, asked, headers or {}, ANSWER_SECONDS, body) as answer:
+        target = f"{path}?{urlencode(query)}" if query else path
+        with self._opened(verb, target, headers or {}, ANSWER_SECONDS, body) as answer:
             text = answer.read()
         try:
             return json.loads(text)
@@ -80,8 +80,8 @@ class Connection:
 
     def _problem(self, status: int, text: bytes) -> AutofitError:
         try:
-            told = json.loads(text)
-            return problem(status, told["title"], told["detail"])
+            document = json.loads(text)
+            return problem(status, document["title"], document["detail"])
         except (ValueError, TypeError, KeyError):
             return self._unreachable(f"answers with status {status}, and does not say why")
 

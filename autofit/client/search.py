@@ -59,18 +59,18 @@ class RemoteSearch:
         cancelled, and `AutofitError` with the reason if it failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (found := self.state())["state"] in UNDER_WAY:
-            left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"search {self.search_id} is {found['state']} after {timeout} s")
-            time.sleep(min(left, LOOK_SECONDS))
-        answer: dict[str, Any] = found["result"] or {}
-        if found["state"] == "succeeded":
+        while (state := self.state())["state"] in UNDER_WAY:
+            remaining = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError(f"search {self.search_id} is {state['state']} after {timeout} s")
+            time.sleep(min(remaining, LOOK_SECONDS))
+        answer: dict[str, Any] = state["result"] or {}
+        if state["state"] == "succeeded":
             return answer
-        if found["state"] == "cancelled":
+        if state["state"] == "cancelled":
             raise Interrupted(f"search {self.search_id} was cancelled")
-        reason = answer.get("reason", f"search {self.search_id} ended as {found['state']}")
-        raise NothingFits(reason) if found["state"] == "nothing_fits" else AutofitError(reason)
+        reason = answer.get("reason", f"search {self.search_id} ended as {state['state']}")
+        raise NothingFits(reason) if state["state"] == "nothing_fits" else AutofitError(reason)
 
     def _state_once_back(self) -> dict[str, Any]:
         gives_up = time.monotonic() + PATIENCE_SECONDS
