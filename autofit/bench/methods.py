@@ -19,10 +19,10 @@ SLOW = ("optuna-gp",)
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
     """These names; those of all methods but the slow ones if none is given. Raises `UsageError` for one that is
     unknown or repeated."""
-    wanted = tuple(names)
-    for name in wanted:
+    selected = tuple(names)
+    for name in selected:
         if name not in METHODS:
             raise unknown("search method", name, METHODS)
-        if wanted.count(name) > 1:
+        if selected.count(name) > 1:
             raise UsageError(f"--methods names {name} twice")
-    return wanted or tuple(name for name in METHODS if name not in SLOW)
+    return selected or tuple(name for name in METHODS if name not in SLOW)

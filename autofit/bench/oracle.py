@@ -90,8 +90,8 @@ class Oracle:
         return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=stated)
 
     def _count(self) -> None:
-        told = len(self._answers) == len(self._recorded.trials)
-        if told or self._asks >= MOST_ASKS or (self._close and len(self._runs) >= HORIZON):
+        all_answered = len(self._answers) == len(self._recorded.trials)
+        if all_answered or self._asks >= MOST_ASKS or (self._close and len(self._runs) >= HORIZON):
             raise Enough
         self._asks += 1
 

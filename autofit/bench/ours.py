@@ -54,7 +54,7 @@ def search_on(
     thorough: bool = False,
     budget_seconds: float | None = None,
 ) -> Search:
-    """The same on workers of one's own, yet to be run; its trials are kept in `log`, if one is given."""
+    """The same search on the workers of `pool`, not yet run; its trials are kept in `log`, if one is given."""
     job, configs = pool.job, list(problem.configs)
     random.Random(seed).shuffle(configs)
     return Search(
@@ -146,24 +146,24 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     accumulation = trial.workload.batch_per_device // trial.config.number("micro_batch")
     micro_steps = micro_steps_run(accumulation, trial.config)
     watched = micro_steps * warm_ups(median * micro_steps / accumulation)
-    ran = watched + micro_steps * timed
-    micro_seconds = min(median / accumulation, trial.seconds / ran)
-    elapsed, shown = max(0.0, trial.seconds - ran * micro_seconds), 0.0
+    total_micro_steps = watched + micro_steps * timed
+    micro_seconds = min(median / accumulation, trial.seconds / total_micro_steps)
+    elapsed, least_step_seconds = max(0.0, trial.seconds - total_micro_steps * micro_seconds), 0.0
     # What was recorded is a mean micro-step.
     pace = replace(Pace.of(request, accumulation), least_share=1.0, mean_share=1.0)
     for number in range(1, watched + 1):
         ends = _ends(pace, request)
         if elapsed + micro_seconds > ends:
             begun = accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
-            return _killed(trial, ends, max(shown, begun) or None, is_proven=shown > begun)
+            return _killed(trial, ends, max(least_step_seconds, begun) or None, is_proven=least_step_seconds > begun)
         elapsed += micro_seconds
-        left = max(0, micro_steps - number) + micro_steps
+        micro_steps_left = max(0, micro_steps - number) + micro_steps
         try:
-            told = pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+            judgement = pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=micro_steps_left)
         except TooSlow as slow:
             return replace(trial, outcome=slow.outcome(after_seconds=elapsed), seconds=elapsed)
-        shown = told.get("least", shown)
-    return _killed(trial, _ends(pace, request), shown or None, is_proven=shown > 0.0)
+        least_step_seconds = judgement.get("least", least_step_seconds)
+    return _killed(trial, _ends(pace, request), least_step_seconds or None, is_proven=least_step_seconds > 0.0)
 
 
 def _ends(pace: Pace, request: TrialRequest) -> float:

@@ -60,10 +60,10 @@ class Problem:
     def config(self, chosen: Mapping[str, Value]) -> Config:
         """The config with these values on `axes`, which need not be recorded; on every other axis it has the value that
         all configs have. An axis that does not apply to its method is left out."""
-        every = {axis.name: chosen.get(axis.name, known[0]) for axis in AXES if (known := self.values[axis.name])}
+        every = {axis.name: chosen.get(axis.name, values[0]) for axis in AXES if (values := self.values[axis.name])}
         config = Config.of(every)
-        here = [t.axis for t in TECHNIQUES if t.axis.name in every and t.applies(config)]
-        return Config.of({axis.name: every[axis.name] for axis in here if axis.says(every[axis.name])})
+        applying = [t.axis for t in TECHNIQUES if t.axis.name in every and t.applies(config)]
+        return Config.of({axis.name: every[axis.name] for axis in applying if axis.says(every[axis.name])})
 
     def merit(self, config: Config, tokens_per_second: float) -> float:
         """The one figure to be made as large as possible, for methods that want one: tokens per second, ten times as
@@ -76,12 +76,12 @@ class Problem:
         """The recorded config that differs from `config` on the fewest axes; of several, one that trains the same (a
         chunked loss that is one chunk is recorded as the full loss), then the one with the nearest numbers, and of
         those the first. `config` itself, if it is recorded."""
-        return min(self.configs, key=lambda known: _distance(known, config))
+        return min(self.configs, key=lambda recorded: _distance(recorded, config))
 
 
 def _distance(a: Config, b: Config) -> tuple[int, int, float]:
-    """On how many axes two configs differ, on how many of those that change the training, and by how many doublings
-    their numbers do."""
+    """The number of axes on which two configs differ, how many of these change the training, and by how many doublings
+    their numbers differ."""
     differing = [(axis, x, y) for axis in AXES if (x := a.get(axis.name)) != (y := b.get(axis.name))]
     inexact = sum(not axis.exact for axis, _, _ in differing)
     doublings = sum(abs(math.log2(int(x) / int(y))) for axis, x, y in differing if axis.numeric and x and y)

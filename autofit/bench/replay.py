@@ -72,10 +72,10 @@ class Judged:
             "frontier": len(recorded.frontier),
             "reference_point": {"device_bytes": bytes_, "tokens_per_second": speed},
             "methods": [
-                {"name": name, "not_run": found, "score": None}
-                if isinstance(found, str)
-                else {"name": name, "not_run": None, "score": asdict(found)}
-                for name, found in self.scores.items()
+                {"name": name, "not_run": score_or_reason, "score": None}
+                if isinstance(score_or_reason, str)
+                else {"name": name, "not_run": None, "score": asdict(score_or_reason)}
+                for name, score_or_reason in self.scores.items()
             ],
         }
 
@@ -122,78 +122,86 @@ def replay(
         if count < 1:
             raise UsageError(f"{name} is {count}: it must be at least 1")
     names = chosen(methods)
-    known = read(tables)
-    every = problems_of(known, limit_of)
+    recorded_tables = read(tables)
+    every = problems_of(recorded_tables, limit_of)
     problems = {recorded.problem.name: recorded for recorded in every if recorded.points}
     # Every method runs its first seed before any runs its second, so that an interrupted replay has some of each.
-    wanted = [Wanted(p, method, seed) for seed in range(seeds) for p in problems for method in names]
+    keys = [Wanted(p, method, seed) for seed in range(seeds) for p in problems for method in names]
     with TemporaryDirectory(prefix="autofit-replay-") as temporary:
         folder = keep or Path(temporary)
-        files = {one: folder / _file_name(problems[one.problem], one) for one in wanted}
-        lacking = [one for one in wanted if not files[one].exists()]
-        ours = {problems[one.problem].problem.table for one in lacking if one.method in OURS}
-        foreseen = _foreseen(problems, [table for table in known if table.name in ours], store, report)
+        files = {key: folder / _file_name(problems[key.problem], key) for key in keys}
+        lacking = [key for key in keys if not files[key].exists()]
+        ours = {problems[key.problem].problem.table for key in lacking if key.method in OURS}
+        foreseen = _with_predictions(
+            problems, [table for table in recorded_tables if table.name in ours], store, report
+        )
         cannot = _run_lacking(foreseen, lacking, files, jobs, report)
         judged = []
         for name, recorded in problems.items():
             scores: dict[str, Score | str] = {}
             for method in names:
-                own = [files[Wanted(name, method, seed)] for seed in range(seeds)]
+                trace_files = [files[Wanted(name, method, seed)] for seed in range(seeds)]
                 scores[method] = cannot.get((name, method)) or score(
-                    recorded, [pickle.loads(file.read_bytes()) for file in own]
+                    recorded, [pickle.loads(file.read_bytes()) for file in trace_files]
                 )
             judged.append(Judged(recorded=recorded, scores=scores))
     left_out = tuple(recorded.problem.name for recorded in every if not recorded.points)
     return ReplayResult(seeds=seeds, problems=tuple(judged), left_out=left_out)
 
 
-def _foreseen(
+def _with_predictions(
     problems: Mapping[str, Recorded], tables: Iterable[RecordedTable], store: str | None, report: Report
 ) -> dict[str, Recorded]:
-    """The problems, those of the tables with predictions."""
-    made: dict[str, Predictions] = {}
+    """The problems; those of `tables` get predictions."""
+    predictions: dict[str, Predictions] = {}
     for table in tables:
         with suppress(AutofitError):  # the search itself says what is missing
-            made[table.name] = predictions_of(table, store=store, report=report)
+            predictions[table.name] = predictions_of(table, store=store, report=report)
     return {
-        name: replace(r, problem=replace(r.problem, predictions=made.get(r.problem.table, r.problem.predictions)))
+        name: replace(
+            r, problem=replace(r.problem, predictions=predictions.get(r.problem.table, r.problem.predictions))
+        )
         for name, r in problems.items()
     }
 
 
 def _run_lacking(
-    problems: dict[str, Recorded], lacking: Sequence[Wanted], files: Mapping[Wanted, Path], jobs: int, report: Report
+    problems: dict[str, Recorded],
+    lacking: Sequence[Wanted],
+    files: Mapping[Wanted, Path],
+    jobs: int,
+    report: Report,
 ) -> dict[tuple[str, str], str]:
     """Run the searches and keep them. Returns, for each problem and method that cannot run here, the reason."""
     cannot: dict[tuple[str, str], str] = {}
     run = 0
-    for one, ended in _run(problems, lacking, jobs):
+    for key, ended in _run(problems, lacking, jobs):
         if isinstance(ended, str):
-            if (one.problem, one.method) not in cannot:
-                report(f"{one.problem}: {one.method} not run: {ended}")
-            cannot[one.problem, one.method] = ended
+            if (key.problem, key.method) not in cannot:
+                report(f"{key.problem}: {key.method} not run: {ended}")
+            cannot[key.problem, key.method] = ended
             continue
-        keep_file(files[one], pickle.dumps(ended))
+        keep_file(files[key], pickle.dumps(ended))
         run += 1
-        which = f"{one.problem}: {one.method}, seed {one.seed + 1}"
+        which = f"{key.problem}: {key.method}, seed {key.seed + 1}"
         report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks")
     return cannot
 
 
-def _run(problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Trace | str]]:
+def _run(problems: dict[str, Recorded], keys: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Trace | str]]:
     """The searches as they end, `jobs` at a time, each on one core."""
-    if min(jobs, len(wanted)) <= 1:
+    if min(jobs, len(keys)) <= 1:
         _problems.update(problems)
-        yield from map(_searched, wanted)
+        yield from map(_searched, keys)
         return
     # No fork: libraries that have started threads do not survive it.
-    context, workers = multiprocessing.get_context("spawn"), min(jobs, len(wanted))
+    context, workers = multiprocessing.get_context("spawn"), min(jobs, len(keys))
     with (
         patch.dict(os.environ, OMP_NUM_THREADS="1"),  # every core runs a search of its own
         ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool,
     ):
         try:
-            for done in as_completed([pool.submit(_searched, one) for one in wanted]):
+            for done in as_completed([pool.submit(_searched, key) for key in keys]):
                 yield done.result()
         except BrokenProcessPool as broken:
             raise AutofitError(
@@ -205,7 +213,7 @@ def _run(problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int) -> 
 
 
 _problems: dict[str, Recorded] = {}
-"""Those that this process, a worker or the only one, searches."""
+"""The problems that this process searches, which is a worker or the only process."""
 
 
 def _begin(problems: dict[str, Recorded]) -> None:
@@ -217,18 +225,18 @@ def _begin(problems: dict[str, Recorded]) -> None:
     gc.freeze()  # accelerate collects garbage at every trial, which would take seconds with all libraries on the heap
 
 
-def _searched(wanted: Wanted) -> tuple[Wanted, Trace | str]:
+def _searched(key: Wanted) -> tuple[Wanted, Trace | str]:
     """One search; if it cannot run here, the reason in place of its trace."""
     try:
-        return wanted, searched(_problems[wanted.problem], METHODS[wanted.method], wanted.seed)
+        return key, searched(_problems[key.problem], METHODS[key.method], key.seed)
     except CannotRun as missing:
-        return wanted, str(missing)
+        return key, str(missing)
 
 
-def _file_name(recorded: Recorded, wanted: Wanted) -> str:
+def _file_name(recorded: Recorded, key: Wanted) -> str:
     """A name for all that determines a search: what is asked, the table, the limit, the code and the libraries."""
-    decides = digest([*wanted, recorded.digest, recorded.problem.memory_limit_bytes, _code(wanted.method in OURS)])
-    return f"{wanted.problem.replace('/', '.')}.{wanted.method}.{wanted.seed}.{decides}.pickle"
+    decides = digest([*key, recorded.digest, recorded.problem.memory_limit_bytes, _code(key.method in OURS)])
+    return f"{key.problem.replace('/', '.')}.{key.method}.{key.seed}.{decides}.pickle"
 
 
 @cache

@@ -98,12 +98,12 @@ def checklist(picked: Settings) -> SearchMethod:
             ("offload", "optimizer"),
             ("offload", "params"),
         ]
-        known = {axis.name: problem.values[axis.name] for axis in problem.axes}
+        values = {axis.name: problem.values[axis.name] for axis in problem.axes}
         tried = _fits(oracle, config)
         for axis, value in steps:
             if tried:
                 return
-            if value in known.get(axis, ()):
+            if value in values.get(axis, ()):
                 config = problem.config({**config.to_json(), axis: value})
                 tried = _fits(oracle, config)
 
@@ -121,11 +121,11 @@ def settings_of(problem: Problem, settings: Settings, micro_batch: int) -> Confi
     """The best of the settings that the problem has, with the given micro-batch and the lowest rank there is."""
     chosen: dict[str, Value] = {"micro_batch": micro_batch}
     for axis in problem.axes:
-        known = problem.values[axis.name]
+        values = problem.values[axis.name]
         if not axis.numeric:
-            chosen[axis.name] = next((v for v in settings.get(axis.name, ()) if v in known), known[-1])
+            chosen[axis.name] = next((v for v in settings.get(axis.name, ()) if v in values), values[-1])
         elif axis.name != "micro_batch":
-            chosen[axis.name] = known[0]
+            chosen[axis.name] = values[0]
     return problem.config(chosen)
 
 

@@ -85,14 +85,14 @@ class Score:
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
-    near = [(trace, trials_to(trace, recorded.best)) for trace in traces]
+    trials_until_close = [(trace, trials_to(trace, recorded.best)) for trace in traces]
     shares = [Spread.of((recorded.share_of_frontier(t.runs[:n]) for t in traces), more_is_better=True) for n in AFTER]
     return Score(
         seeds=len(traces),
-        near=sum(number is not None for _, number in near),
-        trials=Spread.of(math.inf if n is None else n for _, n in near),
-        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in near),
-        out_of_memory=Spread.of(_ran_out(trace.runs[:n]) for trace, n in near),
+        near=sum(number is not None for _, number in trials_until_close),
+        trials=Spread.of(math.inf if n is None else n for _, n in trials_until_close),
+        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in trials_until_close),
+        out_of_memory=Spread.of(_out_of_memory(trace.runs[:n]) for trace, n in trials_until_close),
         hypervolume=tuple(Share(trials=n, median=s.median, p90=s.p90) for n, s in zip(AFTER, shares, strict=True)),
         ended=_ended(recorded, ended) if ended else None,
     )
@@ -100,8 +100,8 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
 
 def trials_to(trace: Trace, best: Point) -> int | None:
     """After how many trials one had run that is as near the best as `CLOSE`; None for never."""
-    near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - CLOSE)
-    return next(near, None)
+    close = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - CLOSE)
+    return next(close, None)
 
 
 def regret(trials: Iterable[Trial], best: Point) -> float:
@@ -129,7 +129,7 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
         seeds=len(traces),
         trials=Spread.of(len(t.runs) for t in traces),
         seconds=Spread.of(_seconds(t.runs) for t in traces),
-        out_of_memory=Spread.of(_ran_out(t.runs) for t in traces),
+        out_of_memory=Spread.of(_out_of_memory(t.runs) for t in traces),
         regret=Spread.of(regret(t.runs, recorded.best) for t in traces),
         recommended=Spread.of(regret(recommended(t), recorded.best) for t in stating) if stating else None,
         stated=Spread.of(t.stated.regret_bound for t in stating if t.stated) if stating else None,
@@ -137,7 +137,7 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
     )
 
 
-def _ran_out(trials: Iterable[Trial]) -> int:
+def _out_of_memory(trials: Iterable[Trial]) -> int:
     return sum(isinstance(trial.outcome, OutOfMemory) for trial in trials)
 
 

@@ -101,28 +101,28 @@ def _split(table: RecordedTable) -> list[Recorded]:
 def predictions_of(
     table: RecordedTable, *, store: str | None = None, report: Report = lambda line: None
 ) -> Predictions:
-    """What a search foresees of a table on a machine where nothing has been measured yet, but for the probe that was
-    taken before the table. Estimating may take minutes; `store` is the URL of a store that keeps estimates."""
+    """A search's predictions for a table on a machine where nothing has been measured yet but the probe that was taken
+    before the table. Estimating may take minutes; `store` is the URL of a store that keeps estimates."""
     # Traced with the libraries installed here, for the device, driver and optional kernels of the recording.
-    there = table.stack
+    recorded_stack = table.stack
     stack = replace(
         installed_stack(),
-        cuda=there.cuda,
-        driver=there.driver,
-        flash_attn=there.flash_attn,
-        liger_kernel=there.liger_kernel,
+        cuda=recorded_stack.cuda,
+        driver=recorded_stack.driver,
+        flash_attn=recorded_stack.flash_attn,
+        liger_kernel=recorded_stack.liger_kernel,
     )
     job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
     job = shown(job, reversed(table.trials))
     configs = [trial.config for trial in table.trials]
 
-    def told(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         report(f"{table.name}: {done} of {total} configs estimated")
 
-    with readable(store, create=True) as kept:
+    with readable(store, create=True) as opened:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = predict_all(KnownEstimates(job, kept), configs, memory_limit_bytes=limit, report=told)
+        estimates = predict_all(KnownEstimates(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)
