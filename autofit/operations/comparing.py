@@ -21,12 +21,15 @@ from autofit.techniques import AXES
 EVERYTHING = "all"
 """The group of all trials on one hardware."""
 QUANTITIES: dict[str, Callable[[Prediction, Measurement], tuple[float | None, float]]] = {
-    "peak_allocated_bytes": lambda said, m: (said.peak_allocated_bytes, m.peak_allocated_bytes),
-    "peak_reserved_bytes": lambda said, m: (said.peak_reserved_bytes, m.peak_reserved_bytes),
-    "device_bytes": lambda said, m: (said.device_bytes, m.device_bytes),
-    "step_seconds": lambda said, m: (said.step_seconds if said.calibrated_on else None, m.step_seconds.median),
-    "step_seconds_uncalibrated": lambda said, m: (
-        None if said.calibrated_on else said.step_seconds,
+    "peak_allocated_bytes": lambda predicted, m: (predicted.peak_allocated_bytes, m.peak_allocated_bytes),
+    "peak_reserved_bytes": lambda predicted, m: (predicted.peak_reserved_bytes, m.peak_reserved_bytes),
+    "device_bytes": lambda predicted, m: (predicted.device_bytes, m.device_bytes),
+    "step_seconds": lambda predicted, m: (
+        predicted.step_seconds if predicted.calibrated_on else None,
+        m.step_seconds.median,
+    ),
+    "step_seconds_uncalibrated": lambda predicted, m: (
+        None if predicted.calibrated_on else predicted.step_seconds,
         m.step_seconds.median,
     ),
 }
@@ -90,12 +93,14 @@ class Group:
     @classmethod
     def of(cls, hardware: str, technique: str, pairs: Sequence[tuple[Prediction, Trial]]) -> Group:
         """The group of these trials, each with its prediction."""
-        fits = [(said.fits(trial.memory_limit_bytes), isinstance(trial.outcome, Fits)) for said, trial in pairs]
+        fits = [
+            (prediction.fits(trial.memory_limit_bytes), isinstance(trial.outcome, Fits)) for prediction, trial in pairs
+        ]
         errors = {name: list(_errors(name, pairs)) for name in QUANTITIES}
         return cls(
             hardware=hardware,
             technique=technique,
-            errors={name: Distribution.of(found) for name, found in errors.items() if found},
+            errors={name: Distribution.of(values) for name, values in errors.items() if values},
             fit=Judgement(
                 judged=len(pairs), too_hopeful=fits.count((True, False)), too_careful=fits.count((False, True))
             ),
@@ -122,18 +127,18 @@ def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Resid
     read, and `EnvironmentLacks` if there is none.
     """
     if tables:
-        found = judged(trial for table in tables for trial in _read(table))
+        errors = judged(trial for table in tables for trial in _read(table))
         where = ", ".join(map(str, tables))
     else:
         with Store.open(store, create=False) as opened:
-            found = judged(opened.predicted())
+            errors = judged(opened.predicted())
             where = f"the store {opened}"
-    if not found.trials:
+    if not errors.trials:
         raise EnvironmentLacks(
             f"{where} holds no trial with a prediction of this version of the estimator and an outcome",
             remedy="run `autofit search`, which stores a prediction with every trial",
         )
-    return found
+    return errors
 
 
 def judged(trials: Iterable[Trial]) -> Residuals:
@@ -161,10 +166,10 @@ def judged(trials: Iterable[Trial]) -> Residuals:
 
 
 def _errors(name: str, pairs: Iterable[tuple[Prediction, Trial]]) -> Iterator[float]:
-    """Of one quantity, for the trials that have it both predicted and measured."""
-    for said, trial in pairs:
+    """The errors of one quantity in the trials that have it both predicted and measured."""
+    for prediction, trial in pairs:
         if trial.measurement is not None:
-            predicted, measured = QUANTITIES[name](said, trial.measurement)
+            predicted, measured = QUANTITIES[name](prediction, trial.measurement)
             if predicted is not None and measured > 0:
                 yield predicted / measured - 1.0
 
@@ -178,8 +183,8 @@ def _place(axis: str, value: Value) -> tuple[int, str, int, str]:
         return (-1, "", 0, "")
     if axis not in _AXES:
         return (len(_AXES), axis, 0, str(value))
-    place, known = _AXES[axis]
-    return (place, axis, known.place(value), str(value))
+    place, definition = _AXES[axis]
+    return (place, axis, definition.place(value), str(value))
 
 
 def _read(table: Path) -> Iterator[Trial]:

@@ -68,8 +68,8 @@ def examine(
 
 def _unused(hardware: Hardware) -> list[Check]:
     """GPUs that are here while the processor would train."""
-    there = unused() if hardware.kind == "cpu" else ()
-    return [Check(name="unused device", state="optional", found=found, remedy=remedy) for found, remedy in there]
+    gpus = unused() if hardware.kind == "cpu" else ()
+    return [Check(name="unused device", state="optional", found=gpu, remedy=remedy) for gpu, remedy in gpus]
 
 
 def _package() -> Check:
@@ -80,7 +80,7 @@ def _package() -> Check:
 
 def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> list[Check]:
     """The libraries that training and searching on `hardware` use; with `offload`, DeepSpeed is needed."""
-    found = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
+    versions = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
     required = ("torch", "transformers", "peft", "bitsandbytes", "optuna", "sqlalchemy", "alembic")
     rows = [(name, True, install()) for name in required] + [("deepspeed", offload, install())]
     if hardware.kind == "cuda":
@@ -89,9 +89,11 @@ def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> lis
         rows.append(("flash_attn", False, install("flash", options="--no-build-isolation ")))
     checks = []
     for name, needed, remedy in rows:
-        there: Any = found[name]
-        state = "ok" if there else "missing" if needed else "optional"
-        checks.append(Check(name=name, state=state, found=there or "not installed", remedy="" if there else remedy))
+        version_: Any = versions[name]
+        state = "ok" if version_ else "missing" if needed else "optional"
+        checks.append(
+            Check(name=name, state=state, found=version_ or "not installed", remedy="" if version_ else remedy)
+        )
     return checks
 
 

@@ -146,8 +146,8 @@ def _differences(before: Estimate, after: Estimate) -> list[str]:
     """The parts of the breakdown that differ by 0.5 % of the larger config's memory or more, largest difference first,
     in one sentence."""
     least = 0.005 * max(before.device_bytes, after.device_bytes)
-    found = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
-    named = sorted((f for f in found if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
+    changes = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
+    named = sorted((f for f in changes if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
     if not named:
         return []
     listed = ", ".join(
@@ -160,7 +160,7 @@ def _phase(before: Estimate, after: Estimate) -> list[str]:
     """A sentence on a peak that has moved to another phase: what the old phase saves does not count in full then."""
     if before.peak_phase == after.peak_phase:
         return []
-    there = before.peak_phase
-    saved = before.phase_peaks[there] - after.phase_peaks[there]
+    phase = before.peak_phase
+    saved = before.phase_peaks[phase] - after.phase_peaks[phase]
     needs = f"{format_bytes(abs(saved))} {'less' if saved >= 0 else 'more'}"
-    return [f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {needs}"]
+    return [f"the peak moves from {phase} to {after.peak_phase}: {phase} alone needs {needs}"]

@@ -36,12 +36,14 @@ class OnHardware:
     """Why there is no recommendation."""
 
     def cost(self, price_per_hour: float | None) -> float | None:
-        """Of a million tokens, in the currency of the price, which is that of one device; None where that or the speed
-        is not known. The speed is that of all devices together."""
-        found = self.recommendation
-        if found is None:
+        """The price of a million tokens on all devices together. `price_per_hour` is that of one device. None where the
+        price or the speed is not known."""
+        recommendation = self.recommendation
+        if recommendation is None:
             return None
-        return _million(price_per_hour, found.point.tokens_per_second, found.workload.devices)
+        return _price_of_million_tokens(
+            price_per_hour, recommendation.point.tokens_per_second, recommendation.workload.devices
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +86,11 @@ class OnCard:
         return self.estimate.likely_fits
 
     def cost(self, price_per_hour: float | None) -> float | None:
-        """As of `OnHardware`."""
-        return _million(price_per_hour, self.tokens_per_second, self.devices)
+        """The price of a million tokens (`OnHardware.cost`)."""
+        return _price_of_million_tokens(price_per_hour, self.tokens_per_second, self.devices)
 
     def seconds(self, tokens: int | None) -> float | None:
-        """For so many tokens; None where they or the speed are not known."""
+        """The time that so many tokens take; None where they or the speed are not known."""
         speed = self.tokens_per_second
         return None if tokens is None or speed is None else tokens / speed
 
@@ -106,7 +108,7 @@ class OnCard:
 
 
 def estimate_each(
-    asked: WorkloadOptions,
+    options: WorkloadOptions,
     configs: Mapping[str, Config],
     *,
     memory_limit_bytes: int | None = None,
@@ -124,34 +126,36 @@ def estimate_each(
         measured = [] if opened is None else opened.hardware()
 
         def row(of: WorkloadOptions, name: str, config: Config) -> OnCard:
-            """One config on one card: why it cannot be estimated, else what it takes and, if it has run there, took."""
+            """One config on one card: its estimate and the trial that settles it, or why it cannot be estimated."""
             try:
-                one = Estimation.of(of, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store)
-                found = one.estimate()
+                estimation = Estimation.of(
+                    of, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store
+                )
+                estimate = estimation.estimate()
             except UsageError as error:
                 return OnCard(name=name, estimate=None, reason=str(error))
-            key = one.job.workload.key
-            there = [hardware for hardware in measured if hardware.name == name]
-            settled = None if opened is None else _settled(opened, there, config, key, memory_limit_bytes)
-            return OnCard(name=name, estimate=found, reason=None, trial=settled)
+            key = estimation.job.workload.key
+            same_name = [hardware for hardware in measured if hardware.name == name]
+            settled = None if opened is None else _settling_trial(opened, same_name, config, key, memory_limit_bytes)
+            return OnCard(name=name, estimate=estimate, reason=None, trial=settled)
 
         for done, (name, config) in enumerate(configs.items(), start=1):
-            alone = row(asked, name, config)
-            rows.append(_on_several(alone, asked, config, row) if spreads and asked.devices == 1 else alone)
+            alone = row(options, name, config)
+            rows.append(_on_several(alone, options, config, row) if spreads and options.devices == 1 else alone)
             report(done)
-    if all(each.estimate is None for each in rows):
+    if all(on_card.estimate is None for on_card in rows):
         raise UsageError(rows[0].reason or "no card was named")
     return sorted(rows, key=_size)
 
 
-def _settled(
+def _settling_trial(
     store: Store, measured: Iterable[Hardware], config: Config, workload_key: str, limit: int | None
 ) -> Trial | None:
     """The trial that settles the config on hardware of one name, under the newest stack that has one."""
     for hardware in measured:
         for stack in store.stacks(hardware.key, workload_key):
-            known = store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
-            settled = verdict(known.get(config, []), hardware.memory_bytes if limit is None else limit)
+            trials_by_config = store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
+            settled = verdict(trials_by_config.get(config, []), hardware.memory_bytes if limit is None else limit)
             if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
                 return settled
     return None
@@ -164,7 +168,7 @@ SEVERAL = (2, 4, 8)
 
 
 def _on_several(
-    row: OnCard, asked: WorkloadOptions, config: Config, of: Callable[[WorkloadOptions, str, Config], OnCard]
+    row: OnCard, options: WorkloadOptions, config: Config, of: Callable[[WorkloadOptions, str, Config], OnCard]
 ) -> OnCard:
     """The row `of` the fewest devices of this card that the sharded config fits; the same row where one is enough, or
     several do not hold it either, with the reason if none of these numbers can share it."""
@@ -176,20 +180,22 @@ def _on_several(
         if alone.device_bytes > devices * alone.memory_limit_bytes:  # also if everything could be shared
             continue
         for sharding in SHARDINGS:
-            found = of(replace(asked, devices=devices), row.name, config.replace(sharding=sharding))
-            if found.fits:
-                return found
-            reasons.append(found.reason)
+            shared = of(replace(options, devices=devices), row.name, config.replace(sharding=sharding))
+            if shared.fits:
+                return shared
+            reasons.append(shared.reason)
     return replace(row, reason=f"several cannot share it: {reasons[0]}") if reasons and all(reasons) else row
 
 
 def _size(row: OnCard) -> tuple[bool, bool, int, int]:
-    """Those that it fits first, of these the fewest and smallest, of the others the largest."""
+    """A sort key: first the cards that it fits, the fewest and smallest of them; then the others, the largest first."""
     size = card(row.name).memory_bytes
     return row.estimate is None, not row.fits, row.devices, size if row.fits else -size
 
 
-def _million(price_per_hour: float | None, tokens_per_second: float | None, devices: int) -> float | None:
+def _price_of_million_tokens(
+    price_per_hour: float | None, tokens_per_second: float | None, devices: int
+) -> float | None:
     """The price of a million tokens at so many a second; None where that or the price of a device is not known."""
     if price_per_hour is None or tokens_per_second is None:
         return None
@@ -209,16 +215,18 @@ def compare_hardware(
     measured = {hardware.name: hardware.memory_bytes for hardware in reversed(store.hardware())}
     rows = []
     for name in measured if names is None else names:
-        found, reason = None, "this workload has not been measured here"
+        recommendation, reason = None, "this workload has not been measured here"
         try:
             if name in measured:
-                found = recommend(asked, hardware=name, goal=goal, memory_limit_bytes=memory_limit_bytes, store=store)
+                recommendation = recommend(
+                    asked, hardware=name, goal=goal, memory_limit_bytes=memory_limit_bytes, store=store
+                )
         except NothingFits as error:
             reason = str(error)
         except NotMeasured:
             pass
-        why = None if found else reason
-        rows.append(OnHardware(name=name, memory_bytes=measured.get(name), recommendation=found, reason=why))
+        why = None if recommendation else reason
+        rows.append(OnHardware(name=name, memory_bytes=measured.get(name), recommendation=recommendation, reason=why))
     return sorted(rows, key=lambda r: -r.recommendation.point.tokens_per_second if r.recommendation else 1.0)
 
 

@@ -24,50 +24,50 @@ from autofit.trial.machine.detection import detect
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-SAID = ("micro_batch", "checkpointing", "optimizer", "loss", "compile")
+DECIDED_AXES = ("micro_batch", "checkpointing", "optimizer", "loss", "compile")
 """The axes of which TrainingArguments decide whatever the script does; its weights and adapters are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class RunMeasurements:
     """What was measured here of the workload that a run trains."""
 
     workload: Workload
     best: Point
     """The fastest that fits this device."""
-    own: Trial | None
+    trial: Trial | None
     """The latest trial that fitted with this run's settings; None if there is none."""
 
     def advice(self) -> str | None:
         """One sentence, where something measured is faster than this run's settings, or these were not measured."""
-        found = f"autofit: {short(self.best.config)} was measured at {self.best.tokens_per_second:,.0f} tokens/s here"
-        shown = search_command(self.workload).replace("autofit search", "autofit recommend", 1)
-        own = None if self.own is None else point(self.own)
-        if own is None:
-            return f"{found}; this run's config was not measured. `{shown}` says how to get it."
-        if own.config == self.best.config or own.tokens_per_second >= self.best.tokens_per_second:
+        fastest = f"autofit: {short(self.best.config)} was measured at {self.best.tokens_per_second:,.0f} tokens/s here"
+        command = search_command(self.workload).replace("autofit search", "autofit recommend", 1)
+        run_point = None if self.trial is None else point(self.trial)
+        if run_point is None:
+            return f"{fastest}; this run's config was not measured. `{command}` says how to get it."
+        if run_point.config == self.best.config or run_point.tokens_per_second >= self.best.tokens_per_second:
             return None
-        if ties(own, self.best):
+        if ties(run_point, self.best):
             return None
-        gain = self.best.tokens_per_second / own.tokens_per_second - 1.0
-        measured = f"this run's config (measured: {own.tokens_per_second:,.0f})"
-        return f"{found}, {gain:.0%} faster than {measured}. `{shown}` says how to get it."
+        gain = self.best.tokens_per_second / run_point.tokens_per_second - 1.0
+        measured = f"this run's config (measured: {run_point.tokens_per_second:,.0f})"
+        return f"{fastest}, {gain:.0%} faster than {measured}. `{command}` says how to get it."
 
 
-def report(known: Known | None, step_seconds: float, peak_bytes: int) -> str:
+def report(measurements: RunMeasurements | None, step_seconds: float, peak_bytes: int) -> str:
     """What a run took, beside what its settings took in a trial and what was predicted for them."""
-    said = f"autofit: this run took {step_seconds:.3g} s a step and {format_bytes(peak_bytes)} at its peak"
-    if known is None:
-        return f"{said}."
-    said += f", {known.workload.tokens_per_step / step_seconds:,.0f} tokens/s"
-    if known.own is None or known.own.measurement is None:
-        return f"{said}; its config was not measured in a trial."
-    own, predicted = known.own.measurement, known.own.prediction
-    said += f"; in its trial {own.tokens_per_second:,.0f} tokens/s and {format_bytes(own.device_bytes)}"
-    return f"{said}." if predicted is None else f"{said}, of {format_bytes(predicted.device_bytes)} predicted."
+    text = f"autofit: this run took {step_seconds:.3g} s a step and {format_bytes(peak_bytes)} at its peak"
+    if measurements is None:
+        return f"{text}."
+    text += f", {measurements.workload.tokens_per_step / step_seconds:,.0f} tokens/s"
+    if measurements.trial is None or measurements.trial.measurement is None:
+        return f"{text}; its config was not measured in a trial."
+    measured, predicted = measurements.trial.measurement, measurements.trial.prediction
+    text += f"; in its trial {measured.tokens_per_second:,.0f} tokens/s and {format_bytes(measured.device_bytes)}"
+    return f"{text}." if predicted is None else f"{text}, of {format_bytes(predicted.device_bytes)} predicted."
 
 
-def known_of(args: TrainingArguments, model: Any, script: str, store: str | None) -> Known | None:
+def run_measurements(args: TrainingArguments, model: Any, script: str, store: str | None) -> RunMeasurements | None:
     """What the store at `store` knows of a run of `model` with these arguments by the program `script`; None if nothing
     fits or none was measured. Looks nothing up but the store, and starts nothing. Raises `StoreError`, and `UsageError`
     for arguments that are not understood."""
@@ -80,13 +80,17 @@ def known_of(args: TrainingArguments, model: Any, script: str, store: str | None
             if workload is None:
                 return None
             best = recommend(workload, store=opened).point
-            here = detect()[0].key
-            fitted = opened.trials(hardware_key=here, workload_key=workload.key, outcome=Fits.kind, newest_first=True)
+            hardware_key = detect()[0].key
+            fitted = opened.trials(
+                hardware_key=hardware_key, workload_key=workload.key, outcome=Fits.kind, newest_first=True
+            )
     except (NothingFits, NotMeasured, NoStore):
         return None
-    said = [run.config.get(axis) for axis in SAID]
-    alike = (t for t in fitted if t.config.get("method") in method and [t.config.get(a) for a in SAID] == said)
-    return Known(workload=workload, best=best, own=next(alike, None))
+    settings = [run.config.get(axis) for axis in DECIDED_AXES]
+    alike = (
+        t for t in fitted if t.config.get("method") in method and [t.config.get(a) for a in DECIDED_AXES] == settings
+    )
+    return RunMeasurements(workload=workload, best=best, trial=next(alike, None))
 
 
 def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | None) -> Workload | None:

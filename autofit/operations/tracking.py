@@ -46,7 +46,7 @@ def track(
     stays: the next call goes on.
     """
     if model is not None and not store.count(model=model):
-        raise unknown("model with measurements", model, dict.fromkeys(each.model for each in store.workloads()))
+        raise unknown("model with measurements", model, dict.fromkeys(workload.model for workload in store.workloads()))
     on = None if hardware is None else find_hardware(hardware, store).key
     trials = store.trials(model=model, hardware_key=on)
     if not trials:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     # Imported where it is used: a trial has no use for the store, and would count its libraries' memory.
-    from autofit.operations.run_advice import Known
+    from autofit.operations.run_advice import RunMeasurements
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         """`store` is where ordinary runs look: a file or a URL; by default $AUTOFIT_STORE, then the user's own."""
         self._trial = session() if REPORT_TO in os.environ else None
         self._store = store
-        self._known: Known | None = None
+        self._measurements: RunMeasurements | None = None
         self._steps = 0
         self._warm_at = 0.0
         """When the warm-up of an ordinary run had ended."""
@@ -49,7 +49,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
     ) -> None:
         self._steps = 0
         if self._trial is not None:
-            check_asked_for(self._trial, args)
+            check_trained_config(self._trial, args)
             self._trial.begin()
         elif state.is_world_process_zero:
             _harmlessly(lambda: self._advise(args, more.get("model")))
@@ -82,34 +82,34 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             _harmlessly(lambda: self._report(seconds))
 
     def _advise(self, args: TrainingArguments, model: Any) -> None:
-        from autofit.operations.run_advice import known_of
+        from autofit.operations.run_advice import run_measurements
 
-        self._known = known_of(args, model, sys.argv[0], self._store)
-        advice = None if self._known is None else self._known.advice()
+        self._measurements = run_measurements(args, model, sys.argv[0], self._store)
+        advice = None if self._measurements is None else self._measurements.advice()
         if advice is not None:
             _log.warning("%s", advice)
 
     def _report(self, step_seconds: float) -> None:
         from autofit.operations.run_advice import report
 
-        _log.warning("%s", report(self._known, step_seconds, _peak_bytes()))
+        _log.warning("%s", report(self._measurements, step_seconds, _peak_bytes()))
 
 
-def check_asked_for(trial: Session, args: TrainingArguments) -> None:
+def check_trained_config(trial: Session, args: TrainingArguments) -> None:
     """End the trial if the Trainer does not train the config: a program may ignore its arguments."""
-    asked = trial.request.config.number("micro_batch")
-    accumulation = trial.request.job.workload.batch_per_device // asked
+    micro_batch = trial.request.config.number("micro_batch")
+    accumulation = trial.request.job.workload.batch_per_device // micro_batch
     trains = (args.train_batch_size, args.gradient_accumulation_steps)
-    if trains != (asked, accumulation):
+    if trains != (micro_batch, accumulation):
         trial.refuse(
             f"the program trains with micro-batch {trains[0]} and {trains[1]} micro-steps an update, the trial asked "
-            f"for micro-batch {asked} and {accumulation}"
+            f"for micro-batch {micro_batch} and {accumulation}"
         )
     if args.auto_find_batch_size:
         trial.refuse("the program shrinks its micro-batch until it fits (auto_find_batch_size): turn that off")
     if args.device.type != trial.request.job.hardware.kind:
-        there = trial.request.job.hardware.kind
-        trial.refuse(f"the program trains on {args.device.type}, the trial asked for {there}")
+        device_kind = trial.request.job.hardware.kind
+        trial.refuse(f"the program trains on {args.device.type}, the trial asked for {device_kind}")
     if args.world_size > 1:
         trial.refuse(f"the program trains on {args.world_size} devices, the trial asked for 1")
 
@@ -127,7 +127,7 @@ def _harmlessly(work: Callable[[], None]) -> None:
 
 
 def _peak_bytes() -> int:
-    """Of the device: what the allocator has taken, or all of this process on a processor."""
+    """What the device's allocator has taken or, on a processor, the memory of this process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_reserved())
     return process_memory.read().peak_anonymous

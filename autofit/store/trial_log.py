@@ -54,23 +54,23 @@ class StoredTrials(TrialLog):
     """Keeps each trial for good before returning. Once the store has failed for good, trials go only to the file."""
 
     def __init__(
-        self, store: Store, search_id: str | None = None, *, fresh: bool = False, held: Heartbeat | None = None
+        self, store: Store, search_id: str | None = None, *, fresh: bool = False, heartbeat: Heartbeat | None = None
     ) -> None:
-        """`held`: the lease of the search whose trials are kept. `fresh`: of earlier trials only its own are known."""
+        """`heartbeat` keeps the search's lease. `fresh`: only the trials of this search count as known."""
         self._store = store
         self._search_id = search_id
-        self._held = held
+        self._heartbeat = heartbeat
         self._fresh = fresh
         self._file: Path | None = None
         self._failure: StoreError | None = None
 
     def known(self, job: Job) -> dict[Config, list[Trial]]:
-        """As the store has them."""
-        here = context_keys(job.hardware, job.stack, job.workload)
-        return self._store.known(**here, search_id=self._search_id if self._fresh else None)
+        """The trials of this context that the store has."""
+        context = context_keys(job.hardware, job.stack, job.workload)
+        return self._store.known(**context, search_id=self._search_id if self._fresh else None)
 
     def between_executions(self, hardware: Hardware) -> float:
-        """As the store's trials show it."""
+        """What the store's trials show (`repeatability.between_executions`)."""
         return self._store.between_executions(hardware.key)
 
     def keep(self, trial: Trial) -> Trial:
@@ -93,7 +93,7 @@ class StoredTrials(TrialLog):
         return trial
 
     def set_aside(self, trial: Trial, reason: str) -> None:
-        """In the store, where its speed counts for nobody from now on. Raises `LeaseLost`."""
+        """Sets the trial aside in the store, so that its speed no longer counts for anybody. Raises `LeaseLost`."""
         if trial.trial_id is None or self._failure is not None:
             return
         try:
@@ -103,13 +103,13 @@ class StoredTrials(TrialLog):
 
     @property
     def _lease(self) -> Lease | None:
-        return None if self._held is None else self._held.lease
+        return None if self._heartbeat is None else self._heartbeat.lease
 
     def check(self) -> None:
         """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store; and
         `LeaseLost` once another driver has the search, or it is cancelled."""
-        if self._held is not None:
-            self._held.check()
+        if self._heartbeat is not None:
+            self._heartbeat.check()
         if self._failure is not None:
             raise StoreError(
                 f"{self._failure}; what was measured since then is in {self._file}",

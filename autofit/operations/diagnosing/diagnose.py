@@ -28,34 +28,35 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     """
     if user.devices is not None:
         check_count("devices", user.devices)
-    user, notes = _placed(user)
+    user, notes = _with_reported_card(user)
     file = SourceFile.read(path)
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
     card = asked(user.hardware)
     where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
-    found = Case(file, trainer, user, where).diagnosed(report)
-    return replace(found, notes=(*notes, *found.notes))
+    diagnosis = Case(file, trainer, user, where).diagnosed(report)
+    return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def _placed(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
-    """With the card and the limit that an error's text names, where the user names none; and what to say of them."""
+def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
+    """The request with the card and the limit that the error's text names, where the user names none; and notes on
+    them."""
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:
         if user.hardware == "auto":
-            near = alike(failure.capacity_bytes)
-            if near:
-                user = replace(user, hardware=near[0].name)
-                others = f", and could be {' or '.join(card.name for card in near[1:])}" if near[1:] else ""
+            similar = alike(failure.capacity_bytes)
+            if similar:
+                user = replace(user, hardware=similar[0].name)
+                others = f", and could be {' or '.join(card.name for card in similar[1:])}" if similar[1:] else ""
                 notes.append(
-                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {near[0].name}{others}"
+                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {similar[0].name}{others}"
                 )
         named = asked(user.hardware)
-        is_its_own = named is None or named in alike(failure.capacity_bytes)
-        if not is_its_own:
+        is_error_of_card = named is None or named in alike(failure.capacity_bytes)
+        if not is_error_of_card:
             notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
-        if user.memory_limit_bytes is None and is_its_own:
+        if user.memory_limit_bytes is None and is_error_of_card:
             card = named or detect()[0]
             free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
             user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)

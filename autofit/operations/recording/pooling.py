@@ -23,10 +23,10 @@ def pooled(trials: Mapping[Config, Sequence[Trial]]) -> dict[Config, Trial]:
     Its seconds are the mean over the passes.
     """
     deviation = _deviation(trials.values())
-    return {config: _one(passes, deviation) for config, passes in trials.items()}
+    return {config: _pooled_trial(passes, deviation) for config, passes in trials.items()}
 
 
-def _one(passes: Sequence[Trial], deviation: float) -> Trial:
+def _pooled_trial(passes: Sequence[Trial], deviation: float) -> Trial:
     if len(passes) == 1:
         return passes[0]
     seconds = statistics.fmean(trial.seconds for trial in passes)

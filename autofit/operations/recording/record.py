@@ -84,14 +84,14 @@ def record(
         pool = opened.enter_context(closing(open_pool(request))) if request.ray_address is not None else None
         plan = resolve(request, pool)
         job, limit = plan.job, plan.limits.memory_bytes
-        opened.enter_context(_alone(file))
-        known = _continued(file, _header(plan), job.hardware, partial(_probed, request, plan))
-        wanted = [config for config in _chosen(plan, request.max_trials, covering=covering) if config not in known]
-        before, total = len(known), len(known) + len(wanted)
+        opened.enter_context(_locked(file))
+        outcomes = _recorded_outcomes(file, _header(plan), job.hardware, partial(_probed, request, plan))
+        configs = [config for config in _chosen(plan, request.max_trials, covering=covering) if config not in outcomes]
+        before, total = len(outcomes), len(outcomes) + len(configs)
         report(before, total, None)
 
         def requests() -> Iterator[TrialRequest]:
-            for config in itertools.takewhile(lambda _: time.monotonic() < ends, wanted):
+            for config in itertools.takewhile(lambda _: time.monotonic() < ends, configs):
                 yield TrialRequest(
                     job=job,
                     config=config,
@@ -99,22 +99,22 @@ def record(
                     deadline_seconds=deadline,
                     allowance_seconds=trial_seconds,
                     timing_seconds=TIMING_SECONDS,
-                    rivals=() if trial_seconds is None else _rivals(config, known, limit),
+                    rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
                 )
 
-        if wanted and time.monotonic() < ends:
+        if configs and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
             _check_site(pool, job.hardware, job.stack)
-            for asked, attempt in _run_all(pool, requests()):
-                table_file.append(file, table_file.line_of(asked.config, attempt))
-                known[asked.config] = attempt.outcome
-                report(len(known), total, asked.trial(attempt))
+            for trial_request, attempt in _run_all(pool, requests()):
+                table_file.append(file, table_file.line_of(trial_request.config, attempt))
+                outcomes[trial_request.config] = attempt.outcome
+                report(len(outcomes), total, trial_request.trial(attempt))
     return RecordResult(
         configs=len(plan.lattice.configs),
-        recorded=len(known),
-        run=len(known) - before,
-        left=total - len(known),
-        outcomes=dict(Counter(outcome.kind for outcome in known.values())),
+        recorded=len(outcomes),
+        run=len(outcomes) - before,
+        left=total - len(outcomes),
+        outcomes=dict(Counter(outcome.kind for outcome in outcomes.values())),
         file=str(file),
     )
 
@@ -135,22 +135,22 @@ def _chosen(plan: Plan, most: int | None, *, covering: bool) -> list[Config]:
 def _covering(configs: Sequence[Config], most: int) -> list[Config]:
     """At most `most` of the configs, in rounds: within each, every config has as many values as can be that the round
     still lacks; of equals, the first. A value that few configs have is thus not left out by chance."""
-    left, chosen = dict.fromkeys(configs), list[Config]()
+    remaining, chosen = dict.fromkeys(configs), list[Config]()
     lacking: set[tuple[str, Value]] = set()
-    while left and len(chosen) < most:
-        lacking = lacking or {value for config in left for value in config.items}
-        best = max(left, key=lambda config: len(lacking.intersection(config.items)))
+    while remaining and len(chosen) < most:
+        lacking = lacking or {value for config in remaining for value in config.items}
+        best = max(remaining, key=lambda config: len(lacking.intersection(config.items)))
         if lacking.isdisjoint(best.items):
             lacking = set()  # what is left has none of them
             continue
         lacking.difference_update(best.items)
         chosen.append(best)
-        del left[best]
+        del remaining[best]
     return chosen
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _locked(file: Path) -> Iterator[None]:
     """Lock the file, so that no two recordings write to it at once."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -167,22 +167,22 @@ def _alone(file: Path) -> Iterator[None]:
         yield
 
 
-def _rivals(config: Config, known: Mapping[Config, Outcome], limit: int) -> tuple[Rival, ...]:
+def _rivals(config: Config, outcomes: Mapping[Config, Outcome], limit: int) -> tuple[Rival, ...]:
     """The fastest of the config's method that has fitted, as heavy as any may be: so that it ends no trial's timing
     before that is as sure as the others'."""
     speeds = [
         outcome.measurement.tokens_per_second
-        for other, outcome in known.items()
+        for other, outcome in outcomes.items()
         if isinstance(outcome, Fits) and other["method"] == config["method"]
     ]
     return (Rival(device_bytes=limit, tokens_per_second=max(speeds)),) if speeds else ()
 
 
 def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
-    found = pool.site()
-    if (found[0].key, found[1].key) != (hardware.key, stack.key):
+    site = pool.site()
+    if (site[0].key, site[1].key) != (hardware.key, stack.key):
         raise EnvironmentLacks(
-            f"the workers have {found[0].name} and {found[1]}, the recording is of {hardware.name} and {stack}",
+            f"the workers have {site[0].name} and {site[1]}, the recording is of {hardware.name} and {stack}",
             remedy="record where the trials run, in the same environment",
         )
 
@@ -204,10 +204,10 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
         # What was measured is kept before anything is raised.
         for request, attempt in sorted(pool.wait(1.0), key=lambda done: machinery_failed(done[1].outcome)):
             number, outcome = under_way.pop(request.config), attempt.outcome
-            again = request.trial(attempt).doubts or worker_was_lost(outcome)
+            is_doubtful = request.trial(attempt).doubts or worker_was_lost(outcome)
             if machinery_failed(outcome):
                 failures.failed(number, outcome)
-            if again and request.config not in repeated:
+            if is_doubtful and request.config not in repeated:
                 repeated.add(request.config)
                 requests = itertools.chain([request], requests)
             elif not machinery_failed(outcome):
@@ -228,21 +228,21 @@ def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
         return {}
 
 
-def _continued(
+def _recorded_outcomes(
     file: Path, header: dict[str, Any], hardware: Hardware, probed: Callable[[], dict[str, Any]]
 ) -> dict[Config, Outcome]:
     """The outcomes that `file` already holds of the same recording; a file that is empty, or was left while this header
     was being written, gets the header, with what `probed` gives."""
-    begun = {"schema": table_file.SCHEMA, **header}
-    text, there = json.dumps(begun)[:-1].encode(), file.read_bytes()
-    if text.startswith(there) or (there.startswith(text) and b"\n" not in there):
+    first_line = {"schema": table_file.SCHEMA, **header}
+    text, content = json.dumps(first_line)[:-1].encode(), file.read_bytes()
+    if text.startswith(content) or (content.startswith(text) and b"\n" not in content):
         os.truncate(file, 0)
-        table_file.append(file, {**begun, "recorded_at": now(), **probed()})
+        table_file.append(file, {**first_line, "recorded_at": now(), **probed()})
         return {}
-    known = table_file.read_table(file)
+    table = table_file.read_table(file)
     # Another machine with the same device may have more host memory.
     for name in table_file.SAME:
-        if known.header[name] != header[name] and (name != "hardware" or known.hardware.key != hardware.key):
+        if table.header[name] != header[name] and (name != "hardware" or table.hardware.key != hardware.key):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     table_file.drop_torn_line(file)
-    return {row.config: row.outcome for row in known.rows}
+    return {row.config: row.outcome for row in table.rows}

@@ -27,7 +27,7 @@ SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
-BESIDE_OUTCOME = {"config", "pass", "seconds", "device_state"}
+ROW_FIELDS = {"config", "pass", "seconds", "device_state"}
 """What a row has besides a trial's outcome; `device_state` is absent where it was not observed. `pass`, absent in the
 first, is of tables of earlier versions, in which a config may have several trials."""
 
@@ -69,13 +69,13 @@ class RecordedTable:
 
     @cached_property
     def passes(self) -> dict[Config, list[Trial]]:
-        found: dict[Config, list[Trial]] = defaultdict(list)
+        trials: dict[Config, list[Trial]] = defaultdict(list)
         for trial in self.of_all_passes():
-            found[trial.config].append(trial)
-        return found
+            trials[trial.config].append(trial)
+        return trials
 
     def of_all_passes(self) -> list[Trial]:
-        """In the order in which they ran."""
+        """The trials of all passes, in the order in which they ran."""
         return [
             Trial(
                 config=row.config,
@@ -105,14 +105,14 @@ def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
     if header is None:
         raise UsageError(f"{file} is empty: it has no header")
     table: RecordedTable = header[1]
-    found: dict[tuple[int, Config], tuple[int, Row]] = {}
+    rows_by_config: dict[tuple[int, Config], tuple[int, Row]] = {}
     for number, row in rows:
-        earlier, _ = found.setdefault((row.number, row.config), (number, row))
+        earlier, _ = rows_by_config.setdefault((row.number, row.config), (number, row))
         if earlier != number:
             raise wrong(file, number, f"repeats the config of row {earlier}: {row.config}")
-    if whole and not found:
+    if whole and not rows_by_config:
         raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
-    return replace(table, rows=tuple(row for _, row in found.values()))
+    return replace(table, rows=tuple(row for _, row in rows_by_config.values()))
 
 
 def _of_header(file: Path, header: dict[str, Any]) -> RecordedTable:
@@ -205,7 +205,7 @@ def _row(table: RecordedTable, line: dict[str, Any]) -> Row:
     batch = table.workload.batch_per_device
     if batch % config.number("micro_batch"):
         raise ValueError(f"micro_batch={config['micro_batch']} does not divide the {batch} sequences of a device")
-    outcome = outcome_of({name: line[name] for name in line.keys() - BESIDE_OUTCOME})
+    outcome = outcome_of({name: line[name] for name in line.keys() - ROW_FIELDS})
     if machinery_failed(outcome):
         raise ValueError("a failure of the machinery says nothing about its config")
     number, seconds = checked(int, {"pass": 1, **line}, "pass"), checked(float, line, "seconds")
@@ -218,16 +218,16 @@ def _row(table: RecordedTable, line: dict[str, Any]) -> Row:
 
 def _check_measurement(outcome: Fits, table: RecordedTable) -> None:
     measured, limit = outcome.measurement, table.memory_limit_bytes
-    median, said = measured.step_seconds.median, measured.tokens_per_second
+    median, tokens_per_second = measured.step_seconds.median, measured.tokens_per_second
     _check_above_zero("step_seconds.median", median)
-    _check_above_zero("tokens_per_second", said)
+    _check_above_zero("tokens_per_second", tokens_per_second)
     if not 0 <= measured.device_bytes <= limit:
         raise ValueError(
             f"device_bytes is {measured.device_bytes}: what fits has at least 0 and at most the limit of {limit}"
         )
     speed = table.workload.tokens_per_step / median
-    if not math.isclose(speed, said, rel_tol=0.01):  # rounding explains no more
-        raise ValueError(f"tokens_per_second is {said!r}, and its step_seconds.median makes it {speed!r}")
+    if not math.isclose(speed, tokens_per_second, rel_tol=0.01):  # rounding explains no more
+        raise ValueError(f"tokens_per_second is {tokens_per_second!r}, and its step_seconds.median makes it {speed!r}")
     if measured.stopped_early:
         raise ValueError("stopped_early is true, and every trial of a table runs to its end")
 

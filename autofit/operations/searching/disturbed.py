@@ -26,8 +26,8 @@ class Disturbed(Document):
 
     @classmethod
     def of(cls, trials: Sequence[Trial], settled: Iterable[Trial], slow_nodes: Iterable[str] = ()) -> Disturbed:
-        """Of `trials`, all of the search, oldest first, where `settled` are those that count. `slow_nodes` are found
-        now; those that an earlier driver found are known by the trials that it set aside."""
+        """From all `trials` of the search, oldest first; `settled` are those that count. `slow_nodes` were noticed by
+        this driver; those that an earlier one noticed are known by the trials that it set aside."""
         aside = [trial.why_set_aside for trial in trials if trial.why_set_aside]
         doubted = [trial for trial in trials if trial.doubts and not trial.why_set_aside]
         last = {trial.config: trial.trial_id for trial in trials}

@@ -31,7 +31,7 @@ def begun_in_vain(
     fastest: dict[str, Config] = {}
     for config in sorted(bounds, key=bounds.__getitem__):
         fastest.setdefault(config.text("method"), config)
-    said = []
+    sentences = []
     for method in METHODS[: METHODS.index(recommended)]:
         if method in fastest and method not in measured:
             config = fastest[method]
@@ -42,14 +42,14 @@ def begun_in_vain(
             too_slow = "is too slow to be practical" if config in proven else "seems too slow to be practical"
             what = too_slow if most < practical else "was begun and not finished in its time"
             judged = "" if config in proven else ", by its first micro-step alone"
-            said.append(f"{method} {what}: at most {most:,.3g} tokens/s{judged}{why} ({config})")
-    return tuple(said)
+            sentences.append(f"{method} {what}: at most {most:,.3g} tokens/s{judged}{why} ({config})")
+    return tuple(sentences)
 
 
 def emulated_formats(job: Job, configs: Iterable[Config], store: Store) -> dict[str, str]:
     """What a probe of the device says of the number formats that these configs use and that it only emulates: a
     sentence for each."""
-    found = stored_probe(job.hardware, job.stack, store, job.model.digest)
+    probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
     used = {product_format(config) for config in configs}
-    said = {} if found is None else emulated(found)
-    return {name: sentence for name, sentence in said.items() if name in used}
+    sentence_by_format = {} if probe is None else emulated(probe)
+    return {name: sentence for name, sentence in sentence_by_format.items() if name in used}

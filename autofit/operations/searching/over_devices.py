@@ -49,14 +49,14 @@ class OverDevices:
             reason = self.unanswered[devices]
             outcome = "nothing_fits" if isinstance(reason, NothingFits) else "failed"
             return {"devices": devices, "outcome": outcome, "reason": str(reason)}
-        found = self.results[devices]
-        speed = found.recommendation.point.measurement.tokens_per_second
-        return {"devices": devices, "tokens_per_second_per_device": speed / devices, **found.to_json()}
+        result = self.results[devices]
+        speed = result.recommendation.point.measurement.tokens_per_second
+        return {"devices": devices, "tokens_per_second_per_device": speed / devices, **result.to_json()}
 
 
-def _preference(found: SearchResult) -> tuple[int, float, int]:
-    point = found.recommendation.point
-    return METHODS.index(point.method), -point.measurement.tokens_per_second, found.frontier.workload.devices
+def _preference(result: SearchResult) -> tuple[int, float, int]:
+    point = result.recommendation.point
+    return METHODS.index(point.method), -point.measurement.tokens_per_second, result.frontier.workload.devices
 
 
 def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
@@ -65,14 +65,14 @@ def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
     Each has an equal share of the time budget. The share is fixed because the store answers a search only if an earlier
     one had at least as much time. Raises `UsageError` for numbers that no workload can have.
     """
-    asked = request.workload
-    check_count("devices", asked.devices)
-    check_count("global-batch", asked.global_batch)
-    check_shared_equally(asked.global_batch, asked.devices)
-    counts = [n for n in range(1, asked.devices + 1) if asked.global_batch % n == 0]
+    workload = request.workload
+    check_count("devices", workload.devices)
+    check_count("global-batch", workload.global_batch)
+    check_shared_equally(workload.global_batch, workload.devices)
+    counts = [n for n in range(1, workload.devices + 1) if workload.global_batch % n == 0]
     budget = request.time_budget_seconds
     share = None if budget is None else budget / len(counts)
-    return {n: replace(request, workload=replace(asked, devices=n), time_budget_seconds=share) for n in counts}
+    return {n: replace(request, workload=replace(workload, devices=n), time_budget_seconds=share) for n in counts}
 
 
 def search_over_devices(
@@ -89,9 +89,9 @@ def search_over_devices(
     results: dict[int, SearchResult] = {}
     reasons: dict[int, AutofitError] = {}
     # From the largest number down, so that missing devices, or a space with nothing for them, are reported at once.
-    for devices, asked in reversed(requests_over_devices(request).items()):
+    for devices, sized_request in reversed(requests_over_devices(request).items()):
         try:
-            results[devices] = search(asked, report, campaign_id=campaign_id)
+            results[devices] = search(sized_request, report, campaign_id=campaign_id)
         except NothingFits as failure:
             reasons[devices] = failure
         except StoreError:
@@ -103,7 +103,7 @@ def search_over_devices(
     if results:
         return OverDevices(results=dict(sorted(results.items())), unanswered=dict(sorted(reasons.items())))
     last = reasons[1]
-    said = "; ".join(f"on {n} device{'s' * (n > 1)}: {reason}" for n, reason in sorted(reasons.items()))
+    message = "; ".join(f"on {n} device{'s' * (n > 1)}: {reason}" for n, reason in sorted(reasons.items()))
     if isinstance(last, Shortfall):
-        raise Shortfall(said, memory_limit_bytes=last.memory_limit_bytes, closest=last.closest) from last
-    raise NothingFits(said) from last
+        raise Shortfall(message, memory_limit_bytes=last.memory_limit_bytes, closest=last.closest) from last
+    raise NothingFits(message) from last

@@ -45,15 +45,15 @@ class Standing:
 
     def look(self, store: Store) -> None:
         """Bring it up to date."""
-        found = store.search(self.search_id)
-        assert found is not None, "it was submitted, and searches are never deleted"
+        search = store.search(self.search_id)
+        assert search is not None, "it was submitted, and searches are never deleted"
         for event in store.queue.events(self.search_id, after=self.seen):
             self.seen = event.seq
             self._count(event)
-        self.state, said = found.state, (found.result or {}).get("reason")
-        self.reason = str(said) if said is not None and found.state in ENDINGS else None
-        if found.hardware is not None and found.hardware.name != self.hardware:
-            self.asked, self.hardware = self.asked or self.hardware, found.hardware.name
+        self.state, reason = search.state, (search.result or {}).get("reason")
+        self.reason = str(reason) if reason is not None and search.state in ENDINGS else None
+        if search.hardware is not None and search.hardware.name != self.hardware:
+            self.asked, self.hardware = self.asked or self.hardware, search.hardware.name
 
     def _count(self, event: Event) -> None:
         if event.kind != "trial":
@@ -75,8 +75,8 @@ class OverHardware:
     rows: Sequence[OnHardware]
 
     def cost(self, row: OnHardware, prices: Mapping[str, float]) -> float | None:
-        """Of a million tokens (`OnHardware.cost`). `prices`: of one device for an hour, by hardware as it was asked
-        for."""
+        """The price of a million tokens (`OnHardware.cost`). `prices` are of one device for an hour, by hardware as it
+        was asked for."""
         return row.cost(prices.get(self.standings[row.name].asked or row.name))
 
     def to_json(self, prices: Mapping[str, float]) -> dict[str, Any]:
@@ -122,22 +122,22 @@ def search_over_hardware(
     with Store.open(request.store) as store:
         if not all(map(called, names)):  # the name of this machine's own device, which no catalog has
             store.queue.announce(detect(request.device)[0])
-        asked = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
-        ids = {name: submit(one, store, campaign_id=campaign_id) for name, one in asked.items()}
-        each = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
+        requests = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
+        ids = {name: submit(named_request, store, campaign_id=campaign_id) for name, named_request in requests.items()}
+        current = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
         runners = [
             Runner(request.store, ray_address=request.ray_address, in_place=request.in_place, search_id=search_id)
             for search_id in ids.values()
         ]
         with running(runners):
             while True:
-                for standing in each:
+                for standing in current:
                     standing.look(store)
-                report(each)
-                if all(standing.state in ENDINGS for standing in each):
+                report(current)
+                if all(standing.state in ENDINGS for standing in current):
                     break
                 time.sleep(LOOK_SECONDS)
-        standings = {standing.hardware: standing for standing in each}
+        standings = {standing.hardware: standing for standing in current}
         rows = compare_hardware(
             request.workload,
             list(standings),
@@ -145,17 +145,17 @@ def search_over_hardware(
             memory_limit_bytes=request.memory_limit_bytes,
             store=store,
         )
-    told = [
+    explained = [
         row if row.recommendation is not None else replace(row, reason=standings[row.name].reason or row.reason)
         for row in rows
     ]
-    if all(row.recommendation is None for row in told):
-        raise _nothing_found(told, standings)
-    return OverHardware(campaign_id=campaign_id, standings=standings, rows=told)
+    if all(row.recommendation is None for row in explained):
+        raise _failure(explained, standings)
+    return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
 
 
-def _nothing_found(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
-    said = "; ".join(f"{row.name}: {row.reason}" for row in rows)
+def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
+    reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
     if any(standing.state == "nothing_fits" for standing in standings.values()):
-        return NothingFits(said)
-    return EnvironmentLacks(said, remedy="run the same command again once this is mended: it resumes")
+        return NothingFits(reasons)
+    return EnvironmentLacks(reasons, remedy="run the same command again once this is mended: it resumes")

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Claimed:
     """A search that this process may drive, or one that the store answers."""
 
     search_id: str
-    """Whose trials and findings are to be read."""
+    """The search whose trials and findings are to be read."""
     lease: Lease | None
     """None where nothing is to be written: an earlier search has answered."""
     is_answered: bool
 
 
 def begin(
-    request: SearchRequest, plan: Plan, store: Store, claimed: Lease | None = None, campaign_id: str | None = None
-) -> Begun:
-    """The search, stored as running unless an earlier one has already answered it; a runner has `claimed` it before.
+    request: SearchRequest, plan: Plan, store: Store, runner_lease: Lease | None = None, campaign_id: str | None = None
+) -> Claimed:
+    """Store the search as running unless an earlier one has already answered it; `runner_lease` is a runner's claim.
 
     Raises `UnderWay` if another process drives the same search.
     """
@@ -40,12 +40,12 @@ def begin(
     question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
     alike = store.searches(stack_key=job.stack.key, workload_key=job.workload.key)
     answered = None if request.fresh else _already_answered(alike, question, request)
-    if answered is not None and claimed is None:
-        return Begun(search_id=answered, lease=None, is_answered=True)
-    begun = _begun_afresh(alike, question) if request.fresh else None
+    if answered is not None and runner_lease is None:
+        return Claimed(search_id=answered, lease=None, is_answered=True)
+    resumed = _resumable_fresh(alike, question) if request.fresh else None
     lease = store.queue.begin(
-        begun or uuid.uuid4().hex if claimed is None else claimed.search_id,
-        new_owner() if claimed is None else claimed.owner,
+        resumed or uuid.uuid4().hex if runner_lease is None else runner_lease.search_id,
+        new_owner() if runner_lease is None else runner_lease.owner,
         digest=digest_of(request, job.workload, job.hardware.name),
         hardware=job.hardware,
         stack=job.stack,
@@ -58,10 +58,10 @@ def begin(
         },
         campaign_id=campaign_id,
     )
-    return Begun(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
+    return Claimed(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
 
 
-def left_for(lease: Lease | None, limits: Limits) -> Limits:
+def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:
     """What earlier drivers of the search have left of its limits."""
     if lease is None:
         return limits
@@ -70,31 +70,31 @@ def left_for(lease: Lease | None, limits: Limits) -> Limits:
     return replace(limits, max_trials=trials, seconds=seconds)
 
 
-def results(found: Search) -> dict[str, Any]:
+def results(search_run: Search) -> dict[str, Any]:
     """What is stored of a search that has run, to be repeated by `repeat_findings`."""
     return {
-        "stopped_because": found.progress.stopped_because,
-        "ruled_out": found.progress.ruled_out,
-        "regret_bound": found.progress.regret_bound,
+        "stopped_because": search_run.progress.stopped_because,
+        "ruled_out": search_run.progress.ruled_out,
+        "regret_bound": search_run.progress.regret_bound,
         # What was found without any trial could not be repeated from the store.
-        "answers": bool(found.state.trials or not found.beyond_host),
+        "answers": bool(search_run.state.trials or not search_run.beyond_host),
     }
 
 
 def _already_answered(alike: Sequence[StoredSearch], question: dict[str, Any], request: SearchRequest) -> str | None:
     """The id of a finished search that asked the same question with at least this budget; None if there is none."""
     for earlier in alike:
-        asked = earlier.request
-        if not _is_answer(earlier) or asked.get("question") != question:
+        earlier_request = earlier.request
+        if not _is_answer(earlier) or earlier_request.get("question") != question:
             continue
-        if _at_least(asked["max_trials"], request.max_trials) and _at_least(
-            asked["seconds"], request.time_budget_seconds
+        if _at_least(earlier_request["max_trials"], request.max_trials) and _at_least(
+            earlier_request["seconds"], request.time_budget_seconds
         ):
             return earlier.search_id
     return None
 
 
-def _begun_afresh(alike: Sequence[StoredSearch], question: dict[str, Any]) -> str | None:
+def _resumable_fresh(alike: Sequence[StoredSearch], question: dict[str, Any]) -> str | None:
     """The id of a `fresh` search for the same question that was interrupted or has failed, to be resumed with its own
     trials. None if there is none, or if a later search has answered the question."""
     for earlier in alike:
@@ -112,16 +112,16 @@ def _is_answer(earlier: StoredSearch) -> bool:
     return earlier.state in ("succeeded", "nothing_fits") and bool(answers)
 
 
-def _at_least(spent: float | None, asked: float | None) -> bool:
-    return spent is None or (asked is not None and spent >= asked)
+def _at_least(spent: float | None, limit: float | None) -> bool:
+    return spent is None or (limit is not None and spent >= limit)
 
 
-def repeat_findings(found: Search, store: Store, search_id: str) -> None:
-    """What the search concluded beyond its trials, as far as that was stored: an answer from the store predicts
-    nothing."""
+def repeat_findings(search_run: Search, store: Store, search_id: str) -> None:
+    """Restore what the search concluded beyond its trials, as far as that was stored: an answer from the store
+    predicts nothing."""
     earlier = store.search(search_id)
-    said = (earlier.result or {}) if earlier is not None else {}
-    if said.get("ruled_out") is not None:
-        found.progress.ruled_out = int(said["ruled_out"])
-    if said.get("regret_bound") is not None:
-        found.progress.regret_bound = float(said["regret_bound"])
+    result = (earlier.result or {}) if earlier is not None else {}
+    if result.get("ruled_out") is not None:
+        search_run.progress.ruled_out = int(result["ruled_out"])
+    if result.get("regret_bound") is not None:
+        search_run.progress.regret_bound = float(result["regret_bound"])

@@ -17,7 +17,7 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.operations.recommendation import recommendation
 from autofit.operations.searching.disturbed import Disturbed
 from autofit.operations.searching.impractical import begun_in_vain, emulated_formats
-from autofit.operations.searching.resume import Begun, begin, left_for, repeat_findings, results
+from autofit.operations.searching.resume import Claimed, begin, remaining_limits, repeat_findings, results
 from autofit.operations.service.driving import Driving
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
@@ -71,13 +71,13 @@ def search(
     request: SearchRequest,
     report: Callable[[Progress], None] = lambda progress: None,
     *,
-    held: Driving | None = None,
+    driving: Driving | None = None,
     campaign_id: str | None = None,
 ) -> SearchResult:
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    `held` is the lease of a search that a runner has claimed; searches that are asked for together share a campaign.
+    `driving` has the lease if a runner has claimed the search; searches that are asked for together share a campaign.
     Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials or another process drives
     the same search, `UsageError` if no trial could end within the time budget, `LeaseLost` if the search is cancelled.
     """
@@ -86,15 +86,15 @@ def search(
     try:
         plan = resolve(request, pool)
         with Store.open(request.store) as store:
-            claimed = None if held is None else held.lease
-            begun = begin(request, plan, store, claimed, campaign_id)
+            runner_lease = None if driving is None else driving.lease
+            claimed = begin(request, plan, store, runner_lease, campaign_id)
             with ExitStack() as stack:
-                if held is None and begun.lease is not None:
-                    held = stack.enter_context(Driving(store, begun.lease))
-                if pool is not None and begun.lease is not None and not begun.is_answered:
-                    pool.claim(begun.lease.search_id, begun.lease.epoch, usual_rates(plan.job, store))
-                plan = replace(plan, limits=left_for(begun.lease, plan.limits))
-                return _run(request, plan, store, begun, held=held, pool=pool, report=report, started=started)
+                if driving is None and claimed.lease is not None:
+                    driving = stack.enter_context(Driving(store, claimed.lease))
+                if pool is not None and claimed.lease is not None and not claimed.is_answered:
+                    pool.claim(claimed.lease.search_id, claimed.lease.epoch, usual_rates(plan.job, store))
+                plan = replace(plan, limits=remaining_limits(claimed.lease, plan.limits))
+                return _run(request, plan, store, claimed, driving=driving, pool=pool, report=report, started=started)
     finally:
         if pool is not None:
             pool.close()
@@ -107,13 +107,13 @@ def open_pool(request: SearchRequest) -> Pool:
         return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
-    wanted = None if request.ray_address is None else asked(request.hardware)
+    card = None if request.ray_address is None else asked(request.hardware)
     return RayPool(
         address=request.ray_address,
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        card=wanted,
+        card=card,
     )
 
 
@@ -121,9 +121,9 @@ def _run(
     request: SearchRequest,
     plan: Plan,
     store: Store,
-    begun: Begun,
+    claimed: Claimed,
     *,
-    held: Driving | None,
+    driving: Driving | None,
     pool: Pool | None,
     report: Callable[[Progress], None],
     started: float,
@@ -136,9 +136,9 @@ def _run(
     from autofit.search.loop import Search
     from autofit.workers.cluster.connection import check_installed
 
-    if not begun.is_answered and not request.in_place:
+    if not claimed.is_answered and not request.in_place:
         check_installed()  # before a probe, which takes seconds
-    predictor = None if begun.is_answered else LatticePredictor.of(plan, request, store, probes=True)
+    predictor = None if claimed.is_answered else LatticePredictor.of(plan, request, store, probes=True)
 
     def workers() -> Pool:
         """Meanwhile what predicting needs is loaded."""
@@ -151,26 +151,26 @@ def _run(
     search_run = Search(
         plan=plan,
         predictor=predictor or ReadyMade(),
-        log=StoredTrials(store, begun.search_id, fresh=request.fresh, held=held),
+        log=StoredTrials(store, claimed.search_id, fresh=request.fresh, heartbeat=driving),
         open_pool=workers,
         report=report,
     )
     try:
-        if begun.is_answered:
+        if claimed.is_answered:
             search_run.answer()
-            repeat_findings(search_run, store, begun.search_id)
+            repeat_findings(search_run, store, claimed.search_id)
         else:
             search_run.run()
-        result = _found_by(search_run, plan, store, begun.search_id, started)
+        result = _result(search_run, plan, store, claimed.search_id, started)
     finally:
-        if held is not None:
-            held.result |= results(search_run)
-    if held is not None:
-        held.result["recommendation"] = result.recommendation.to_json()
+        if driving is not None:
+            driving.result |= results(search_run)
+    if driving is not None:
+        driving.result["recommendation"] = result.recommendation.to_json()
     return result
 
 
-def _found_by(search_run: Search, plan: Plan, store: Store, search_id: str, started: float) -> SearchResult:
+def _result(search_run: Search, plan: Plan, store: Store, search_id: str, started: float) -> SearchResult:
     job = plan.job
     trials: list[Trial] = list(search_run.state.trials.values())
     _check_any_is_measured(search_run)
@@ -220,16 +220,16 @@ def _found_by(search_run: Search, plan: Plan, store: Store, search_id: str, star
 
 def _check_any_is_measured(search_run: Search) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
-    known = search_run.state
-    bounds = known.least_step_seconds
-    if not bounds or known.points():
+    state = search_run.state
+    bounds = state.least_step_seconds
+    if not bounds or state.points():
         return
     config, least = min(bounds.items(), key=lambda item: item[1])
-    said = f"a step takes at least {format_duration(least)} with {config}"
-    if known.out_of_memory:
-        said += f"; {known.out_of_memory} configs ran out of memory"
+    reason = f"a step takes at least {format_duration(least)} with {config}"
+    if state.out_of_memory:
+        reason += f"; {state.out_of_memory} configs ran out of memory"
     raise Shortfall(
-        f"no trial could be finished in the time: {said}; {SOONER}",
+        f"no trial could be finished in the time: {reason}; {SOONER}",
         memory_limit_bytes=search_run.plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "measured", "least_step_seconds": least},
     )
@@ -250,8 +250,8 @@ def _check_any_could_run(search_run: Search) -> None:
     budget, quickest = search_run.plan.limits.seconds, search_run.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
-        ran = search_run.progress.done
-        what = f"none of {ran} trials ended in its time" if ran else "no trial was run"
+        done = search_run.progress.done
+        what = f"none of {done} trials ended in its time" if done else "no trial was run"
         raise UsageError(
             f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "
             f"left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
@@ -261,10 +261,10 @@ def _check_any_could_run(search_run: Search) -> None:
 def _host_too_small(beyond_host: Mapping[Config, int], plan: Plan) -> Shortfall:
     """The error when nothing was run because what the devices would hold is predicted to exceed the host's memory."""
     config, lacking = min(beyond_host.items(), key=lambda item: item[1])
-    there = plan.job.hardware.host_memory_bytes
+    host_bytes = plan.job.hardware.host_memory_bytes
     return Shortfall(
         f"no config of {plan.job.model.name} is predicted to fit: the one that needs the least host memory needs "
-        f"{format_bytes(there + lacking)}, and a machine has {format_bytes(there)} ({config})",
+        f"{format_bytes(host_bytes + lacking)}, and a machine has {format_bytes(host_bytes)} ({config})",
         memory_limit_bytes=plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
     )
@@ -290,16 +290,18 @@ def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
     if not failed or any(isinstance(t.outcome, Fits) for t in trials):
         return
     last = failed[-1]
-    said = (
+    message = (
         f"no trial has fitted, and {len(failed)} of {len(trials)} failed for reasons other than memory, the last: "
         f"{last.kind.replace('_', ' ')}: {' '.join(last.reason.split())}"
     )
     if all(isinstance(t.outcome, Crashed) for t in trials):
-        raise EnvironmentLacks(said, remedy="autofit doctor, and --fresh to try them again")
+        raise EnvironmentLacks(message, remedy="autofit doctor, and --fresh to try them again")
     limit, job = plan.limits.memory_bytes, plan.job
     closest = of_failures(trials, limit)
     if len(failed) < len(trials):
-        said += f"; {closest.text}; {levers(plan.goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
+        message += (
+            f"; {closest.text}; {levers(plan.goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
+        )
     hung = all(isinstance(outcome, TimedOut) for outcome in failed)
     help_ = SOONER if hung else "`autofit doctor` may say more"
-    raise Shortfall(f"{said}; {help_}", memory_limit_bytes=limit, closest=closest.document)
+    raise Shortfall(f"{message}; {help_}", memory_limit_bytes=limit, closest=closest.document)

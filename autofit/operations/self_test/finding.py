@@ -131,23 +131,23 @@ class Report(Document):
 
     @property
     def bad(self) -> tuple[Shown, ...]:
-        """Those that show a defect."""
-        return tuple(one for one in self.checks if one.finding.verdict in BAD)
+        """The checks that show a defect."""
+        return tuple(checked for checked in self.checks if checked.finding.verdict in BAD)
 
     @property
     def summary(self) -> str:
         """All of it in one or two sentences."""
-        counts = Counter(one.finding.verdict for one in self.checks if one.check.technique)
+        counts = Counter(checked.finding.verdict for checked in self.checks if checked.check.technique)
         works = counts[Verdict.WORKS] + counts[Verdict.EMULATED]
         parts = [f"{works} of {counts.total()} techniques work"]
         parts += [f"{n} {'is' if n == 1 else 'are'} refused" for n in [counts[Verdict.REFUSED]] if n]
         parts += [f"{n} {'was' if n == 1 else 'were'} not run" for n in [counts[Verdict.NOT_RUN]] if n]
-        emulated = [one.name for one in self.checks if one.finding.verdict is Verdict.EMULATED]
+        emulated = [checked.name for checked in self.checks if checked.finding.verdict is Verdict.EMULATED]
         if emulated:
             parts.append(f"emulated: {', '.join(emulated)}")
-        for verdict, said in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
-            parts += [f"{one.name} {said}" for one in self.checks if one.finding.verdict is verdict]
-        trials = [trial for one in self.checks for trial in one.finding.trials]
+        for verdict, defect in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
+            parts += [f"{checked.name} {defect}" for checked in self.checks if checked.finding.verdict is verdict]
+        trials = [trial for checked in self.checks for trial in checked.finding.trials]
         doubted = [trial.doubts[0] for trial in trials if trial.doubts]
         disturbed = ""
         if doubted:

@@ -17,12 +17,12 @@ from autofit.techniques import AXES, complete
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
 """Values to try on axes that list none: any number is valid there."""
-BESIDE: dict[Value, dict[str, Value]] = {
+COMPANIONS: dict[Value, dict[str, Value]] = {
     "efficient": {"precision": "fp32"},
     "save-attention": {"precision": "fp32", "attention": "efficient"},
 }
-"""Beside what a GPU tries a value that is refused, or keeps nothing, beside the plain recipe of some or all GPUs: heads
-that share keys have no fused kernel in fp32 on any, and none in fp16 on a T4."""
+"""Settings with which a GPU tries a value that is refused, or keeps nothing, with the plain recipe of some or all GPUs.
+Heads that share keys have no fused kernel in fp32 on any GPU, and none in fp16 on a T4."""
 
 
 def precisions() -> Iterator[Check]:
@@ -89,7 +89,7 @@ def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
 def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
     base = complete({**dict(bench.plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else bench.plain
     if bench.hardware.kind == "cuda":
-        base = base.replace(**BESIDE.get(value, {}))
+        base = base.replace(**COMPANIONS.get(value, {}))
     config = complete({**dict(base.items), axis.name: value})
     return _against(bench, config, bench.fitted(f"precision={base['precision']}"), axis.effect(value), until)
 

@@ -39,17 +39,17 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
     return {**workload, **goal, **{name: getattr(request, name) for name in _PLAIN}}
 
 
-def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
+def from_json(document: Mapping[str, Any], **driven: Any) -> SearchRequest:
     """The inverse of `to_json`, with the options of the process that drives it. A command is never taken from what the
     store holds: whoever may write there could run anything here."""
     names = [field.name for field in fields(WorkloadOptions) if field.name != "program"]
-    named = {name: asked[name] for name in names if name in asked}
+    named = {name: document[name] for name in names if name in document}
     if isinstance(lengths := named.get("lengths"), Mapping):
         named["lengths"] = Lengths(tuple(lengths["tokens"]), lengths["longest"])
     return SearchRequest(
         workload=WorkloadOptions(**named),
-        goal=Goal.of(asked["method"], asked["min_rank"], asked["allow"]),
-        **{name: asked[name] for name in _PLAIN},
+        goal=Goal.of(document["method"], document["min_rank"], document["allow"]),
+        **{name: document[name] for name in _PLAIN},
         **driven,
     )
 
@@ -57,25 +57,25 @@ def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
 def digest_of(request: SearchRequest, workload: Workload, hardware: str) -> str:
     """Equal for searches that ask the same on the same hardware, whoever drives them."""
     plain = replace(request, workload=replace(request.workload, program=None))  # the workload says which
-    asked = {**to_json(plain), **workload.to_json(), "hardware": hardware}
+    question = {**to_json(plain), **workload.to_json(), "hardware": hardware}
     if request.space is not None and Path(request.space).is_file():
-        asked["space"] = Path(request.space).read_text(encoding="utf-8")
-    return digest(asked)
+        question["space"] = Path(request.space).read_text(encoding="utf-8")
+    return digest(question)
 
 
 def hardware_for(name: str | None, store: Store) -> str:
     """The hardware that a search is meant for: a card of the catalog, or what the store or a runner knows by this name;
     for None the only one known. Raises `UsageError` for any other name, and where there are several."""
-    known = store.queue.hardware_names()
+    names = store.queue.hardware_names()
     if name is None or name == "auto":
-        if len(known) == 1:
-            return known[0]
-        raise UsageError(f"name the hardware: {', '.join(known) or 'no runner has told of any yet'}")
-    if name.lower() in known:
+        if len(names) == 1:
+            return names[0]
+        raise UsageError(f"name the hardware: {', '.join(names) or 'no runner has told of any yet'}")
+    if name.lower() in names:
         return name.lower()
     if called(name):
         return card(name).name
-    raise unknown("hardware", name, known)
+    raise unknown("hardware", name, names)
 
 
 def submit(
@@ -94,12 +94,12 @@ def submit(
     """
     hardware = hardware_for(request.hardware, store)
     _, workload = request.workload.resolve()
-    asked = {**to_json(request), "hardware": hardware}
-    found = digest_of(request, workload, hardware)
+    document = {**to_json(request), "hardware": hardware}
+    question_digest = digest_of(request, workload, hardware)
     return store.queue.submit(
-        digest=found,
+        digest=question_digest,
         workload=workload,
-        request={"asked": asked},
+        request={"asked": document},
         hardware_name=hardware,
         key=key,
         by=by,

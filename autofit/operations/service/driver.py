@@ -24,14 +24,20 @@ from autofit.workers.watch import end_with
 _told_to_end = threading.Event()
 
 
-def drive(told: dict[str, Any]) -> None:
-    lease = Lease.from_json(told["lease"])
-    with Store.open(told["store"], create=False) as store, Driving(store, lease) as held, _interrupted_as_told():
+def drive(arguments: dict[str, Any]) -> None:
+    lease = Lease.from_json(arguments["lease"])
+    with (
+        Store.open(arguments["store"], create=False) as store,
+        Driving(store, lease) as driving,
+        _interrupted_as_told(),
+    ):
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now
 
-        found = store.search(lease.search_id)
-        assert found is not None, "it was claimed"
-        search(from_json(found.request["asked"], store=told["store"], **told["driven"]), held=held)
+        stored_search = store.search(lease.search_id)
+        assert stored_search is not None, "it was claimed"
+        search(
+            from_json(stored_search.request["asked"], store=arguments["store"], **arguments["driven"]), driving=driving
+        )
 
 
 @contextmanager
@@ -48,8 +54,8 @@ def _interrupted_as_told() -> Iterator[None]:
 
 def main() -> None:
     """Read what to do, and do it; foreseen failures are one line on standard error."""
-    told = json.load(sys.stdin)
-    end_with(told["runner"])
+    arguments = json.load(sys.stdin)
+    end_with(arguments["runner"])
 
     def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
         _told_to_end.set()
@@ -58,7 +64,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the runner says what is to end
     try:
-        drive(told)
+        drive(arguments)
     except AutofitError as error:
         print(f"autofit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -39,12 +39,12 @@ def predicted_recommendation(request: SearchRequest) -> dict[str, Any] | None:
 
     Raises `UsageError`, and `NothingFits`.
     """
-    found = predict_frontier(request)
-    if found.recommendation is None:
+    frontier = predict_frontier(request)
+    if frontier.recommendation is None:
         return None
-    job = found.plan.job
+    job = frontier.plan.job
     return {
-        **found.recommendation.to_json(),
-        "memory_limit_bytes": found.plan.limits.memory_bytes,
+        **frontier.recommendation.to_json(),
+        "memory_limit_bytes": frontier.plan.limits.memory_bytes,
         **{name: getattr(job, name).to_json() for name in ("hardware", "workload", "stack")},
     }

@@ -16,11 +16,11 @@ def prediction_errors(store: Store) -> dict[str, float]:
     were traced by this version of the estimator; without those of which there are none. Raises `StoreError`."""
     memory, seconds = [], []
     for trial in store.predicted(latest=LATEST):
-        said, measured = trial.prediction, trial.measurement
-        if said is None or measured is None or said.memory_error > 0 or not is_current(said):
+        predicted, measured = trial.prediction, trial.measurement
+        if predicted is None or measured is None or predicted.memory_error > 0 or not is_current(predicted):
             continue  # what a formula or another version of the estimator said
-        memory.append(abs(measured.device_bytes / max(said.device_bytes, 1) - 1))
-        if said.step_seconds:
-            seconds.append(abs(measured.step_seconds.median / said.step_seconds - 1))
+        memory.append(abs(measured.device_bytes / max(predicted.device_bytes, 1) - 1))
+        if predicted.step_seconds:
+            seconds.append(abs(measured.step_seconds.median / predicted.step_seconds - 1))
     errors = {"memory": memory, "step_seconds": seconds}
-    return {figure: statistics.median(each) for figure, each in errors.items() if each}
+    return {figure: statistics.median(values) for figure, values in errors.items() if values}
