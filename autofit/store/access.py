@@ -125,8 +125,8 @@ class Access:
 
     def asked_for(self, search_id: str) -> set[str]:
         """The names of the tokens that have asked for this search."""
-        asked = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
-        return set(self._database.fetch(lambda c: c.scalars(asked).all()))
+        names = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
+        return set(self._database.fetch(lambda c: c.scalars(names).all()))
 
 
 def note(connection: Connection, token: str | None, action: str, search_id: str) -> None:

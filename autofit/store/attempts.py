@@ -39,8 +39,8 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
     number = int(connection.execute(insert(TrialRow).values(values).returning(TrialRow.id)).scalar_one())
     renew(connection, [_context(values)], number)
     if lease is not None:
-        shown = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
-        body = {"trial_id": number, **{name: values[name] for name in shown}}
+        event_fields = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
+        body = {"trial_id": number, **{name: values[name] for name in event_fields}}
         tell(connection, lease.search_id, seq, "trial", body)
     return number
 
@@ -66,16 +66,16 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
         # The tables are locked in the order in which every writer takes them.
         tables = "hardware, stacks, workloads, trials, contexts"
         connection.execute(text(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"))
-    kept: dict[tuple[object, ...], dict[str, str]] = {}
-    rows = [_row(connection, trial, kept) for trial in trials]
-    attempts, seen = _present(connection, rows)
+    keys_by_context: dict[tuple[object, ...], dict[str, str]] = {}
+    rows = [_row(connection, trial, keys_by_context) for trial in trials]
+    attempts, marks = _present(connection, rows)
     new: list[Values] = []
     for row in rows:
         identity = cast(Identity, tuple(row[name] for name in OF_IDENTITY))
         mark = _mark(row["recorded_at"], row["evidence"])
-        if mark in seen[identity]:
+        if mark in marks[identity]:
             continue
-        seen[identity].add(mark)
+        marks[identity].add(mark)
         attempts[identity] += 1
         new.append({**row, "attempt": attempts[identity], "search_id": None})
     if new:
@@ -84,12 +84,12 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
     return len(new), len(rows) - len(new)
 
 
-def _row(connection: Connection, trial: Trial, kept: dict[tuple[object, ...], dict[str, str]]) -> Values:
+def _row(connection: Connection, trial: Trial, keys_by_context: dict[tuple[object, ...], dict[str, str]]) -> Values:
     values = trial_values(trial)
     context = (trial.hardware, trial.stack, trial.workload)
-    if context not in kept:
-        kept[context] = keep(connection, *context)
-    return values | kept[context]
+    if context not in keys_by_context:
+        keys_by_context[context] = keep(connection, *context)
+    return values | keys_by_context[context]
 
 
 def _context(row: Values) -> Context:
@@ -105,7 +105,7 @@ def _present(
 ) -> tuple[dict[Identity, int], dict[Identity, set[tuple[str, str]]]]:
     """For each identity in `rows`, the number of its last attempt and the marks of all its attempts."""
     attempts: dict[Identity, int] = defaultdict(int)
-    seen: dict[Identity, set[tuple[str, str]]] = defaultdict(set)
+    marks: dict[Identity, set[tuple[str, str]]] = defaultdict(set)
     by_context: dict[Context, set[str]] = defaultdict(set)
     for row in rows:
         by_context[_context(row)].add(row["config_key"])
@@ -121,5 +121,5 @@ def _present(
             attempts[identity] = max(attempts[identity], attempt)
             # Read and written again, so that an outcome in an older format compares equal to today's.
             with readable(f"attempt {attempt} of config {config_key}"):
-                seen[identity].add(_mark(recorded_at, outcome_from_json(evidence).to_json()))
-    return attempts, seen
+                marks[identity].add(_mark(recorded_at, outcome_from_json(evidence).to_json()))
+    return attempts, marks

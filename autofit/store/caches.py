@@ -20,16 +20,16 @@ class Estimates:
         self._database = database
 
     def known(self, keys: Iterable[str]) -> dict[str, Body]:
-        """Those with these keys that are here, by key."""
-        asked = list(dict.fromkeys(keys))
+        """The stored estimates with these keys, by key."""
+        unique_keys = list(dict.fromkeys(keys))
 
         def work(connection: Connection) -> dict[str, Body]:
-            found: dict[str, Body] = {}
-            for start in range(0, len(asked), ROWS_AT_ONCE):
-                part = EstimateRow.key.in_(asked[start : start + ROWS_AT_ONCE])
+            estimates: dict[str, Body] = {}
+            for start in range(0, len(unique_keys), ROWS_AT_ONCE):
+                part = EstimateRow.key.in_(unique_keys[start : start + ROWS_AT_ONCE])
                 for key, body in connection.execute(select(EstimateRow.key, EstimateRow.estimate).where(part)):
-                    found[key] = body
-            return found
+                    estimates[key] = body
+            return estimates
 
         return self._database.fetch(work)
 

@@ -21,7 +21,8 @@ def renew(connection: Connection, contexts: Collection[Context], newest: int) ->
     raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
     # In one order for all writers, so that no two deadlock.
     rows = [
-        dict(zip(OF_CONTEXT, one, strict=True)) | {"version": 1, "last_trial_id": newest} for one in sorted(contexts)
+        dict(zip(OF_CONTEXT, context, strict=True)) | {"version": 1, "last_trial_id": newest}
+        for context in sorted(contexts)
     ]
     connection.execute(adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised), rows)
 
@@ -40,8 +41,8 @@ def newest_trial(connection: Connection) -> int:
 def newest_site(connection: Connection, keys: Mapping[str, str]) -> tuple[str, str | None] | None:
     """The digest of the hardware that a context's newest trial ran on, and its driver; None for a context without
     trials."""
-    found = connection.execute(_NEWEST_SITE, keys).one_or_none()
-    return None if found is None else (found.hardware_digest, found.driver)
+    site = connection.execute(_NEWEST_SITE, keys).one_or_none()
+    return None if site is None else (site.hardware_digest, site.driver)
 
 
 def hardware(connection: Connection) -> list[str]:

@@ -93,13 +93,15 @@ def _check_header(body: dict[str, Any]) -> None:
 
 def _trial(body: dict[str, Any]) -> Trial:
     """The trial on one line, each field checked to be of its declared type; raises `ValueError` or `UsageError`."""
-    given = {key: value for key, value in body.items() if key != "trial_id"}
-    own = [field for field in fields(Trial) if field.name not in ("config", "outcome")]
-    outcome = outcome_of({key: given[key] for key in given.keys() - {"config", *(field.name for field in own)}})
+    values = {key: value for key, value in body.items() if key != "trial_id"}
+    trial_fields = [field for field in fields(Trial) if field.name not in ("config", "outcome")]
+    outcome = outcome_of(
+        {key: values[key] for key in values.keys() - {"config", *(field.name for field in trial_fields)}}
+    )
     of = get_type_hints(Trial)
-    present = [field.name for field in own if field.name in given or field.default is MISSING]
-    others = {name: checked(of[name], given, name) for name in present}
-    trial = Trial(config=config_of(given), outcome=outcome, **others)
+    present = [field.name for field in trial_fields if field.name in values or field.default is MISSING]
+    others = {name: checked(of[name], values, name) for name in present}
+    trial = Trial(config=config_of(values), outcome=outcome, **others)
     by_autofit = trial.workload.program is None
     if by_autofit and isinstance(trial.outcome, Fits) and not trial.outcome.measurement.losses:
         raise ValueError("measurement.losses is empty: a trial that fits has a loss for every step")
@@ -117,7 +119,7 @@ def read_values(
     Raises what `wrong` makes of a line's number and the reason, if the line is no such object or its reader raises
     `ValueError` or `AutofitError`.
     """
-    each = iter(readers)
+    remaining_readers = iter(readers)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -125,7 +127,7 @@ def read_values(
             body = json.loads(line, parse_constant=_no_constant)
             if not isinstance(body, dict):
                 raise ValueError("not a JSON object")
-            value = next(each)(body)
+            value = next(remaining_readers)(body)
         except json.JSONDecodeError as error:
             raise wrong(number, f"not JSON: {error}") from None
         except (ValueError, AutofitError) as error:
@@ -137,11 +139,11 @@ def read_values(
 
 def config_of(body: dict[str, Any]) -> Config:
     """The field `config`. Raises `ValueError`."""
-    given = checked(dict[str, Any], body, "config")
-    for name, value in given.items():
+    values = checked(dict[str, Any], body, "config")
+    for name, value in values.items():
         if not isinstance(value, str | int):
             raise ValueError(f"config.{name} is {value!r}: not a name, a whole number, true or false")
-    return Config.of(given)
+    return Config.of(values)
 
 
 def outcome_of(body: dict[str, Any]) -> Outcome:
@@ -153,8 +155,8 @@ def outcome_of(body: dict[str, Any]) -> Outcome:
     evidence = {name: value for name, value in body.items() if name != "outcome"}
     for name in evidence.keys() - {field.name for field in fields(kind)}:
         raise ValueError(f"{name!r} is not a field of a trial that ends with {outcome}")
-    found: Outcome = checked(kind, {"": evidence}, "")
-    return found
+    parsed: Outcome = checked(kind, {"": evidence}, "")
+    return parsed
 
 
 def checked(kind: Any, body: dict[str, Any], name: str) -> Any:
@@ -174,8 +176,8 @@ def checked(kind: Any, body: dict[str, Any], name: str) -> Any:
         if (read := reader(kind)) is not None:
             read(body[name])  # the types are right by now; this rejects keys that no field would hold
     except TypeError as error:
-        said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
-        raise ValueError(said) from None
+        message = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
+        raise ValueError(message) from None
     return value
 
 

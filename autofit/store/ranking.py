@@ -20,9 +20,9 @@ Columns = Any
 _CONFIG = tuple(getattr(TrialRow, name) for name in OF_CONFIG)
 
 
-def same_config(one: Columns, other: Columns) -> ColumnElement[bool]:
+def same_config(trial: Columns, other: Columns) -> ColumnElement[bool]:
     """The condition that two trials are of one config, hardware, stack and workload."""
-    return and_(*(getattr(one, name) == getattr(other, name) for name in OF_CONFIG))
+    return and_(*(getattr(trial, name) == getattr(other, name) for name in OF_CONFIG))
 
 
 def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -33,8 +33,8 @@ def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
 
 def counts(connection: Connection, keys: Mapping[str, str]) -> tuple[int, int]:
     """How many trials of a context there are, and how many of them ran out of memory."""
-    found = [connection.scalar(query, keys) or 0 for query in (_EVERY, _OUT_OF_MEMORY)]
-    return found[0], found[1]
+    numbers = [connection.scalar(query, keys) or 0 for query in (_EVERY, _OUT_OF_MEMORY)]
+    return numbers[0], numbers[1]
 
 
 def undominated(
@@ -48,23 +48,23 @@ def undominated(
     memory, then speed: from each point the database finds the next trial that is faster, and reads no other config's.
     """
     for stopped_early, family in connection.execute(_FAMILIES, keys).all():
-        here: dict[str, Any] = {**keys, "stopped_early": stopped_early, "family": family, **_START}
-        while rows := connection.execute(_NEXT_CONFIG, here).all():
+        parameters: dict[str, Any] = {**keys, "stopped_early": stopped_early, "family": family, **_START}
+        while rows := connection.execute(_NEXT_CONFIG, parameters).all():
             attempts = [reader.trial(connection, row) for row in rows]
-            here |= {"bytes": rows[0].bytes, "speed": rows[0].speed, "number": rows[0].number}
-            known = standing(attempts, memory_limit_bytes)
-            if known is None or known.trial_id != here["number"]:
+            parameters |= {"bytes": rows[0].bytes, "speed": rows[0].speed, "number": rows[0].number}
+            standing_trial = standing(attempts, memory_limit_bytes)
+            if standing_trial is None or standing_trial.trial_id != parameters["number"]:
                 continue
-            here["fastest"] = here["speed"]
-            found = point(known, sum(t.timed_in_full for t in attempts), between)
-            assert found is not None
-            yield found
+            parameters["fastest"] = parameters["speed"]
+            candidate = point(standing_trial, sum(t.timed_in_full for t in attempts), between)
+            assert candidate is not None
+            yield candidate
 
 
 def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | None = None) -> Iterator[list[Trial]]:
     """The attempts of each config that has fitted and has run out of memory, which may contradict each other: of one
     context, or of all."""
-    rows = connection.execute(_BOTH_WAYS if keys is None else _BOTH_WAYS_HERE, keys or {})
+    rows = connection.execute(_BOTH_WAYS if keys is None else _BOTH_WAYS_OF_CONTEXT, keys or {})
     for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
         yield [reader.trial(connection, row) for row in attempts]
 
@@ -72,7 +72,7 @@ def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | 
 # Statements are built once, because that takes longer than running them.
 
 
-def _here(rows: Columns) -> tuple[Any, ...]:
+def _of_context(rows: Columns) -> tuple[Any, ...]:
     """The condition that a trial is of the context that is asked for."""
     return tuple(getattr(rows, name) == bindparam(name) for name in OF_CONTEXT)
 
@@ -82,7 +82,7 @@ def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
     ran_out = select(failed.config_key).where(failed.outcome == OutOfMemory.kind)
     repeated = select(*_CONFIG).group_by(*_CONFIG).having(func.count() > 1)
     if not everywhere:
-        ran_out, repeated = ran_out.where(*_here(failed)), repeated.where(*_here(TrialRow))
+        ran_out, repeated = ran_out.where(*_of_context(failed)), repeated.where(*_of_context(TrialRow))
     # Few configs have several trials, and an index alone tells which: only their rows are read.
     candidates = repeated.where(TrialRow.config_key.in_(ran_out)).subquery()
     query = (
@@ -95,12 +95,12 @@ def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
 
 def _next_config() -> Select[*tuple[Any, ...]]:
     """All attempts, oldest first, of the config of the next trial in a family's order that is faster than `fastest`."""
-    following, one = aliased(TrialRow, name="following"), aliased(TrialRow, name="one")
+    following, chosen = aliased(TrialRow, name="following"), aliased(TrialRow, name="one")
     order = (following.device_bytes, following.tokens_per_second, following.id)
     number = (
         select(following.id)
         .where(
-            *_here(following),
+            *_of_context(following),
             following.outcome == Fits.kind,
             following.stopped_early == bindparam("stopped_early"),
             following.family == bindparam("family"),
@@ -110,17 +110,19 @@ def _next_config() -> Select[*tuple[Any, ...]]:
         .order_by(*order)
         .limit(1)
     )
-    own = (one.device_bytes.label("bytes"), one.tokens_per_second.label("speed"), one.id.label("number"))
-    query = select(TrialRow, *own).join(one, same_config(TrialRow, one))
+    columns = (chosen.device_bytes.label("bytes"), chosen.tokens_per_second.label("speed"), chosen.id.label("number"))
+    query = select(TrialRow, *columns).join(chosen, same_config(TrialRow, chosen))
     # Not by the column itself: SQLite would read all trials of the hardware, whose index has that order.
-    return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
+    return query.where(chosen.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
 
 
-_EVERY = select(func.count()).select_from(TrialRow).where(*_here(TrialRow))
+_EVERY = select(func.count()).select_from(TrialRow).where(*_of_context(TrialRow))
 _OUT_OF_MEMORY = _EVERY.where(TrialRow.outcome == OutOfMemory.kind)
 _FAMILIES = (
-    select(TrialRow.stopped_early, TrialRow.family).where(*_here(TrialRow), TrialRow.outcome == Fits.kind).distinct()
+    select(TrialRow.stopped_early, TrialRow.family)
+    .where(*_of_context(TrialRow), TrialRow.outcome == Fits.kind)
+    .distinct()
 )
-_BOTH_WAYS, _BOTH_WAYS_HERE = _both_ways(everywhere=True), _both_ways(everywhere=False)
+_BOTH_WAYS, _BOTH_WAYS_OF_CONTEXT = _both_ways(everywhere=True), _both_ways(everywhere=False)
 _NEXT_CONFIG = _next_config()
 _START = {"bytes": -1, "speed": 0.0, "number": 0, "fastest": 0.0}

@@ -24,11 +24,11 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     Trials of a single timed step are left out: they have no spread of their own that could be subtracted. So are those
     that others disturbed: they do not show how much executions differ by themselves.
     """
-    found: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
+    executions: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
     for stack, workload, key, speed, width in connection.execute(_REPEATED, {"hardware_key": hardware_key}):
         if width is not None and speed:
-            found[stack, workload, key].append((speed, width))
-    return list(found.values())
+            executions[stack, workload, key].append((speed, width))
+    return list(executions.values())
 
 
 def _undisturbed(rows: Columns) -> ColumnElement[bool]:

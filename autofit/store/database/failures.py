@@ -72,16 +72,16 @@ def store_error(error: Exception, address: Address) -> StoreError:
     cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         cause = error.orig
-    said = lines_of(cause)[0]
+    message = lines_of(cause)[0]
     if address.is_sqlite:
-        known, code = _SQLITE, str(getattr(cause, "sqlite_errorname", None) or "")
+        meanings, code = _SQLITE, str(getattr(cause, "sqlite_errorname", None) or "")
     else:
-        known, code = _POSTGRESQL, _sqlstate(error, cause)
-    for prefixes, meaning, remedy in known:
+        meanings, code = _POSTGRESQL, _sqlstate(error, cause)
+    for prefixes, meaning, remedy in meanings:
         if code.startswith(prefixes):
-            detail = "" if address.is_sqlite else f": {said}"
+            detail = "" if address.is_sqlite else f": {message}"
             return StoreError(f"the store {address} {meaning}{detail}", remedy=remedy)
-    return StoreError(f"the store {address} fails: {said}", remedy="look at it with `autofit db check`")
+    return StoreError(f"the store {address} fails: {message}", remedy="look at it with `autofit db check`")
 
 
 def _sqlstate(error: Exception, cause: BaseException) -> str:

@@ -71,10 +71,10 @@ def prepare(database: Database, *, create: bool) -> None:
     """
     _find_file(database.address, create=create)
     with database.read() as connection:
-        found = _look(connection)
-    if found.revision != REVISIONS[-1]:
-        if not (found.is_empty and create):
-            raise _refusal(found, database.address)
+        state = _schema_state(connection)
+    if state.revision != REVISIONS[-1]:
+        if not (state.is_empty and create):
+            raise _refusal(state, database.address)
         _migrate(database)
     database.revision = REVISIONS[-1]
 
@@ -86,9 +86,9 @@ def upgrade(url: str | None = None) -> str:
     """
     with _opened(url, create=True) as database:
         with database.read() as connection:
-            found = _look(connection)
-        if not found.is_empty and found.revision not in REVISIONS:
-            raise _refusal(found, database.address)
+            state = _schema_state(connection)
+        if not state.is_empty and state.revision not in REVISIONS:
+            raise _refusal(state, database.address)
         _migrate(database)
     return REVISIONS[-1]
 
@@ -102,17 +102,17 @@ def check(url: str | None = None) -> StoreReport:
     with _opened(url, create=False) as database, database.read() as connection:
         problems = _damage(connection) if database.address.is_sqlite else []
         # Reading the tables of a damaged file would fail again.
-        found = None if problems else _look(connection)
-        if found and found.revision != REVISIONS[-1]:
-            problems.append(str(_refusal(found, database.address)))
-        current = found is not None and found.revision == REVISIONS[-1]
+        state = None if problems else _schema_state(connection)
+        if state and state.revision != REVISIONS[-1]:
+            problems.append(str(_refusal(state, database.address)))
+        current = state is not None and state.revision == REVISIONS[-1]
         return StoreReport(
             store=str(database.address),
             kind=connection.dialect.name,
-            revision=found.revision if found else None,
+            revision=state.revision if state else None,
             newest=REVISIONS[-1],
             problems=tuple(problems),
-            counts=_counts(connection, found.tables) if found else {},
+            counts=_counts(connection, state.tables) if state else {},
             contradictions=_contradictions(connection) if current else (),
         )
 
@@ -123,7 +123,7 @@ def place(url: str | None = None) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _SchemaState:
     revision: str | None
     tables: frozenset[str]
     is_empty: bool
@@ -138,7 +138,7 @@ def _opened(url: str | None, *, create: bool) -> Iterator[Database]:
 
 
 def _find_file(address: Address, *, create: bool) -> None:
-    """For a missing file, creates its folder or, without `create`, raises: SQLite would create an empty file."""
+    """Creates the folder of a missing file. Without `create` it raises, because SQLite would create an empty file."""
     if address.path is None or address.path.exists():
         return
     if not create:
@@ -152,14 +152,14 @@ def _find_file(address: Address, *, create: bool) -> None:
         ) from None
 
 
-def _look(connection: Connection) -> _Found:
+def _schema_state(connection: Connection) -> _SchemaState:
     tables = frozenset(inspect(connection).get_table_names())
     revision = None
     if _VERSIONS in tables:
         revision = connection.scalar(text(f"SELECT version_num FROM {_VERSIONS}"))
     # A server's database is often shared; a file with other tables belongs to another program.
     ours = tables if connection.dialect.name == "sqlite" else tables & {*TABLES, _VERSIONS}
-    return _Found(revision=revision, tables=tables, is_empty=not ours)
+    return _SchemaState(revision=revision, tables=tables, is_empty=not ours)
 
 
 def _migrate(database: Database) -> None:
@@ -171,7 +171,7 @@ def _migrate(database: Database) -> None:
     with _MIGRATING, database.write() as connection:
         if not database.address.is_sqlite:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-        if _look(connection).revision == REVISIONS[-1]:
+        if _schema_state(connection).revision == REVISIONS[-1]:
             return
         config = Config()
         config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
@@ -195,8 +195,8 @@ def _use_log(database: Database) -> None:
 
 
 def _damage(connection: Connection) -> list[str]:
-    found = connection.scalars(text("PRAGMA integrity_check(20)"))
-    damage = [" ".join(line.split()) for line in found if line != "ok"]
+    lines = connection.scalars(text("PRAGMA integrity_check(20)"))
+    damage = [" ".join(line.split()) for line in lines if line != "ok"]
     if damage:
         return damage
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
@@ -204,8 +204,8 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:
-    found = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
-    return tuple(one for one in found if one is not None)
+    results = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
+    return tuple(result for result in results if result is not None)
 
 
 def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:
@@ -221,20 +221,20 @@ def _absent(address: Address) -> NoStore:
     )
 
 
-def _refusal(found: _Found, address: Address) -> StoreError:
-    if found.is_empty:
+def _refusal(state: _SchemaState, address: Address) -> StoreError:
+    if state.is_empty:
         return _absent(address)
-    if found.revision is None:
+    if state.revision is None:
         return StoreError(
             f"the database at {address} holds tables of another program",
             remedy="name another store with --store or AUTOFIT_STORE",
         )
-    if found.revision in REVISIONS:
+    if state.revision in REVISIONS:
         return StoreError(
-            f"the store {address} has the older schema {found.revision}, this autofit uses {REVISIONS[-1]}",
+            f"the store {address} has the older schema {state.revision}, this autofit uses {REVISIONS[-1]}",
             remedy="autofit db upgrade",
         )
     return StoreError(
-        f"the store {address} has schema {found.revision}, newer than autofit {__version__} knows",
+        f"the store {address} has schema {state.revision}, newer than autofit {__version__} knows",
         remedy="use the version that wrote it, or another store (--store or AUTOFIT_STORE)",
     )

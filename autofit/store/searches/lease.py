@@ -48,8 +48,8 @@ class UnderWay(EnvironmentLacks):
     """Another driver has the same search."""
 
     def __init__(self, search_id: str, owner: str) -> None:
-        said = f"the same search is under way: {search_id}, driven by {owner}"
-        super().__init__(said, remedy="let it end; the same command then answers from the store")
+        message = f"the same search is under way: {search_id}, driven by {owner}"
+        super().__init__(message, remedy="let it end; the same command then answers from the store")
 
 
 def new_owner() -> str:

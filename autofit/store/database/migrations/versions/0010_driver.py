@@ -30,7 +30,7 @@ def upgrade() -> None:
         if driver is not None:
             noted = sa.text("UPDATE trials SET driver = :driver WHERE stack_key = :old")
             connection.execute(noted, {"driver": driver, "old": old})
-            _move(old, _kept({**body, "driver": None}))
+            _move(old, _key_of_stored({**body, "driver": None}))
     _renumber()
 
 
@@ -42,7 +42,7 @@ def _renumber() -> None:
     op.execute(f"INSERT INTO contexts SELECT {keys}, count(*) + 1, max(id) FROM trials GROUP BY {keys}")
 
 
-def _kept(body: dict[str, Any]) -> str:
+def _key_of_stored(body: dict[str, Any]) -> str:
     """The key of a stack, whose row is there."""
     key = _digest({name: version for name, version in body.items() if version is not None})
     connection = op.get_bind()
@@ -54,10 +54,10 @@ def _kept(body: dict[str, Any]) -> str:
 def _move(old: str, new: str) -> None:
     """Gives what refers to one stack another; of two probes of one device the newest stays."""
     connection, keys = op.get_bind(), {"old": old, "new": new}
-    for own, other, order in (("old", "new", "<"), ("new", "old", "<=")):
+    for stack, other, order in (("old", "new", "<"), ("new", "old", "<=")):
         better = f"o.stack_key = :{other} AND probes.recorded_at {order} o.recorded_at"
         beaten = f"EXISTS (SELECT 1 FROM probes o WHERE {_SAME_PROBE} AND {better})"
-        connection.execute(sa.text(f"DELETE FROM probes WHERE stack_key = :{own} AND {beaten}"), keys)
+        connection.execute(sa.text(f"DELETE FROM probes WHERE stack_key = :{stack} AND {beaten}"), keys)
     for table in ("trials", "searches", "probes"):
         connection.execute(sa.text(f"UPDATE {table} SET stack_key = :new WHERE stack_key = :old"), keys)
     connection.execute(sa.text("DELETE FROM stacks WHERE key = :old"), {"old": old})
