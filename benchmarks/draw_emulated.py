@@ -48,11 +48,11 @@ from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import site as catalog_site
+from autofit.prediction.estimation import site as catalog_site
 from autofit.techniques import AXES, Job, complete, unsupported
 from autofit.techniques.axes.precision import mixed_precision
 from autofit.techniques.habits import TRAINERS
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.limits.segments import ALLOCATOR, EXPANDABLE
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.group_runner import GroupRunner
@@ -143,7 +143,7 @@ class Drawing:
         memory = self._job.hardware.memory_bytes
         for _ in range(DRAWS):
             config = self._one(decoder)
-            if cannot_here(config, self._job):
+            if why_not_trainable(config, self._job):
                 continue
             by_formula = bounded(config, self._job, memory_limit_bytes=memory, reason="")
             if by_formula.device_bytes <= HOPELESS * memory:
@@ -192,7 +192,7 @@ def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
         reason, said = (unsupported(config, one) or "" for one in (job, of_catalog))
         if reason.replace(PREFIX, "") != said:
             raise ValueError(f"{config} is refused otherwise: {reason!r}, and of the catalog's card {said!r}")
-        if reason := cannot_here(config, job) or "":
+        if reason := why_not_trainable(config, job) or "":
             refused[reason] += 1
         elif len(chosen) == 1:
             found[config] = None
@@ -210,7 +210,7 @@ def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
         for name, value in chance.sample(values, len(values)):
             old, new = _made(fixed, job), None if name in fixed else _made(fixed | {name: value}, job)
             assert old is not None
-            if new is not None and not cannot_here(new, job) and len(covered(new)) > len(covered(old)):
+            if new is not None and not why_not_trainable(new, job) and len(covered(new)) > len(covered(old)):
                 fixed[name] = value
         config = _made(fixed, job)
         assert config is not None

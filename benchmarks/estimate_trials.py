@@ -40,9 +40,9 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
-from autofit.operations.comparing import judged
+from autofit.operations.prediction_residuals import judged
 from autofit.operations.recording.table_file import is_table, read_table
-from autofit.prediction.allocator_shown import shown
+from autofit.prediction.observed_allocator import with_observed_allocator
 from autofit.prediction.probing import rates_of
 from autofit.store import read_lines
 from autofit.techniques import Job
@@ -138,7 +138,7 @@ def compared(trials: Sequence[Trial], probe: Probe | None = None) -> list[Row]:
     first, rates = trials[0], prior(trials[0].hardware)
     job = Job(model=load(first.workload.model), workload=first.workload, hardware=first.hardware, stack=first.stack)
     # The context is part of what is compared, so trials do not show it.
-    job = replace(job, expandable_segments=shown(job, reversed(trials)).expandable_segments)
+    job = replace(job, expandable_segments=with_observed_allocator(job, reversed(trials)).expandable_segments)
     job = as_probed(job, probe)
     if probe is not None and rates is not None:
         rates = rates_of(probe, rates)

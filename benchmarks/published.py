@@ -40,7 +40,7 @@ from autofit.core.lattice import Config
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import prior
-from autofit.prediction.estimating import site
+from autofit.prediction.estimation import site
 from autofit.techniques import Job, complete, parse
 
 PUBLISHED = Path(__file__).parent / "published"

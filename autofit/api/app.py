@@ -19,7 +19,7 @@ from autofit.api.routes import answers, catalog, estimates, health, searches
 from autofit.api.routes.common import PROBLEM
 from autofit.api.routes.remembered import Answers
 from autofit.api.schema import examples
-from autofit.operations.service.estimating_process import EstimatingProcess
+from autofit.operations.service.prediction_process import PredictionProcess
 from autofit.store import Store
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def create_app(
     Host header names this machine. `runner` is the server's own, if it has one. Clients may name the models of the
     folder `models`, beside the catalog's.
     """
-    estimating, predicting = EstimatingProcess(), EstimatingProcess()
+    estimating, predicting = PredictionProcess(), PredictionProcess()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
-from autofit.operations.service.estimating_process import Overloaded
+from autofit.operations.service.prediction_process import Overloaded
 from autofit.planning.nothing_fits import Shortfall
 from autofit.store import KeyReused, QueueFull
 

@@ -20,7 +20,7 @@ from autofit.core.workload import Effect, Goal
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.plan import Limits, Plan
 from autofit.prediction.predictions import ReadyMade
-from autofit.search.loop import Search
+from autofit.search.loop import SearchLoop
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
 from autofit.trial.attempt import Attempt
@@ -53,11 +53,11 @@ def search_on(
     log: TrialLog | None = None,
     thorough: bool = False,
     budget_seconds: float | None = None,
-) -> Search:
+) -> SearchLoop:
     """The same search on the workers of `pool`, not yet run; its trials are kept in `log`, if one is given."""
     job, configs = pool.job, list(problem.configs)
     random.Random(seed).shuffle(configs)
-    return Search(
+    return SearchLoop(
         plan=Plan(
             job=job,
             lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),

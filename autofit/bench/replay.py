@@ -29,7 +29,7 @@ from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read
-from autofit.catalog.kept import keep_file
+from autofit.catalog.answer_cache import write_cache_file
 from autofit.core.document import Document
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
@@ -181,7 +181,7 @@ def _run_lacking(
                 report(f"{key.problem}: {key.method} not run: {ended}")
             cannot[key.problem, key.method] = ended
             continue
-        keep_file(files[key], pickle.dumps(ended))
+        write_cache_file(files[key], pickle.dumps(ended))
         run += 1
         which = f"{key.problem}: {key.method}, seed {key.seed + 1}"
         report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks")

@@ -17,7 +17,7 @@ AFTER = (5, 10, 20, 40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Quantiles:
     """A figure over the seeds. None where it is infinite: half, or nine tenths, of the seeds never got there."""
 
     median: float | None
@@ -25,7 +25,7 @@ class Spread:
     """By nearest rank: at least nine tenths of the seeds are no worse."""
 
     @classmethod
-    def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Spread:
+    def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Quantiles:
         """From at least one figure; infinity stands for never."""
         worst_last = sorted(figures, reverse=more_is_better)
         both = statistics.median(worst_last), worst_last[math.ceil(0.9 * len(worst_last)) - 1]
@@ -48,16 +48,16 @@ class Ended:
     """The searches that the method itself ended."""
 
     seeds: int
-    trials: Spread
-    seconds: Spread
-    out_of_memory: Spread
-    regret: Spread
+    trials: Quantiles
+    seconds: Quantiles
+    out_of_memory: Quantiles
+    regret: Quantiles
     """By what share the best config that had run was slower than the problem's best; None where nothing of its training
     method had fitted."""
-    recommended: Spread | None
+    recommended: Quantiles | None
     """The same of the config that they recommended, which noise may have chosen over a faster one; None for a method
     that recommends none."""
-    stated: Spread | None
+    stated: Quantiles | None
     """The bound on the recommended config's regret that the searches stated; None for a method that states none."""
     within_stated: int | None
     """Number of searches whose recommended config was no slower than they stated."""
@@ -70,11 +70,11 @@ class Score:
     seeds: int
     near: int
     """Number of seeds that came as near the problem's best as `CLOSE` at all."""
-    trials: Spread
+    trials: Quantiles
     """Until then."""
-    seconds: Spread
+    seconds: Quantiles
     """Of these trials, as recorded."""
-    out_of_memory: Spread
+    out_of_memory: Quantiles
     """Of these trials, those that ran out; of all, for a search that never got there."""
     hypervolume: tuple[Share, ...]
     """For each of `AFTER`."""
@@ -86,13 +86,15 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
     trials_until_close = [(trace, trials_to(trace, recorded.best)) for trace in traces]
-    shares = [Spread.of((recorded.share_of_frontier(t.runs[:n]) for t in traces), more_is_better=True) for n in AFTER]
+    shares = [
+        Quantiles.of((recorded.share_of_frontier(t.runs[:n]) for t in traces), more_is_better=True) for n in AFTER
+    ]
     return Score(
         seeds=len(traces),
         near=sum(number is not None for _, number in trials_until_close),
-        trials=Spread.of(math.inf if n is None else n for _, n in trials_until_close),
-        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in trials_until_close),
-        out_of_memory=Spread.of(_out_of_memory(trace.runs[:n]) for trace, n in trials_until_close),
+        trials=Quantiles.of(math.inf if n is None else n for _, n in trials_until_close),
+        seconds=Quantiles.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in trials_until_close),
+        out_of_memory=Quantiles.of(_out_of_memory(trace.runs[:n]) for trace, n in trials_until_close),
         hypervolume=tuple(Share(trials=n, median=s.median, p90=s.p90) for n, s in zip(AFTER, shares, strict=True)),
         ended=_ended(recorded, ended) if ended else None,
     )
@@ -127,12 +129,12 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
     stating = [trace for trace in traces if trace.stated]
     return Ended(
         seeds=len(traces),
-        trials=Spread.of(len(t.runs) for t in traces),
-        seconds=Spread.of(_seconds(t.runs) for t in traces),
-        out_of_memory=Spread.of(_out_of_memory(t.runs) for t in traces),
-        regret=Spread.of(regret(t.runs, recorded.best) for t in traces),
-        recommended=Spread.of(regret(recommended(t), recorded.best) for t in stating) if stating else None,
-        stated=Spread.of(t.stated.regret_bound for t in stating if t.stated) if stating else None,
+        trials=Quantiles.of(len(t.runs) for t in traces),
+        seconds=Quantiles.of(_seconds(t.runs) for t in traces),
+        out_of_memory=Quantiles.of(_out_of_memory(t.runs) for t in traces),
+        regret=Quantiles.of(regret(t.runs, recorded.best) for t in traces),
+        recommended=Quantiles.of(regret(recommended(t), recorded.best) for t in stating) if stating else None,
+        stated=Quantiles.of(t.stated.regret_bound for t in stating if t.stated) if stating else None,
         within_stated=sum(bound_holds(t, recorded) for t in stating) if stating else None,
     )
 

@@ -16,9 +16,9 @@ from autofit.core.frontier import by_method
 from autofit.core.units import format_bytes
 from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
-from autofit.prediction.allocator_shown import shown
-from autofit.prediction.estimate_cache import KnownEstimates, readable
-from autofit.prediction.predicting import predict_all
+from autofit.prediction.estimate_cache import EstimateCache, readable
+from autofit.prediction.observed_allocator import with_observed_allocator
+from autofit.prediction.predict_configs import predict_all
 from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
 from autofit.techniques import Job, lightness
@@ -113,7 +113,7 @@ def predictions_of(
         liger_kernel=recorded_stack.liger_kernel,
     )
     job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
-    job = shown(job, reversed(table.trials))
+    job = with_observed_allocator(job, reversed(table.trials))
     configs = [trial.config for trial in table.trials]
 
     def report_progress(done: int, total: int) -> None:
@@ -122,7 +122,7 @@ def predictions_of(
     with readable(store, create=True) as opened:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = predict_all(KnownEstimates(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
+        estimates = predict_all(EstimateCache(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)

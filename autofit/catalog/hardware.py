@@ -96,10 +96,10 @@ def cards() -> tuple[Card, ...]:
 
 
 def card(name: str) -> Card:
-    """The one card that a user may mean by `name` (`called`); raises `UsageError` if there are several, or none."""
+    """The one card that a user may mean by `name`; raises `UsageError` if `matching_cards` has several, or none."""
     if _SIZE.fullmatch(name.strip()):
         raise UsageError(f"hardware {name!r} is a size of memory: {_of_size(name)}")
-    matches = called(name)
+    matches = matching_cards(name)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -110,7 +110,7 @@ def card(name: str) -> Card:
     raise unknown("hardware", name, (card.name for card in cards()))
 
 
-def called(name: str) -> tuple[Card, ...]:
+def matching_cards(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
     (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none, nor does a name
     without what tells a model from another (`RTX 4070` is no `rtx-4070-ti`)."""
@@ -143,7 +143,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z]+|\d+", _IGNORED_WORDS.sub(" ", sized)))
 
 
-def named(hardware_name: str) -> Card | None:
+def card_of(hardware_name: str) -> Card | None:
     """The card that a machine's hardware of this name has or emulates, at whatever power limit (`h100-80g-500w`,
     `emulated-h100-80g`); None if it is not in the catalog."""
     name = _POWER_LIMIT.sub("", hardware_name.removeprefix(EMULATED))
@@ -165,7 +165,7 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
     return tuple(sorted(large_enough, key=lambda card: (card.memory_bytes, card.bandwidth_bytes_per_second)))
 
 
-def alike(total_bytes: int) -> tuple[Card, ...]:
+def cards_of_size(total_bytes: int) -> tuple[Card, ...]:
     """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
 
     def difference(card: Card) -> int:

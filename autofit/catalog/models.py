@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog import architecture_file, hub
-from autofit.catalog.kept import kept
+from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.model_shape import ModelShape, measure
 from autofit.core.errors import EnvironmentLacks, unknown
 
@@ -124,7 +124,7 @@ def shape(model: Model) -> ModelShape:
     counts = _SHAPES.get(model.digest) or _catalog_shape(model)
     if counts is None:
         text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
-        counts = ModelShape(**kept("shape", text, lambda: asdict(measure(architecture(model), model.source))))
+        counts = ModelShape(**cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source))))
     _SHAPES[model.digest] = counts
     return counts
 
@@ -184,7 +184,7 @@ def _of_hub(hub_id: str) -> Model:
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:
     """The answer of `architecture_file.parse`, which asks transformers, from the cache if it is there."""
-    return kept("text model", text, lambda: architecture_file.parse(text, origin))
+    return cached_answer("text model", text, lambda: architecture_file.parse(text, origin))
 
 
 def _canonical(value: Any) -> Any:

@@ -25,27 +25,27 @@ def given(context: typer.Context, *names: str) -> list[str]:
     return [f"--{n.replace('_', '-')}" for n, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
-def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
+def requested_device(hardware: str, device: str = "auto") -> Card | Hardware:
     """The card that --hardware names, or this machine's own device.
 
-    Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what `asked`
-    and `detect` raise.
+    Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what
+    `requested_card` and `detect` raise.
     """
-    from autofit.trial.machine.detection import asked, detect
+    from autofit.trial.machine.detection import detect, requested_card
 
-    return asked(hardware, device) or detect(device)[0]
+    return requested_card(hardware, device) or detect(device)[0]
 
 
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
-    """What --hardware names, with commas between several, or `all`; called first, as `device_asked` is, and raises as
-    that does. Several are called as the catalog does."""
+    """What --hardware names, with commas between several, or `all`; called first, as `requested_device` is, and raises
+    the same. Several get the catalog's names."""
     from autofit.core.errors import UsageError
-    from autofit.trial.machine.detection import asked
+    from autofit.trial.machine.detection import requested_card
 
     if hardware.strip().lower() == "all":
         return ["all"]
     names = [name.strip() for name in hardware.split(",")]
-    cards = [asked(name, device) for name in names]
+    cards = [requested_card(name, device) for name in names]
     if len(names) > 1 and "auto" in names:
         raise UsageError(f"--hardware {hardware}: auto is one of its own, name every kind")
     return [name if card is None or len(names) == 1 else card.name for name, card in zip(names, cards, strict=True)]

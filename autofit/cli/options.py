@@ -160,7 +160,7 @@ class Trained(Estimated):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GoalOptions:
     """What a config may change: the options of `Goal`."""
 
     method: Annotated[str, completed("--method", "methods", "any, full, lora or qlora.")] = "any"
@@ -176,7 +176,7 @@ class Wanted:
         return Goal.of(self.method, self.min_rank, self.allow)
 
 
-def spread(command: Callable[..., Any]) -> Callable[..., Any]:
+def expand_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command for typer, with an option for each field of its parameters that are data classes."""
     parameters = signature(command, eval_str=True).parameters.values()
     groups: dict[str, Any] = {own.name: own.annotation for own in parameters if is_dataclass(own.annotation)}

@@ -206,7 +206,7 @@ class Alternative(Document, Generic[C]):
     """Another config of interest besides the recommended one."""
 
     role: str
-    """`faster, does not fit`, `lighter`, or `beside_role` of another method."""
+    """`faster, does not fit`, `lighter`, or `role_of_other_method` of another method."""
     point: C
     over_limit_bytes: int
     """How far its memory is above the limit; negative where it fits."""
@@ -265,7 +265,7 @@ def practical(speeds: Mapping[str, float]) -> str | None:
     return next((method for method in fitting if speeds[method] >= least_practical_speed(method, speeds)), None)
 
 
-def beside_role(recommended: str, other: str, share: float) -> str:
+def role_of_other_method(recommended: str, other: str, share: float) -> str:
     """The role of another method's best config that fits; `share` is its speed over the recommended config's."""
     more_faithful = METHODS.index(other) < METHODS.index(recommended)
     return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
@@ -306,7 +306,7 @@ def choose(
     return best(fitting, methods=methods, ties=ties, changes=changes)
 
 
-def beside(
+def alternatives_to(
     chosen: C,
     candidates: Iterable[C],
     *,
@@ -325,7 +325,7 @@ def beside(
     for other in METHODS:
         best_other = None if other == method else best_of(other)
         if best_other is not None:
-            picks.append((beside_role(method, other, speed(best_other) / speed(chosen)), best_other))
+            picks.append((role_of_other_method(method, other, speed(best_other) / speed(chosen)), best_other))
     return tuple(
         Alternative(
             role=role,
@@ -340,7 +340,7 @@ def beside(
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative[Point], ...]:
     """What is of interest beside the chosen one of what was measured."""
     every = list(points)
-    return beside(
+    return alternatives_to(
         chosen,
         every,
         memory_limit_bytes=memory_limit_bytes,

@@ -33,7 +33,7 @@ from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.tracing.traces import TracedDecoder, TracedLoss, Traces, alone
 from autofit.estimate.warm import without_collections
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import keeps_apart, micro_batches, packs
+from autofit.techniques.axes.batching import micro_batches, packs, separates_sequences
 from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
@@ -170,7 +170,7 @@ class Estimator:
         works = {length: self._work(config, of_length, sheet, paged_out) for length, of_length in every.items()}
         weights = [mixed.rows * weight for weight in mixed.weights(list(works))]
         work = StepWork.mean(list(zip(weights, works.values(), strict=True)))
-        if config["attention"] != "flash" or not keeps_apart(config):  # beside a mask all is computed
+        if config["attention"] != "flash" or not separates_sequences(config):  # beside a mask all is computed
             return work
         fused = {attention(number_format, direction) for number_format in FORMATS for direction in PASSES}
         amounts = {kind: n * mixed.attended if kind in fused else n for kind, n in work.amounts.items()}

@@ -26,7 +26,7 @@ from autofit.export.document import (
     yaml_file,
 )
 from autofit.techniques.adapters import alpha
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.habits.known_trainers import LLAMAFACTORY
 from autofit.techniques.selective import SAVE_ATTENTION
@@ -190,7 +190,7 @@ def export_llamafactory(task: Recommended) -> Export:
             data={
                 "cutoff_len": task.workload.seq_len - task.packs,
                 "packing": task.packs,
-                "neat_packing": keeps_apart(task.config),
+                "neat_packing": separates_sequences(task.config),
             },
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import Recommended, Settings
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.compilation import VARIANTS
 
 CHUNK_THE_LOSS = '''
@@ -124,7 +124,7 @@ COLLATORS = {"padded": (PADDING, MAIN_PADDED), "apart": (APART, MAIN_APART), "":
 
 def _collator(task: Recommended) -> str:
     """The name of the script's collator; empty where every row is full."""
-    if keeps_apart(task.config):
+    if separates_sequences(task.config):
         return "apart"
     return "" if task.packs else "padded"
 

@@ -21,7 +21,7 @@ from autofit.export.document import (
     settings,
     yaml_file,
 )
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.selective import keeps_results
 
 
@@ -86,7 +86,7 @@ def _batching(value: Value, task: Task) -> Settings:
 
 def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
-    flattens = value == "flash" or keeps_apart(task.config)
+    flattens = value == "flash" or separates_sequences(task.config)
     packing = {"packing_strategy": "bfd" if flattens else "wrapped"} if task.packs else {}
     return merge(ta.attention(value, "trl"), settings(data=packing))
 

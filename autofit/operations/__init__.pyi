@@ -1,9 +1,9 @@
-from autofit.operations.comparing import residuals as residuals
 from autofit.operations.diagnosing.diagnose import diagnose as diagnose
 from autofit.operations.diagnosing.diagnosis import Diagnosis as Diagnosis
 from autofit.operations.diagnosing.diagnosis import DiagnosisRequest as DiagnosisRequest
 from autofit.operations.explaining import Comparison as Comparison
 from autofit.operations.explaining import Explanation as Explanation
+from autofit.operations.prediction_residuals import residuals as residuals
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import record as record
@@ -21,7 +21,7 @@ from autofit.operations.tracking import track as track
 from autofit.planning.requests import SearchRequest as SearchRequest
 from autofit.planning.requests import WorkloadOptions as WorkloadOptions
 from autofit.planning.requests import hub_id as hub_id
-from autofit.prediction.estimating import Estimation as Estimation
+from autofit.prediction.estimation import Estimation as Estimation
 from autofit.prediction.predicted_frontier import PredictedFrontier as PredictedFrontier
 from autofit.prediction.predicted_frontier import predict_frontier as predict_frontier
 from autofit.store.trial_log import StoredTrials as StoredTrials

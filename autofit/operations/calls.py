@@ -12,7 +12,7 @@ from autofit.core.lattice import Config
 from autofit.core.units import as_bytes, as_seconds
 from autofit.core.workload import Goal
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimating import Estimation, config_on
+from autofit.prediction.estimation import Estimation, config_on
 from autofit.store import Store
 
 if TYPE_CHECKING:

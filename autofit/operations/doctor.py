@@ -16,7 +16,7 @@ from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.units import GIB, format_bytes
 from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops
-from autofit.trial.machine.detection import detect, unused, version
+from autofit.trial.machine.detection import detect, unused_devices, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def examine(
 
 def _unused(hardware: Hardware) -> list[Check]:
     """GPUs that are here while the processor would train."""
-    gpus = unused() if hardware.kind == "cpu" else ()
+    gpus = unused_devices() if hardware.kind == "cpu" else ()
     return [Check(name="unused device", state="optional", found=gpu, remedy=remedy) for gpu, remedy in gpus]
 
 

@@ -12,7 +12,7 @@ from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import setting, why_not
+from autofit.prediction.estimation import setting, why_not
 from autofit.techniques import AXES, Job
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.verdict import verdict
 from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
-from autofit.operations.recommendation import Asked, recommend
+from autofit.operations.recommendation import WorkloadQuestion, recommend
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimate_cache import readable
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimation import Estimation
 from autofit.store import Store
 
 
@@ -107,7 +107,7 @@ class OnCard:
         }
 
 
-def estimate_each(
+def estimate_cards(
     options: WorkloadOptions,
     configs: Mapping[str, Config],
     *,
@@ -203,7 +203,7 @@ def _price_of_million_tokens(
 
 
 def compare_hardware(
-    asked: Asked,
+    asked: WorkloadQuestion,
     names: Collection[str] | None = None,
     *,
     goal: Goal | None = None,

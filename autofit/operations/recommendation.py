@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from shlex import quote
 
-from autofit.catalog.hardware import called, card
+from autofit.catalog.hardware import card, matching_cards
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
@@ -21,12 +21,12 @@ from autofit.planning.requests import WorkloadOptions, departures, memory_limit
 from autofit.store import Store
 from autofit.techniques import changes
 
-Asked = WorkloadOptions | Workload
+WorkloadQuestion = WorkloadOptions | Workload
 """What a question is about: options that name a model, or a workload already in the store."""
 
 
 def frontier(
-    asked: Asked,
+    asked: WorkloadQuestion,
     *,
     hardware: str = "auto",
     goal: Goal | None = None,
@@ -47,7 +47,7 @@ def frontier(
 
 
 def recommend(
-    asked: Asked,
+    asked: WorkloadQuestion,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
@@ -67,7 +67,7 @@ def recommend(
 
 
 def frontier_and_recommendation(
-    asked: Asked,
+    asked: WorkloadQuestion,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
@@ -144,7 +144,7 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
     )
 
 
-def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
+def _frontier(asked: WorkloadQuestion, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
     empty = None
     for stack in store.stacks(device.key, workload.key):
@@ -164,7 +164,7 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
     )
 
 
-def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> list[Trial]:
+def _tried_within(goal: Goal, asked: WorkloadQuestion, found: Frontier, store: Store) -> list[Trial]:
     """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
     there are none."""
     every = store.trials(**context_keys(found.hardware, found.stack, found.workload))
@@ -221,7 +221,7 @@ def find_hardware(name: str, store: Store, search: Callable[[], str] | None = No
     exact = next((h for h in stored if h.name == name.lower()), None)
     if exact is not None:
         return exact
-    meant = [known.name for known in called(name)]
+    meant = [known.name for known in matching_cards(name)]
     measured = [h for h in stored if h.name in meant]
     if len({h.name for h in measured}) == 1:
         return measured[0]
@@ -244,7 +244,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
     return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
 
 
-def search_command(options: Asked, goal: Goal | None = None, memory_limit_bytes: int | None = None) -> str:
+def search_command(options: WorkloadQuestion, goal: Goal | None = None, memory_limit_bytes: int | None = None) -> str:
     """The search command whose trials would answer a question with these options."""
     goal, usual = goal or Goal(), Goal()
     words = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
@@ -260,7 +260,7 @@ def search_command(options: Asked, goal: Goal | None = None, memory_limit_bytes:
     return " ".join(words)
 
 
-def _options_of(asked: Asked) -> list[str]:
+def _options_of(asked: WorkloadQuestion) -> list[str]:
     """The workload options but the model, each as `name value`, without those that have their default."""
     said = departures(asked)
     if asked.lengths is not None:

@@ -10,7 +10,7 @@ from autofit.catalog.models import load, positions
 from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimation import Estimation
 
 STEP = 128
 """Tokens: lengths are multiples of it, and the answer is less than that from the longest."""

@@ -10,7 +10,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported
 from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.store.trial_log import StoredTrials
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.measure.recording import check_writable, modified
@@ -72,7 +72,7 @@ def trial(
         snapshot=snapshot,
         profile=profile,
     )
-    reason = cannot_here(config, job)
+    reason = why_not_trainable(config, job)
     if reason is not None:
         attempt, was_interrupted = Attempt(outcome=Unsupported(reason=reason), seconds=0.0), False
     else:

@@ -10,7 +10,7 @@ from autofit.core.errors import NotMeasured, unknown
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
 from autofit.trackers import connect
-from autofit.trackers.told import Told
+from autofit.trackers.tracked_trial import TrackedTrial
 
 JOURNAL = Path("autofit-journal.log")
 
@@ -53,7 +53,7 @@ def track(
         raise NotMeasured("nothing has been measured yet", remedy="run a search first")
     tracker, added = connect(to, out), 0
     for done, trial in enumerate(trials, start=1):
-        told = Told(trial=trial)
+        told = TrackedTrial(trial=trial)
         if not tracker.has(told):
             tracker.add(told)
             added += 1

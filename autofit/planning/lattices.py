@@ -19,7 +19,7 @@ from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
-from autofit.techniques.habits import nearest_values, usual
+from autofit.techniques.habits import nearest_values, recipe_values
 
 _TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
 
@@ -113,7 +113,7 @@ def _for_job(config: Config, job: Job) -> Config:
     attention for an architecture without a fused one, repeated keys where torch has none for shared ones, fp16 for
     mixed precision on a device that emulates bf16, no sharding on a single device; what the trainer cannot train in
     place of the plain recipe by what it does, and what it lacks by what comes nearest."""
-    for axis, value in usual(job.workload.trainer).items():
+    for axis, value in recipe_values(job.workload.trainer).items():
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
     for axis, values in nearest_values(job.workload.trainer).items():

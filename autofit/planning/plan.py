@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from autofit.catalog.hardware import named
+from autofit.catalog.hardware import card_of
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import DEADLINE_SECONDS
@@ -18,8 +18,8 @@ from autofit.planning.lattices import default_space, load_space, narrow
 from autofit.planning.nothing_fits import WITH_OFFLOAD, Shortfall, further_memory, holder, wider
 from autofit.planning.requests import SearchRequest, left_by_others, memory_limit
 from autofit.techniques import Job, unsupported
-from autofit.training.prerequisites.requirements import cannot_here
-from autofit.trial.machine.detection import asked, check_alike, check_devices, detect
+from autofit.training.prerequisites.requirements import why_not_trainable
+from autofit.trial.machine.detection import check_alike, check_devices, detect, requested_card
 from autofit.trial.program.command import Command
 from autofit.workers.pool import Pool
 
@@ -69,10 +69,10 @@ class Plan:
 
 def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     """Resolve a request; raises for anything wrong with it before a worker starts."""
-    requested = asked(request.hardware, request.device)
+    requested = requested_card(request.hardware, request.device)
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
-    present = named(job.hardware.name)
+    present = card_of(job.hardware.name)
     if requested is not None and requested != present:
         raise EnvironmentLacks(
             f"this machine has {job.hardware.name}, not {requested.name}",
@@ -88,7 +88,7 @@ def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware, devices)
-    return resolve_for(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
+    return resolve_for(request, job, limit, cannot=why_not_trainable if pool is None else pool.cannot)
 
 
 def resolve_for(

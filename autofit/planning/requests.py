@@ -15,7 +15,7 @@ from autofit.core.units import LARGEST_INTEGER, MIB, format_bytes
 from autofit.core.workload import Goal, Workload, WorkloadFields, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
-from autofit.techniques.habits import named
+from autofit.techniques.habits import trainer_by_name
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 from autofit.trial.program.command import Command
 
@@ -55,7 +55,7 @@ class WorkloadOptions(WorkloadFields):
         seq_len, lengths = self.cut()
         if longest is not None and seq_len > longest:
             raise UsageError(f"seq-len {seq_len} is longer than the {longest} positions of {model.name}")
-        trainer = None if self.trainer is None else named(self.trainer).name
+        trainer = None if self.trainer is None else trainer_by_name(self.trainer).name
         values = {"model": model.name, "seq_len": seq_len, "lengths": lengths, "trainer": trainer}
         return model, Workload(**{**asdict(self), **values}, model_digest=model.digest)
 
@@ -116,7 +116,7 @@ def _check_loss(model: Model) -> None:
     if in_catalog(model):
         return
     # Imported here because it needs torch, which the catalog's models need not wait for.
-    from autofit.training.own_logits import why_another_loss
+    from autofit.training.loss_check import why_another_loss
 
     shape(model)  # raises if no model can be built at all
     reason = why_another_loss(model)

@@ -35,7 +35,7 @@ def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]
         yield opened
 
 
-class KnownEstimates:
+class EstimateCache:
     """The estimates of one job that were made before, by the keys of `estimate.identity`.
 
     What was looked up once is not looked up again until something is kept. Once the store has failed, nothing more is
@@ -102,7 +102,7 @@ class KnownEstimates:
 class CachedEstimator:
     """Looks estimates up in a cache, and makes those that it lacks."""
 
-    def __init__(self, cache: KnownEstimates, rates: Rates | None, make: Callable[[], Estimator]) -> None:
+    def __init__(self, cache: EstimateCache, rates: Rates | None, make: Callable[[], Estimator]) -> None:
         """`make` gives the estimator, for the same job and with these rates, and is called only when one is needed."""
         self.job = cache.job
         self._cache = cache

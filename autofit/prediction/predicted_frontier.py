@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.frontier import Alternative, beside, best, frontiers, of_method, speed
+from autofit.core.frontier import Alternative, alternatives_to, best, frontiers, of_method, speed
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
@@ -15,13 +15,13 @@ from autofit.estimate.estimate import Estimate
 from autofit.planning.nothing_fits import Shortfall, holder
 from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
-from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.estimate_cache import KnownEstimates, readable
-from autofit.prediction.estimating import not_estimated, site
+from autofit.prediction.estimate_cache import EstimateCache, readable
+from autofit.prediction.estimation import not_estimated, site
 from autofit.prediction.helpful_changes import GAIN
-from autofit.prediction.predicting import predict_all
+from autofit.prediction.observed_allocator import as_trials_show
+from autofit.prediction.predict_configs import predict_all
 from autofit.techniques import Job, changes
-from autofit.trial.machine.detection import asked
+from autofit.trial.machine.detection import requested_card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class PredictedChoice:
             "changes_training": list(self.changes_training),
             "alternatives": [
                 {
-                    "role": beside.role,
-                    "config": beside.point.config.to_json(),
-                    "estimate": beside.point.short_json(),
-                    "over_limit_bytes": beside.over_limit_bytes,
-                    "speedup": beside.speedup,
+                    "role": alternative.role,
+                    "config": alternative.point.config.to_json(),
+                    "estimate": alternative.point.short_json(),
+                    "over_limit_bytes": alternative.over_limit_bytes,
+                    "speedup": alternative.speedup,
                 }
-                for beside in self.alternatives
+                for alternative in self.alternatives
             ],
         }
 
@@ -103,7 +103,7 @@ def predict_frontier(
     within = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
-        predicted = predict_all(KnownEstimates(shown, store), within, memory_limit_bytes=limit, report=report)
+        predicted = predict_all(EstimateCache(shown, store), within, memory_limit_bytes=limit, report=report)
     found = list(predicted.values())
     fits = [e for e in found if e.fits]
     if found and not fits:
@@ -138,7 +138,7 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
     return PredictedChoice(
         estimate=chosen,
         changes_training=changes(chosen.config, goal),
-        alternatives=beside(
+        alternatives=alternatives_to(
             chosen,
             estimates,
             memory_limit_bytes=chosen.memory_limit_bytes,
@@ -162,7 +162,7 @@ def _gains_nothing(flash: Estimate, others: Mapping[Config, Estimate]) -> bool:
 
 def _planned(request: SearchRequest) -> Plan:
     """A search on a catalog card as if this machine had it, or else on this machine's device."""
-    if asked(request.hardware, request.device) is None:
+    if requested_card(request.hardware, request.device) is None:
         return resolve(request)
     job = request.workload.job(site(request.hardware))
     return resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Search:
+class SearchLoop:
     """One search over a lattice: `run` or `answer` may be called once. What it learns is in `state` and in the log."""
 
     plan: Plan

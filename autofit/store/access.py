@@ -123,7 +123,7 @@ class Access:
         newest = select(*columns).order_by(AuditRow.id.desc()).limit(limit)
         return [Audited(**row._asdict()) for row in self._database.fetch(lambda c: c.execute(newest).all())]
 
-    def asked_for(self, search_id: str) -> set[str]:
+    def requesting_tokens(self, search_id: str) -> set[str]:
         """The names of the tokens that have asked for this search."""
         names = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
         return set(self._database.fetch(lambda c: c.scalars(names).all()))

@@ -131,7 +131,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
 
 def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
     """The values of the plain recipe that a device or a trainer decides, for `complete`."""
-    return {"precision": mixed_precision(on), **habits.usual(trainer)}
+    return {"precision": mixed_precision(on), **habits.recipe_values(trainer)}
 
 
 def parse(text: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Experiment trackers that trials are copied to: one file per tracker, and what each is told (`told`)."""
+"""Experiment trackers that trials are copied to: one file per tracker, and what each is told (`tracked_trial`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, unknown
-from autofit.trackers.told import Tracker
+from autofit.trackers.tracked_trial import Tracker
 
 TRACKERS = ("mlflow", "wandb", "optuna")
 

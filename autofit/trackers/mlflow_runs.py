@@ -17,7 +17,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from autofit.core.errors import EnvironmentLacks, lines_of
-from autofit.trackers.told import Told
+from autofit.trackers.tracked_trial import TrackedTrial
 
 _UID = "autofit.uid"
 
@@ -38,10 +38,10 @@ class MlflowRuns:
     def place(self) -> str:
         return f"MLflow at {_without_password(self._uri)}"
 
-    def has(self, trial: Told) -> bool:
+    def has(self, trial: TrackedTrial) -> bool:
         return trial.uid in self._experiment(trial)[1]
 
-    def add(self, trial: Told) -> None:
+    def add(self, trial: TrackedTrial) -> None:
         experiment, uids = self._experiment(trial)
         setting = {f"{part}/{name}": v for part, values in trial.setting.items() for name, v in values.items()}
         tags = {**{f"autofit.{name}": v for name, v in trial.facts.items()}, **setting}
@@ -62,7 +62,7 @@ class MlflowRuns:
                 raise
         uids.add(trial.uid)
 
-    def _experiment(self, trial: Told) -> tuple[str, set[str]]:
+    def _experiment(self, trial: TrackedTrial) -> tuple[str, set[str]]:
         if trial.context not in self._experiments:
             with self._reached():
                 experiment = self._client.get_experiment_by_name(trial.context)

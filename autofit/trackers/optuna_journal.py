@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Value
 from autofit.techniques import AXES
-from autofit.trackers.told import Told
+from autofit.trackers.tracked_trial import TrackedTrial
 
 OBJECTIVES = {"device_bytes": StudyDirection.MINIMIZE, "tokens_per_second": StudyDirection.MAXIMIZE}
 _ABSENT = "-"
@@ -51,10 +51,10 @@ class OptunaJournal:
     def note(self) -> str:
         return f"`optuna-dashboard {self._file}` shows them"
 
-    def has(self, trial: Told) -> bool:
+    def has(self, trial: TrackedTrial) -> bool:
         return trial.uid in self._study(trial)[1]
 
-    def add(self, trial: Told) -> None:
+    def add(self, trial: TrackedTrial) -> None:
         """A trial without a measurement is a failed one: it has no values, and its attributes say why."""
         study, uids = self._study(trial)
         params: dict[str, Any] = dict.fromkeys(_CHOICES, _ABSENT) | trial.axes
@@ -81,7 +81,7 @@ class OptunaJournal:
         )
         uids.add(trial.uid)
 
-    def _study(self, trial: Told) -> tuple[optuna.Study, set[str]]:
+    def _study(self, trial: TrackedTrial) -> tuple[optuna.Study, set[str]]:
         if trial.context not in self._studies:
             if trial.context in optuna.get_all_study_names(self._storage):
                 study = optuna.load_study(study_name=trial.context, storage=self._storage)

@@ -12,7 +12,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at import; its c
 import wandb
 
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of
-from autofit.trackers.told import PROJECT, Told
+from autofit.trackers.tracked_trial import PROJECT, TrackedTrial
 
 _QUIET = {
     "silent": True,
@@ -56,10 +56,10 @@ class WandbRuns:
             "a trial's run id is always the same, so that it does not become two runs there"
         )
 
-    def has(self, trial: Told) -> bool:
+    def has(self, trial: TrackedTrial) -> bool:
         return trial.uid in self._uids
 
-    def add(self, trial: Told) -> None:
+    def add(self, trial: TrackedTrial) -> None:
         with self._reached():
             run = wandb.init(
                 project=self._project,

@@ -10,7 +10,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.techniques import Job
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
@@ -38,7 +38,7 @@ class InPlacePool:
         return self._site
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        return cannot_here(config, job)
+        return why_not_trainable(config, job)
 
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Nothing of an earlier driver outlives it here."""

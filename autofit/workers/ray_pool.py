@@ -15,7 +15,7 @@ from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported
-from autofit.training.prerequisites.requirements import asks
+from autofit.training.prerequisites.requirements import requirement_key
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
 from autofit.trial.machine.device_lock import NOT_BEGUN, GivenUp
@@ -23,7 +23,7 @@ from autofit.trial.process.group_runner import not_begun, tell_of_waiting
 from autofit.trial.request import TrialRequest
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.connection import connect
-from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.pool import Completed
 from autofit.workers.slots.hiring import Hiring, Owner
@@ -76,7 +76,7 @@ class RayPool:
         try:
             nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray) or {}
             uses_gpus = _uses_gpus(device, card, nodes, addable)
-            wanted = Wanted(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
+            wanted = DeviceRequest(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
             if address is None:
                 check_capacity(wanted, nodes, workers or 1)
                 if uses_gpus and nvml.devices() is None:
@@ -131,7 +131,7 @@ class RayPool:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
         Raises `EnvironmentLacks` if one does not answer."""
         reason = unsupported(config, job)
-        if reason is not None or not asks(config, job):
+        if reason is not None or not requirement_key(config, job):
             return reason
         self._wait_for_one()
         return self._lacking.reason(config, job, self._roster.up)

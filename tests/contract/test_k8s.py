@@ -360,7 +360,7 @@ def test_the_service_has_a_group_of_workers_for_each_card_and_none_that_wait() -
         assert group["labels"] == {HARDWARE_LABEL: card.name} and group["replicas"] == group["minReplicas"] == 0
         pod = copy.deepcopy(group["template"]["spec"])
         product = pod.pop("nodeSelector")["nvidia.com/gpu.product"]
-        assert hardware.called(product.replace("-", " ")) == (card,)
+        assert hardware.matching_cards(product.replace("-", " ")) == (card,)
         pods.append(pod)
     assert len(pods) > 1 and all(pod == pods[0] for pod in pods)
 

@@ -147,7 +147,7 @@ ESTIMATING = """
     from autofit.core.units import GIB
     from autofit.estimate import sweep
     from autofit.planning.requests import WorkloadOptions
-    from autofit.prediction.estimating import site
+    from autofit.prediction.estimation import site
     from autofit.techniques import complete, parse
 
     def asked_of_the_card():

@@ -22,9 +22,9 @@ from unit.operations.made_trials import MODEL
 from unit.store.conftest import migrated, postgresql_server, postgresql_url, sqlite_url, url
 
 from autofit.api.app import create_app
-from autofit.operations.service.asked import submit
+from autofit.operations.service.submission import submit
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimating import config_on
+from autofit.prediction.estimation import config_on
 from autofit.store import SCOPES, Store
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "store", "url"]

@@ -32,7 +32,7 @@ from autofit.core.errors import (
     UsageError,
 )
 from autofit.operations import WorkloadOptions
-from autofit.operations.service.estimating_process import Overloaded
+from autofit.operations.service.prediction_process import Overloaded
 from autofit.store import Lease, Store
 
 TOKEN = "correct-horse-battery-staple"

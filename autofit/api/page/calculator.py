@@ -15,8 +15,8 @@ from autofit.api.routes.common import OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions
-from autofit.operations.service.estimating import estimated
-from autofit.operations.service.estimating_process import EstimatingProcess
+from autofit.operations.service.prediction_process import PredictionProcess
+from autofit.operations.service.predictions import estimated
 from autofit.store import Store
 from autofit.techniques import AXES
 
@@ -50,7 +50,7 @@ EstimateRequest = Annotated[Callable[..., dict[str, Any]], Depends(estimate_requ
 @ROUTES.get("/calculator")
 def calculator(request: Request, store: OpenedStore, models: Models) -> Response:
     """The form; it asks for its answer itself."""
-    process: EstimatingProcess = request.app.state.estimating
+    process: PredictionProcess = request.app.state.estimating
     process.warm()
     given = dict(request.query_params)
     values = {"global_batch": 64, **(given or FIRST)}

@@ -16,10 +16,10 @@ from autofit.api.routes.common import Strict
 from autofit.api.routes.query import Question, TrialsQuery
 from autofit.api.routes.remembered import Content, Tagged, look, of_question
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
-from autofit.catalog.hardware import called
+from autofit.catalog.hardware import matching_cards
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.recommendation import recommend, search_command
-from autofit.operations.service.estimating import predicted_recommendation
+from autofit.operations.service.predictions import predicted_recommendation
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=Strict)
@@ -74,7 +74,7 @@ def _measured(question: dict[str, Any], store: Store, query: Recommended) -> Con
 
 def _is_predictable(question: dict[str, Any]) -> bool:
     """Whether the model's architecture is at hand, and the hardware is a card of the catalog."""
-    return isinstance(question["asked"], operations.WorkloadOptions) and bool(called(question["hardware"]))
+    return isinstance(question["asked"], operations.WorkloadOptions) and bool(matching_cards(question["hardware"]))
 
 
 def _predicted(question: dict[str, Any], store: Store, request: Request) -> Response:

@@ -17,7 +17,7 @@ from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
-from autofit.techniques.habits import TRAINERS, named
+from autofit.techniques.habits import TRAINERS, trainer_by_name
 
 TOKENS, SEQUENCES = "Tokens per sequence", "Sequences per optimizer step"
 TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain training if not given"
@@ -78,7 +78,7 @@ class WorkloadQuery(AskedWorkload):
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
         if self.trainer is not None:
-            named(self.trainer)  # raises
+            trainer_by_name(self.trainer)  # raises
         model = models.find(self.model)
         tokens = None if self.lengths is None else tuple(sorted(map(int, self.lengths.split(","))))
         options = self.options(model or self.model, None if tokens is None else Lengths(tokens, self.seq_len))

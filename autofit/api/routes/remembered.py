@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from autofit import __version__
 from autofit.core.workload import Workload
-from autofit.operations.recommendation import Asked, find_hardware, search_command
+from autofit.operations.recommendation import WorkloadQuestion, find_hardware, search_command
 from autofit.store import Store
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ async def look(store: Store, work: Callable[[], T]) -> T:
     return work() if store.folder is not None else await run_in_threadpool(work)
 
 
-def of_question(request: Request, question: Asked, hardware: str, store: Store) -> Tagged:
+def of_question(request: Request, question: WorkloadQuestion, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = question if isinstance(question, Workload) else question.resolve()[1]
     key = find_hardware(hardware, store, partial(search_command, question)).key

@@ -20,7 +20,7 @@ from autofit.catalog import space
 from autofit.core.errors import unknown
 from autofit.core.units import as_bytes, parse_duration
 from autofit.operations import SearchRequest
-from autofit.operations.service.asked import submit
+from autofit.operations.service.submission import submit
 from autofit.store import ENDINGS, Audited, Search
 
 
@@ -108,7 +108,7 @@ def state(search: StoredSearch) -> SearchState:
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
 def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
-    if not token.allows("admin") and token.name not in store.access.asked_for(search.search_id):
+    if not token.allows("admin") and token.name not in store.access.requesting_tokens(search.search_id):
         raise Refused(f"search {search.search_id} is not one that {token.name!r} asked for", has_token=True)
     store.queue.cancel(search.search_id, by=token.name)
     return SearchState.of(stored_search(search.search_id, store))

@@ -13,10 +13,10 @@ from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 
-@options.spread
+@options.expand_groups
 def frontier(
     workload: options.Trained,
-    wanted: options.Wanted,
+    wanted: options.GoalOptions,
     hardware: options.Hardware = "auto",
     memory_limit: options.MemoryLimit = None,
     html: Annotated[
@@ -63,10 +63,10 @@ def frontier(
         print(frontier_text(answer, memory_limit_bytes=limit))
 
 
-@options.spread
+@options.expand_groups
 def recommend(
     workload: options.Trained,
-    wanted: options.Wanted,
+    wanted: options.GoalOptions,
     hardware: options.Hardware = "auto",
     memory_limit: options.MemoryLimit = None,
     form: Annotated[

@@ -13,7 +13,7 @@ from autofit.cli.output import columns, print_json, resumable
 
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
-    from autofit.operations.comparing import Group, Residuals
+    from autofit.operations.prediction_residuals import Group, Residuals
     from autofit.operations.recording.record import RecordResult
 
 TITLES = {
@@ -46,7 +46,7 @@ TrialBudget = Annotated[
 
 
 @group.command()
-@options.spread
+@options.expand_groups
 def record(
     workload: options.Estimated,
     out: Out,
@@ -169,7 +169,7 @@ def replay(
         return
     from autofit.bench.replay import SEEDS
     from autofit.bench.replay import replay as replayed
-    from autofit.catalog.kept import cache_folder
+    from autofit.catalog.answer_cache import cache_folder
     from autofit.cli.arguments import size
     from autofit.cli.text.replay import replay_text
     from autofit.trial.machine.detection import cores

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, given, hardware_names, prices, read_config, size
+from autofit.cli.arguments import given, hardware_names, prices, read_config, requested_device, size
 from autofit.cli.output import print_json, warn, write_page
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autofit.planning.requests import WorkloadOptions
 
 
-@options.spread
+@options.expand_groups
 def estimate(
     context: typer.Context,
     workload: options.Estimated,
@@ -74,7 +74,7 @@ def estimate(
     per_hour = prices(price or [], names)
     total = None if tokens is None else parse_tokens(tokens)
     configs = _configs(names, config, workload.trainer)
-    other = None if explain is None else read_config(explain, on=device_asked(hardware), trainer=workload.trainer)
+    other = None if explain is None else read_config(explain, on=requested_device(hardware), trainer=workload.trainer)
 
     from autofit import operations
     from autofit.cli.text.predicted import estimate_text
@@ -131,12 +131,12 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
 
 def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Config]:
     """The config as each hardware has it. Raises `UsageError` for one of several that is no card of the catalog."""
-    from autofit.catalog.hardware import called, card, cards
+    from autofit.catalog.hardware import card, cards, matching_cards
     from autofit.core.errors import UsageError
 
     if len(names) == 1 and names != ["all"]:
-        return {names[0]: read_config(config, on=device_asked(names[0]), trainer=trainer)}
-    strange = [name for name in names if name != "all" and not called(name)]
+        return {names[0]: read_config(config, on=requested_device(names[0]), trainer=trainer)}
+    strange = [name for name in names if name != "all" and not matching_cards(name)]
     if strange:
         raise UsageError(f"only cards of the catalog can be compared: leave {', '.join(strange)} out")
     chosen = [c for c in cards() if "estimate" in c.supports] if names == ["all"] else map(card, names)
@@ -156,10 +156,10 @@ def _on_each(
     """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
     from autofit.cli.text.cards import cards_text
     from autofit.cli.waiting import Waiting
-    from autofit.operations.hardware_compared import estimate_each
+    from autofit.operations.hardware_compared import estimate_cards
 
     with Waiting() as waiting:
-        cards = estimate_each(workload, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
+        cards = estimate_cards(workload, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
     rows = [row.to_json(prices.get(row.name), tokens) for row in cards]
     print_json({"cards": rows}) if as_json else print(cards_text(cards, prices, tokens, workload.devices))
     raise typer.Exit(0 if any(row.fits for row in cards) else 3)

@@ -143,10 +143,10 @@ def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bo
     """Try everything on the device; exit code 4 if anything fails or computes something else."""
     from autofit.cli.text.self_test import defects, keeper, line, report_text
     from autofit.core.units import parse_duration
-    from autofit.operations.self_test.finding import Shown
+    from autofit.operations.self_test.finding import CheckResult
     from autofit.operations.self_test.running import self_test
 
-    def tell(check: Shown) -> None:
+    def tell(check: CheckResult) -> None:
         print(line(check), file=sys.stderr, flush=True)
 
     with resumable(f"what the self-test has shown so far is in {out}"):

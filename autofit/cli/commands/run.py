@@ -10,11 +10,11 @@ import typer
 from autofit.cli import options
 from autofit.cli.arguments import (
     command_of,
-    device_asked,
     given,
     hardware_names,
     prices,
     read_config,
+    requested_device,
     size,
     warn_of_emulated_bf16,
 )
@@ -27,11 +27,11 @@ RESUMES = "what was measured is stored, the same command resumes from there"
 """What becomes of a search that is interrupted."""
 
 
-@options.spread
+@options.expand_groups
 def search(
     context: typer.Context,
     workload: options.Trained,
-    wanted: options.Wanted,
+    wanted: options.GoalOptions,
     space: options.Space = None,
     hardware: options.SeveralHardware = "auto",
     price: options.Price = None,
@@ -153,7 +153,7 @@ def _predict(request: SearchRequest, *, as_json: bool) -> None:
     print_json(document) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(document)}")
 
 
-@options.spread
+@options.expand_groups
 def trial(
     workload: options.Trained,
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
@@ -181,7 +181,7 @@ def trial(
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    chosen = read_config(config, on=device_asked("auto", device), trainer=workload.trainer)
+    chosen = read_config(config, on=requested_device("auto", device), trainer=workload.trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:

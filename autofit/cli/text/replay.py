@@ -9,7 +9,7 @@ from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from autofit.bench.replay import Judged, ReplayResult
-    from autofit.bench.score import Ended, Score, Spread
+    from autofit.bench.score import Ended, Quantiles, Score
 
 NEVER = "never"
 """Printed where half (or nine tenths) of the seeds never got there; in place of a regret, where they found nothing that
@@ -87,11 +87,11 @@ def _stated(name: str, ended: Ended) -> list[str]:
     ]
 
 
-def _shares(quantiles: Spread) -> str:
+def _shares(quantiles: Quantiles) -> str:
     return " / ".join(NEVER if share is None else f"{share:.1%}" for share in (quantiles.median, quantiles.p90))
 
 
-def _pair(quantiles: Spread) -> str:
+def _pair(quantiles: Quantiles) -> str:
     return f"{_figure(quantiles.median)} / {_figure(quantiles.p90)}"
 
 

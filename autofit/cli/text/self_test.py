@@ -13,10 +13,10 @@ from autofit.core.errors import AutofitError, UsageError
 from autofit.core.units import format_duration
 
 if TYPE_CHECKING:
-    from autofit.operations.self_test.finding import Report, Shown
+    from autofit.operations.self_test.finding import CheckResult, Report
 
 
-def line(check: Shown) -> str:
+def line(check: CheckResult) -> str:
     finding = check.finding
     remark = "; ".join(filter(None, (finding.figure, _reason(check))))
     heading = f"{format_duration(finding.seconds):>8}  {finding.verdict:<8}  {check.name}"
@@ -54,7 +54,7 @@ def defects(report: Report) -> list[str]:
     return [f"{check.name}: {check.finding.remedy or advice}" for check in report.bad]
 
 
-def _reason(check: Shown) -> str:
+def _reason(check: CheckResult) -> str:
     finding = check.finding
     reason = finding.reason + (f" ({finding.remedy})" if finding.remedy else "")
     return reason if len(reason) <= 160 else reason[:157] + "..."

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.catalog.hardware import named
+from autofit.catalog.hardware import card_of
 from autofit.core.device.hardware import Hardware, compute_capability
 
 FEWEST_ROWS = 1021
@@ -25,7 +25,7 @@ SLICE_MULTIPROCESSORS = 16
 
 def blocks_at_a_time(hardware: Hardware) -> int:
     """How many blocks of that kernel a card runs at a time, by the multiprocessors that the catalog knows of it."""
-    card = named(hardware.name)
+    card = card_of(hardware.name)
     processors = (card and card.multiprocessors) or MULTIPROCESSORS
     if hardware.mig_profile is not None:  # such as 3g.40gb
         processors = SLICE_MULTIPROCESSORS * int(hardware.mig_profile.partition("g")[0])

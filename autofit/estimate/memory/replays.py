@@ -13,7 +13,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.timeline import Timeline
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 
 STEPS = 8
@@ -161,7 +161,7 @@ def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
     """
     decoder = (
         config.without("optimizer", "micro_batch", "batching", "rank", "loss"),
-        (config["loss"] == "full", keeps_apart(config)),
+        (config["loss"] == "full", separates_sequences(config)),
     )
     micro_batch = config.number("micro_batch")
     return decoder, (decoder, micro_batch if by_liger(config) else (micro_batch.bit_length() - 1) // 2)

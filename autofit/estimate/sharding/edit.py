@@ -13,7 +13,7 @@ ROOT = None
 """What is outside the decoder layers: embeddings, final norm, head."""
 Unit = int | None
 """A decoder layer's index, or ROOT."""
-Events = list[Event]
+PlacedEvents = list[Event]
 
 
 class Edit:
@@ -44,7 +44,7 @@ class Edit:
         shares: int = 1,
         holds: Category = Category.TEMPORARIES,
         stream: int = 0,
-        events: Events | None = None,
+        events: PlacedEvents | None = None,
     ) -> Sequence[int]:
         """A buffer that holds these bytes (at the adapter rank of the trace), allocated at the end of `events`; without
         these no event is written yet.
@@ -61,28 +61,28 @@ class Edit:
             events += [Event(index, True) for index in found]
         return found
 
-    def at_start(self, place: Place) -> Events:
+    def at_start(self, place: Place) -> PlacedEvents:
         """A list for events that precede all others of a layer's place."""
         return self._inserted(place, 0)
 
-    def at_end(self, place: Place) -> Events:
+    def at_end(self, place: Place) -> PlacedEvents:
         """A list for events that follow all others of a layer's place."""
         events = next((e for p, e in reversed(self.trace.segments) if p == place), None)
         return self._inserted(place, 1) if events is None else events
 
-    def before_stage(self, stage: str) -> Events:
+    def before_stage(self, stage: str) -> PlacedEvents:
         """A list for events that precede all others of a stage, including those of the loss."""
         first = next(i for i, (place, _) in enumerate(self.trace.segments) if place.stage == stage)
-        events: Events = []
+        events: PlacedEvents = []
         self.trace.segments.insert(first, (Place(stage, AFTER), events))
         return events
 
-    def after_stage(self, stage: str) -> Events:
+    def after_stage(self, stage: str) -> PlacedEvents:
         """A list for events that follow all others of a stage."""
         last = max(i for i, (place, _) in enumerate(self.trace.segments) if place.stage == stage)
         return self.trace.segments[last][1]
 
-    def before_update(self, backward: str) -> tuple[Place, Events]:
+    def before_update(self, backward: str) -> tuple[Place, PlacedEvents]:
         """A place for what follows the last backward and precedes the update, with its list for events."""
         self.trace.segments.append((Place("optimizer" + backward[-2:], AFTER), []))
         return self.trace.segments[-1]
@@ -96,12 +96,12 @@ class Edit:
                 found[ROOT if layer in OUTSIDE else layer].append(index)
         return found
 
-    def free(self, events: Events, storages: Iterable[int]) -> None:
+    def free(self, events: PlacedEvents, storages: Iterable[int]) -> None:
         events += [Event(index, False) for index in storages]
 
-    def _inserted(self, place: Place, after: int) -> Events:
+    def _inserted(self, place: Place, after: int) -> PlacedEvents:
         at = [i for i, (found, _) in enumerate(self.trace.segments) if found == place]
-        events: Events = []
+        events: PlacedEvents = []
         self.trace.segments.insert((at[-1] if after else at[0]) + after, (place, events))
         return events
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import geometric_mean
 
-from autofit.catalog.hardware import Card, cards, named
+from autofit.catalog.hardware import Card, card_of, cards
 from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.device.work_kinds import FLOP, FRESH, KINDS, OPERATION, QUANTISE_8BIT, format_of, unit
 from autofit.estimate.time.roofline import Rates
@@ -64,7 +64,7 @@ def prior(hardware: Hardware) -> Rates | None:
 def _of_device(hardware: Hardware) -> Rates | None:
     if hardware.kind == "cpu":
         return _of_cores(max(hardware.cores, 1), hardware.instructions)
-    card = named(hardware.name)
+    card = card_of(hardware.name)
     if card is None:
         return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
     missing = missing_figure(card)
@@ -89,7 +89,7 @@ def missing_figure(card: Card) -> str | None:
 def tf32_speedup(hardware: Hardware) -> float:
     """How many times as fast as in fp32 the card's tensor cores multiply in TF32, by its data sheet; 1 if that is not
     in the catalog."""
-    card = named(hardware.name)
+    card = card_of(hardware.name)
     peaks = {} if card is None else card.peak_flops
     return peaks["tf32"] / peaks["fp32"] if {"tf32", "fp32"} <= peaks.keys() else 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autofit.catalog.hardware import named
+from autofit.catalog.hardware import card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import DISK_READ, DISK_WRITTEN, HOST_LINK, HOST_UPDATE, LINK
 
@@ -48,7 +48,7 @@ def seconds_per_byte(hardware: Hardware) -> dict[str, float]:
     if hardware.kind == "cpu":
         link, host_link = LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
     else:
-        card = named(hardware.name)
+        card = card_of(hardware.name)
         host_link = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
         link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host_link
         link, host_link = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host_link
@@ -65,7 +65,7 @@ def why_no_host_link(hardware: Hardware) -> str | None:
     """Why the link between a device and its host is taken to be PCIe 4.0 x16; None where it is known, and on a CPU."""
     if hardware.kind == "cpu":
         return None
-    card = named(hardware.name)
+    card = card_of(hardware.name)
     if card is None:
         return f"{hardware.name} is not in the catalog"
     return None if card.host_link is not None else f"the catalog lacks the host link (host_link) of {hardware.name}"

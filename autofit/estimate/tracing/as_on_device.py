@@ -18,7 +18,7 @@ from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.recorder import Recorder
 from autofit.techniques import Job
 from autofit.techniques.attention_kernels import Attention, attention_kernel
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def as_on_device(config: Config, job: Job, recorder: Recorder) -> Iterator[None]
     # Of a mask that is given, it would ask whether every token is real.
     inspects = patch.multiple(
         masking_utils,
-        is_tracing=lambda tensor=None: keeps_apart(config),
+        is_tracing=lambda tensor=None: separates_sequences(config),
         _ignore_causal_mask_sdpa=partial(_ignores_mask, masking_utils._ignore_causal_mask_sdpa),
     )
     if job.hardware.kind != "cuda":

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.kept import cache_folder, keep_file
+from autofit.catalog.answer_cache import cache_folder, write_cache_file
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.techniques.attention_kernels import generation
@@ -48,7 +48,7 @@ class TraceCache:
     def put(self, key: str, trace: object) -> None:
         """Keep a trace, in place of any under this key."""
         try:
-            keep_file(self._folder / key, pickle.dumps(trace, protocol=pickle.HIGHEST_PROTOCOL))
+            write_cache_file(self._folder / key, pickle.dumps(trace, protocol=pickle.HIGHEST_PROTOCOL))
             self._drop_oldest()
         except Exception as error:  # a full disk, a folder of another user, or what cannot be pickled
             _log.debug("the trace %s cannot be kept: %s", key, error)

@@ -27,7 +27,7 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
-from autofit.techniques.axes.batching import keeps_apart, micro_batches
+from autofit.techniques.axes.batching import micro_batches, separates_sequences
 from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
@@ -189,7 +189,7 @@ class Traces:
 
     def _single(self, config: Config, library: Library | None) -> TracedDecoder:
         """The decoder on one device, from which those for several values of `sharding` and `offload` are made."""
-        if config["attention"] == "flash" and shape(self.job.model).sdpa and not keeps_apart(config):
+        if config["attention"] == "flash" and shape(self.job.model).sdpa and not separates_sequences(config):
             as_sdpa, trainer = config.replace(attention="sdpa"), self._job(library).workload.trainer
             if of_formats(as_sdpa, trainer) == of_formats(config, trainer):
                 with suppress(NotTraced):
@@ -225,7 +225,7 @@ class Traces:
     def _most_in_row(self, config: Config) -> int:
         """How many sequences flash attention has to keep apart at most in a row; 0 where it keeps none."""
         batches = micro_batches(config, self.job.workload)
-        apart = batches is not None and keeps_apart(config) and config["attention"] == "flash"
+        apart = batches is not None and separates_sequences(config) and config["attention"] == "flash"
         return batches.most_in_row if batches is not None and apart else 0
 
     def _kernels(self, config: Config) -> Scratch:
@@ -294,7 +294,7 @@ def _compiled_if_possible(config: Config, trace: Callable[[Config], V]) -> V:
 
 def _row_axes(config: Config) -> tuple[str, ...]:
     """The axis of how sequences share rows, where that changes what a decoder does."""
-    return ("batching",) if keeps_apart(config) else ()
+    return ("batching",) if separates_sequences(config) else ()
 
 
 def alone(config: Config, library: Library | None) -> Config:

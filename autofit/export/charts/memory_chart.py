@@ -34,7 +34,7 @@ SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB", "
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StepMemory:
     """The memory of the optimizer step, or of the evaluation, that contains the peak."""
 
     events: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Course:
         return next(phase for phase, first, end in self.phases if first <= self.peak < end)
 
 
-def course(line: Timeline, estimate: Estimate, *, of_heap: bool) -> Course:
+def course(line: Timeline, estimate: Estimate, *, of_heap: bool) -> StepMemory:
     """The step with the peak, from a timeline of two steps.
 
     What no event allocates is there throughout, in the category in which the breakdown counts it: library workspaces,
@@ -79,7 +79,7 @@ def course(line: Timeline, estimate: Estimate, *, of_heap: bool) -> Course:
     first, end = _step_with(peak, line)
     events = _highest(totals[first:end])
     edges = [0, *(np.flatnonzero(np.diff(line.phases[first:end])) + 1).tolist(), end - first]
-    return Course(
+    return StepMemory(
         events=events,
         levels={name: level[first:end][events] for name, level in levels.items()},
         phases=tuple((ALL_PHASES[line.phases[first + a]], a, b) for a, b in itertools.pairwise(edges)),
@@ -166,7 +166,7 @@ def figure(line: Timeline, estimate: Estimate, job: Job) -> Figure:
     return figure
 
 
-def subtitle(estimate: Estimate, step: Course) -> str:
+def subtitle(estimate: Estimate, step: StepMemory) -> str:
     """The config and, where the device holds more than is drawn, how much."""
     categories = [name for name in estimate.breakdown if name not in step.levels]
     bytes_beyond = sum(estimate.breakdown[name] for name in categories)

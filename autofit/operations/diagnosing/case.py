@@ -17,7 +17,7 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimation import Estimation
 from autofit.prediction.helpful_changes import Words, changed
 from autofit.techniques import complete
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger

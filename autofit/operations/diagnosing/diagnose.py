@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autofit.catalog.hardware import alike
+from autofit.catalog.hardware import cards_of_size
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.core.workload import check_count
@@ -16,7 +16,7 @@ from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import recognised, trainer_named
-from autofit.trial.machine.detection import asked, detect
+from autofit.trial.machine.detection import detect, requested_card
 
 
 def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
@@ -31,7 +31,7 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     user, notes = _with_reported_card(user)
     file = SourceFile.read(path)
     trainer = recognised(file.values) if user.trainer is None else trainer_named(user.trainer)
-    card = asked(user.hardware)
+    card = requested_card(user.hardware)
     where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
@@ -45,15 +45,15 @@ def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:
         if user.hardware == "auto":
-            similar = alike(failure.capacity_bytes)
+            similar = cards_of_size(failure.capacity_bytes)
             if similar:
                 user = replace(user, hardware=similar[0].name)
                 others = f", and could be {' or '.join(card.name for card in similar[1:])}" if similar[1:] else ""
                 notes.append(
                     f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {similar[0].name}{others}"
                 )
-        named = asked(user.hardware)
-        is_error_of_card = named is None or named in alike(failure.capacity_bytes)
+        named = requested_card(user.hardware)
+        is_error_of_card = named is None or named in cards_of_size(failure.capacity_bytes)
         if not is_error_of_card:
             notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
         if user.memory_limit_bytes is None and is_error_of_card:
@@ -65,7 +65,7 @@ def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple
 
 def _missing(user: DiagnosisRequest, run: Run) -> Iterator[str]:
     """What neither the file nor the user says, each with where to say it."""
-    if asked(user.hardware) is None and detect()[0].kind == "cpu":
+    if requested_card(user.hardware) is None and detect()[0].kind == "cpu":
         yield "there is no GPU here: name the card with --hardware (`autofit hardware` lists them)"
     if user.model is None and run.model is None:
         yield "the file names no model: say it with --model"

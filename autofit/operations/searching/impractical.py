@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autofit.search.lattice_state import LatticeState
 
 
-def begun_in_vain(
+def impractical_methods(
     state: LatticeState, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
 ) -> tuple[str, ...]:
     """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its

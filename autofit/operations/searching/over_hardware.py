@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from autofit.catalog.hardware import called
+from autofit.catalog.hardware import matching_cards
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, UsageError
 from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations.hardware_compared import OnHardware, compare_hardware
-from autofit.operations.service.asked import submit
 from autofit.operations.service.runner import Runner, running
+from autofit.operations.service.submission import submit
 from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Event, Store
 from autofit.trial.machine.detection import detect
@@ -120,7 +120,7 @@ def search_over_hardware(
         names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex
     with Store.open(request.store) as store:
-        if not all(map(called, names)):  # the name of this machine's own device, which no catalog has
+        if not all(map(matching_cards, names)):  # the name of this machine's own device, which no catalog has
             store.queue.announce(detect(request.device)[0])
         requests = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
         ids = {name: submit(named_request, store, campaign_id=campaign_id) for name, named_request in requests.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.operations.service.asked import digest_of
+from autofit.operations.service.submission import digest_of
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest
 from autofit.store import Lease, Store, new_owner
@@ -15,7 +15,7 @@ from autofit.store import Search as StoredSearch
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
-    from autofit.search.loop import Search
+    from autofit.search.loop import SearchLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:
     return replace(limits, max_trials=trials, seconds=seconds)
 
 
-def results(search_run: Search) -> dict[str, Any]:
+def results(search_run: SearchLoop) -> dict[str, Any]:
     """What is stored of a search that has run, to be repeated by `repeat_findings`."""
     return {
         "stopped_because": search_run.progress.stopped_because,
@@ -116,7 +116,7 @@ def _at_least(spent: float | None, limit: float | None) -> bool:
     return spent is None or (limit is not None and spent >= limit)
 
 
-def repeat_findings(search_run: Search, store: Store, search_id: str) -> None:
+def repeat_findings(search_run: SearchLoop, store: Store, search_id: str) -> None:
     """Restore what the search concluded beyond its trials, as far as that was stored: an answer from the store
     predicts nothing."""
     earlier = store.search(search_id)

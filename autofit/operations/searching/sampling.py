@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from autofit.planning.plan import resolve
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.predictor import LatticePredictor
+from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.store import Store
 
 if TYPE_CHECKING:

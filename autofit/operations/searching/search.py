@@ -16,23 +16,23 @@ from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut,
 from autofit.core.units import format_bytes, format_duration
 from autofit.operations.recommendation import recommendation
 from autofit.operations.searching.disturbed import Disturbed
-from autofit.operations.searching.impractical import begun_in_vain, emulated_formats
+from autofit.operations.searching.impractical import emulated_formats, impractical_methods
 from autofit.operations.searching.resume import Claimed, begin, remaining_limits, repeat_findings, results
-from autofit.operations.service.driving import Driving
+from autofit.operations.service.driven_search import DrivenSearch
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
+from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.prediction.predictions import ReadyMade
-from autofit.prediction.predictor import LatticePredictor
 from autofit.prediction.probing import usual_rates
 from autofit.store import Store
 from autofit.store.trial_log import StoredTrials
-from autofit.trial.machine.detection import asked
+from autofit.trial.machine.detection import requested_card
 from autofit.workers.pool import Pool
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
-    from autofit.search.loop import Search
+    from autofit.search.loop import SearchLoop
     from autofit.search.progress import Progress
 
 SOONER = "what would help: a longer --time-budget, or a smaller --global-batch or --seq-len"
@@ -71,7 +71,7 @@ def search(
     request: SearchRequest,
     report: Callable[[Progress], None] = lambda progress: None,
     *,
-    driving: Driving | None = None,
+    driving: DrivenSearch | None = None,
     campaign_id: str | None = None,
 ) -> SearchResult:
     """Search for the fastest config that fits.
@@ -90,7 +90,7 @@ def search(
             claimed = begin(request, plan, store, runner_lease, campaign_id)
             with ExitStack() as stack:
                 if driving is None and claimed.lease is not None:
-                    driving = stack.enter_context(Driving(store, claimed.lease))
+                    driving = stack.enter_context(DrivenSearch(store, claimed.lease))
                 if pool is not None and claimed.lease is not None and not claimed.is_answered:
                     pool.claim(claimed.lease.search_id, claimed.lease.epoch, usual_rates(plan.job, store))
                 plan = replace(plan, limits=remaining_limits(claimed.lease, plan.limits))
@@ -107,7 +107,7 @@ def open_pool(request: SearchRequest) -> Pool:
         return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
-    card = None if request.ray_address is None else asked(request.hardware)
+    card = None if request.ray_address is None else requested_card(request.hardware)
     return RayPool(
         address=request.ray_address,
         workers=request.workers,
@@ -123,7 +123,7 @@ def _run(
     store: Store,
     claimed: Claimed,
     *,
-    driving: Driving | None,
+    driving: DrivenSearch | None,
     pool: Pool | None,
     report: Callable[[Progress], None],
     started: float,
@@ -133,7 +133,7 @@ def _run(
     The limits of `plan` are what earlier drivers have left; `pool` has the workers of a cluster, others are started for
     the first trial.
     """
-    from autofit.search.loop import Search
+    from autofit.search.loop import SearchLoop
     from autofit.workers.cluster.connection import check_installed
 
     if not claimed.is_answered and not request.in_place:
@@ -148,7 +148,7 @@ def _run(
             predictor.get_ready()
         return open_pool(request) if pool is None else pool
 
-    search_run = Search(
+    search_run = SearchLoop(
         plan=plan,
         predictor=predictor or ReadyMade(),
         log=StoredTrials(store, claimed.search_id, fresh=request.fresh, heartbeat=driving),
@@ -170,7 +170,7 @@ def _run(
     return result
 
 
-def _result(search_run: Search, plan: Plan, store: Store, search_id: str, started: float) -> SearchResult:
+def _result(search_run: SearchLoop, plan: Plan, store: Store, search_id: str, started: float) -> SearchResult:
     job = plan.job
     trials: list[Trial] = list(search_run.state.trials.values())
     _check_any_is_measured(search_run)
@@ -209,7 +209,7 @@ def _result(search_run: Search, plan: Plan, store: Store, search_id: str, starte
         emulated=tuple(formats.values()),
         unsupported=plan.unsupported,
         beyond_goal=plan.beyond_goal,
-        impractical=begun_in_vain(
+        impractical=impractical_methods(
             search_run.state,
             recommended=recommended.point.method,
             tokens_per_step=job.workload.tokens_per_step,
@@ -218,7 +218,7 @@ def _result(search_run: Search, plan: Plan, store: Store, search_id: str, starte
     )
 
 
-def _check_any_is_measured(search_run: Search) -> None:
+def _check_any_is_measured(search_run: SearchLoop) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
     state = search_run.state
     bounds = state.least_step_seconds
@@ -235,7 +235,7 @@ def _check_any_is_measured(search_run: Search) -> None:
     )
 
 
-def _check_any_could_run(search_run: Search) -> None:
+def _check_any_could_run(search_run: SearchLoop) -> None:
     """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
     too small for every config, or the time budget too short for any."""
     if not search_run.state.open:

@@ -18,10 +18,10 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.estimate import Estimate
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded, TooLate
+from autofit.operations.service.prediction_process import Overloaded, PredictionProcess, TooLate
 from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import check_devices, detect
@@ -78,7 +78,7 @@ class Bench:
     _jobs: dict[str, Job] = field(default_factory=dict)
     """What was trained so far, by the workload's key."""
     _runners: dict[int, GroupRunner] = field(default_factory=dict)
-    _estimating: EstimatingProcess = field(default_factory=EstimatingProcess)
+    _estimating: PredictionProcess = field(default_factory=PredictionProcess)
     """A trace that crashes or hangs costs one figure, and touches no device."""
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class Bench:
         """Run `config` until that time at most, or say why it cannot work here. Raises `NoTimeLeft`."""
         self._jobs[job.workload.key] = job
         limit, seconds = self.limit if limit is None else limit, until - time.monotonic()
-        request, reason = self._request(job, config, limit, seconds), cannot_here(config, job)
+        request, reason = self._request(job, config, limit, seconds), why_not_trainable(config, job)
         if reason is not None:
             attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
         elif seconds < 2.0:

@@ -90,7 +90,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class CheckResult:
     """A check with what it has shown."""
 
     check: Check
@@ -124,13 +124,13 @@ class Report(Document):
     time_limit_seconds: float
     seconds: float
     """Wall time so far."""
-    checks: tuple[Shown, ...]
+    checks: tuple[CheckResult, ...]
     """Those that have ended, in that order."""
     pending: tuple[str, ...] = ()
     """Names of the checks still to come; empty once all have ended."""
 
     @property
-    def bad(self) -> tuple[Shown, ...]:
+    def bad(self) -> tuple[CheckResult, ...]:
         """The checks that show a defect."""
         return tuple(checked for checked in self.checks if checked.finding.verdict in BAD)
 

@@ -19,7 +19,7 @@ from autofit.core.units import format_duration
 from autofit.operations.doctor import libraries
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
-from autofit.operations.self_test.finding import Check, Finding, Report, Shown, Verdict
+from autofit.operations.self_test.finding import Check, CheckResult, Finding, Report, Verdict
 from autofit.operations.self_test.judging import cut
 from autofit.probe.shapes import usual_model
 from autofit.trial.machine import device_lock
@@ -83,7 +83,7 @@ def self_test(
     time_limit_seconds: float = 120.0,
     selected: Sequence[Check] | None = None,
     keep: Callable[[Report], None] = lambda report: None,
-    tell: Callable[[Shown], None] = lambda shown: None,
+    tell: Callable[[CheckResult], None] = lambda shown: None,
 ) -> Report:
     """Run every check, or those `selected`, here and in place: no store, no Ray.
 
@@ -112,7 +112,7 @@ def self_test(
         for check in planned:
             finding = _run(check, bench, started + time_limit_seconds - time.monotonic())
             bench.findings[check.name] = finding
-            shown = Shown(check=check, finding=finding)
+            shown = CheckResult(check=check, finding=finding)
             report = replace(
                 report,
                 seconds=time.monotonic() - started,

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from autofit.core.errors import AutofitError, Interrupted
-from autofit.operations.service.asked import from_json
-from autofit.operations.service.driving import Driving
+from autofit.operations.service.driven_search import DrivenSearch
+from autofit.operations.service.submission import from_json
 from autofit.store import Lease, Store
 from autofit.workers.watch import end_with
 
@@ -28,7 +28,7 @@ def drive(arguments: dict[str, Any]) -> None:
     lease = Lease.from_json(arguments["lease"])
     with (
         Store.open(arguments["store"], create=False) as store,
-        Driving(store, lease) as driving,
+        DrivenSearch(store, lease) as driving,
         _interrupted_as_told(),
     ):
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
-from autofit.catalog.hardware import named
+from autofit.catalog.hardware import card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError, lines_of
 from autofit.store import Lease, LeaseLost, Store, new_owner
@@ -160,7 +160,7 @@ def running(runners: Sequence[Runner]) -> Iterator[None]:
 def _names(hardware: Hardware) -> list[str]:
     """What a search for this hardware may call it: with another power limit it is still the same card, but an emulated
     card never stands for the real one."""
-    known = None if hardware.is_emulated else named(hardware.name)
+    known = None if hardware.is_emulated else card_of(hardware.name)
     return [hardware.name] if known is None else [hardware.name, known.name]
 
 

@@ -6,7 +6,7 @@ from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques import attention_kernels as kernels
-from autofit.techniques.axes.batching import keeps_apart, packs
+from autofit.techniques.axes.batching import packs, separates_sequences
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.job import Job
 from autofit.techniques.repeated_keys import register_repeated_keys
@@ -87,7 +87,7 @@ def _is_masked(config: Config, job: Job) -> bool:
     """Whether every layer has a mask beside causality: of sequences kept apart, of padding, or of a window."""
     pads = job.workload.masks_padding and not packs(config) and config["micro_batch"] != 1
     window = job.model.config.get("sliding_window") if job.model.config["model_type"] in _ALL_WINDOWED else None
-    return keeps_apart(config) or pads or (window is not None and window <= job.workload.seq_len)
+    return separates_sequences(config) or pads or (window is not None and window <= job.workload.seq_len)
 
 
 def _why_not_repeat(config: Config, job: Job) -> str | None:

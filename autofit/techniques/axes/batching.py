@@ -46,7 +46,7 @@ def packs(config: Config) -> bool:
     return config.get("batching") in ("packed", "padding-free")
 
 
-def keeps_apart(config: Config) -> bool:
+def separates_sequences(config: Config) -> bool:
     """Whether sequences that share a row do not attend to each other."""
     return config.get("batching") == "padding-free"
 
@@ -77,7 +77,7 @@ class Batching(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         if "batching" in config and job.workload.lengths is None:
             return f"batching={config['batching']} needs --lengths: without them every sequence is full, as if packed"
-        if not keeps_apart(config):
+        if not separates_sequences(config):
             return None
         config_json = job.model.config
         bidirectional = config_json.get("is_causal") is False or config_json.get("use_bidirectional_attention")
@@ -91,5 +91,5 @@ class Batching(Technique):
 
     def plan(self, plan: BuildPlan) -> None:
         batches = micro_batches(plan.config, plan.job.workload)
-        if batches is not None and keeps_apart(plan.config):
+        if batches is not None and separates_sequences(plan.config):
             plan.sequences = batches.row if plan.config["attention"] == "flash" else batches.shared_row

@@ -15,7 +15,7 @@ from autofit.techniques.habits.weight_formats import WeightFormat
 from autofit.techniques.job import Job
 
 
-def named(name: str) -> Trainer:
+def trainer_by_name(name: str) -> Trainer:
     """The trainer of this name; raises `UsageError`."""
     if name not in TRAINERS:
         raise unknown("trainer", name, TRAINERS)
@@ -24,13 +24,13 @@ def named(name: str) -> Trainer:
 
 def habits(config: Config, trainer: str | None) -> tuple[Habit, ...]:
     """What a workload's trainer adds to the config's step, in the order in which it is applied."""
-    return () if trainer is None else tuple(habit for habit in named(trainer).habits if habit.applies(config))
+    return () if trainer is None else tuple(habit for habit in trainer_by_name(trainer).habits if habit.applies(config))
 
 
 def replaces_loss(job: Job) -> bool:
     """Whether the workload's trainer computes the loss in a way of its own."""
     trainer = job.workload.trainer
-    return trainer is not None and any(isinstance(habit, TiledLoss) for habit in named(trainer).habits)
+    return trainer is not None and any(isinstance(habit, TiledLoss) for habit in trainer_by_name(trainer).habits)
 
 
 def is_under_autocast(config: Config, job: Job) -> bool:
@@ -50,14 +50,14 @@ def masks_padding(config: Config, job: Job) -> bool:
     return job.workload.masks_padding and config["attention"] != "flash" and not packs(config)
 
 
-def usual(trainer: str | None) -> Mapping[str, Value]:
+def recipe_values(trainer: str | None) -> Mapping[str, Value]:
     """The values that stand for those of the plain recipe that the trainer cannot train."""
-    return {} if trainer is None else named(trainer).usual
+    return {} if trainer is None else trainer_by_name(trainer).usual
 
 
 def nearest_values(trainer: str | None) -> Mapping[str, Mapping[Value, Value]]:
     """For each axis, the values that stand for those that the trainer lacks."""
-    return {} if trainer is None else named(trainer).nearest
+    return {} if trainer is None else trainer_by_name(trainer).nearest
 
 
 def trained_format(config: Config, trainer: str | None) -> str | None:
@@ -80,10 +80,10 @@ def why_not(config: Config, job: Job) -> str | None:
         difference = "trains the adapters in bf16, for which torch refuses loss scaling"
         return f"precision=fp16-mixed is not possible with {trainer}, which {difference}"
     has_kernels = job.model.config["model_type"] in MODEL_TYPES
-    if named(trainer).liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
+    if trainer_by_name(trainer).liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
         value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
         return f"{value} without {partner} is not possible with {trainer}, which has one switch for both"
-    return named(trainer).why_not(config)
+    return trainer_by_name(trainer).why_not(config)
 
 
 __all__ = [

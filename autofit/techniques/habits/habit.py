@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autofit.core.lattice import Config, Value
-from autofit.techniques.axes.batching import keeps_apart
+from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.technique import BuildPart
 
@@ -60,5 +60,5 @@ class Trainer:
             instead = values.get(str(config.get(axis)))
             if instead is not None:
                 return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"
-        instead = self.cannot_keep_apart(config) if keeps_apart(config) else None
+        instead = self.cannot_keep_apart(config) if separates_sequences(config) else None
         return instead and f"batching=padding-free is not possible here with {self.name}, which {instead}"

@@ -41,7 +41,7 @@ LOCK = "lock"
 """Name of torch's lock file, in an operation's folder while `torch.utils.cpp_extension` compiles or loads it."""
 
 
-def needed(config: Config) -> tuple[str, ...]:
+def operations_of(config: Config) -> tuple[str, ...]:
     """The operations that training `config` uses."""
     if not uses_deepspeed(config) or config["offload"] == "none":
         return ()
@@ -69,7 +69,7 @@ def is_built(name: str) -> bool:
 
 def require(config: Config) -> None:
     """Raise `EnvironmentLacks`, with its remedy, if an operation that `config` needs is not or cannot be compiled."""
-    for name in needed(config):
+    for name in operations_of(config):
         reason = hindrance(name)
         if reason is not None:
             raise reason
@@ -82,7 +82,7 @@ def require(config: Config) -> None:
 def load(config: Config) -> None:
     """Load the operations that `config` uses, which must be compiled, so that DeepSpeed finds them. Raises
     `EnvironmentLacks` if one does not load."""
-    for name in needed(config):
+    for name in operations_of(config):
         load_operation(name)
 
 

@@ -12,12 +12,12 @@ from autofit.techniques.habits import replaces_loss
 from autofit.training.prerequisites import native_ops, nvme
 
 
-def cannot_here(config: Config, job: Job) -> str | None:
+def why_not_trainable(config: Config, job: Job) -> str | None:
     """Why `config` cannot be trained for `job` on this machine, in one sentence; None if it can."""
-    return unsupported(config, job) or lacking_here(config, job)
+    return unsupported(config, job) or missing_requirement(config, job)
 
 
-def lacking_here(config: Config, job: Job) -> str | None:
+def missing_requirement(config: Config, job: Job) -> str | None:
     """What this machine lacks for `config`, which must be supported for `job`, in one sentence; None if nothing."""
     try:
         native_ops.require(config)
@@ -29,10 +29,10 @@ def lacking_here(config: Config, job: Job) -> str | None:
     return None
 
 
-def asks(config: Config, job: Job) -> tuple[Value | None, ...]:
-    """The values on which `lacking_here` depends: configs of a workload for which they are equal lack the same things.
-    Empty for a config with no requirements on the machine."""
-    if not native_ops.needed(config):
+def requirement_key(config: Config, job: Job) -> tuple[Value | None, ...]:
+    """The values on which `missing_requirement` depends: configs of a workload for which they are equal lack the same
+    things. Empty for a config with no requirements on the machine."""
+    if not native_ops.operations_of(config):
         return (job.workload.trainer,) if _needs_trl(job) else ()
     return tuple(config.get(axis) for axis in ("offload", "precision", "method", "rank"))
 

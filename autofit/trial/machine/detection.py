@@ -17,7 +17,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from autofit.catalog.hardware import Card, called, card, cards, match
+from autofit.catalog.hardware import Card, card, cards, match, matching_cards
 from autofit.core.device.hardware import EMULATED, Hardware, Stack, compute_capability
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
@@ -63,7 +63,7 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
     return cpu(), stack
 
 
-def asked(hardware: str, device: str = "auto") -> Card | None:
+def requested_card(hardware: str, device: str = "auto") -> Card | None:
     """The card that a user names; None for this machine's own device: `auto`, its name, how what the driver calls it
     ends (`RTX 4070`), or `gpu` where it is one.
 
@@ -72,7 +72,7 @@ def asked(hardware: str, device: str = "auto") -> Card | None:
     name = hardware.strip().lower()
     if name == "auto":
         return None
-    if called(name):
+    if matching_cards(name):
         return card(hardware)
     here, _ = detect(device)
     own_name = name == here.name or f" {here.device_name.lower()}".endswith(f" {name}")
@@ -231,7 +231,7 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     if found is None or not found.visible:
         if nvml.is_not_loaded():
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
-        for what, remedy in unused():
+        for what, remedy in unused_devices():
             _warn(f"{what}: {remedy}")
         return None
     first = found.visible[0]
@@ -260,7 +260,7 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     return hardware, found.driver
 
 
-def unused() -> Iterator[tuple[str, str]]:
+def unused_devices() -> Iterator[tuple[str, str]]:
     """Each kind of GPU that is here and for which the installed torch is not built, with what would use it."""
     build, there = _torch_build(), pci.gpus()
     for maker, platform_name, is_built, remedy in (

@@ -31,7 +31,7 @@ from autofit.trial.process.classify import memory_failure
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
-    from autofit.trial.process.child import Events
+    from autofit.trial.process.child import EventPipe
 
 COMPARED_TOKENS = 512
 """Of a sequence on which gradients are compared where a micro-step takes long."""
@@ -48,7 +48,7 @@ class Ended:
     """The group to leave once nothing is left to do."""
 
 
-def run_trial(request: TrialRequest, events: Events, *, asked_at: float, listener: int | None = None) -> Ended:
+def run_trial(request: TrialRequest, events: EventPipe, *, asked_at: float, listener: int | None = None) -> Ended:
     """Run the request in this process: `Fits` or `Diverged`. Raises what torch raises, out of memory included, and
     `NoMeeting`.
 

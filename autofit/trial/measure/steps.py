@@ -27,7 +27,7 @@ class Progress(Protocol):
 
 
 Tell = Callable[[Mapping[str, Any]], None]
-"""Tells the parent anything else (`Events.send`): the bytes of a phase's peak, and the seconds of a step, which are
+"""Tells the parent anything else (`EventPipe.send`): the bytes of a phase's peak, and the seconds of a step, which are
 what is known of a trial that does not end."""
 Watch = Callable[[int, float], None]
 """Called after each micro-step of the warm-up with its number, from 1 on, and its seconds."""

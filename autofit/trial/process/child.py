@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autofit.trial.measure.measurement import Ended
 
 
-class Events:
+class EventPipe:
     """JSON lines sent to the parent. Standard output is left to whatever libraries print."""
 
     def __init__(self, descriptor: int) -> None:
@@ -49,7 +49,7 @@ class Events:
 
 def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Run the request in `data`; events go to the file descriptor `descriptor`. `asked_at` is in monotonic seconds."""
-    events = Events(descriptor)
+    events = EventPipe(descriptor)
     process_memory.prefer_as_oom_victim()
     request = TrialRequest.from_json({name: value for name, value in data.items() if name != "listener"})
     ended = _run(request, events, asked_at, data.get("listener"))
@@ -62,7 +62,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         ended.ranks.close()
 
 
-def _run(request: TrialRequest, events: Events, asked_at: float, listener: int | None = None) -> Ended:
+def _run(request: TrialRequest, events: EventPipe, asked_at: float, listener: int | None = None) -> Ended:
     """What `run_trial` returns, or an outcome for the exception that it raises."""
     from autofit.training.distributed.ranks import NoMeeting
     from autofit.trial.measure.measurement import Ended, run_trial

@@ -59,7 +59,7 @@ DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
 
 
-class Host:
+class ForkServer:
     """Runs one trial at a time."""
 
     def __init__(self, entry: str, *, spawn: bool) -> None:
@@ -371,7 +371,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
-    host = Host(arguments.entry, spawn=arguments.spawn)
+    host = ForkServer(arguments.entry, spawn=arguments.spawn)
     if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
         host.preload(None)
     commands = Commands(0)
@@ -391,7 +391,7 @@ def main() -> None:
         answers.write(json.dumps(answer) + "\n")
 
 
-def _listening_answer(host: Host, address: str) -> dict[str, Any]:
+def _listening_answer(host: ForkServer, address: str) -> dict[str, Any]:
     try:
         return {"port": host.listen(address)}
     except OSError as error:

@@ -18,7 +18,7 @@ from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
 from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
-from autofit.trial.process.child import Events
+from autofit.trial.process.child import EventPipe
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.program.environment import REPORT_TO
 from autofit.trial.request import TrialRequest
@@ -54,7 +54,7 @@ class Session:
             start = json.loads(lines.readline())
         self.request = TrialRequest.from_json(start["request"])
         self._asked_at, self._started_at = float(start["asked_at"]), float(start["started_at"])
-        self._events = Events(self._socket.fileno())
+        self._events = EventPipe(self._socket.fileno())
         self._events.enter("build")
         self._pace = Pace(
             tokens_per_step=self.request.job.workload.tokens_per_step,

@@ -29,7 +29,7 @@ from autofit.trial.program.environment import of_program
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
-    from autofit.trial.process.child import Events
+    from autofit.trial.process.child import EventPipe
 
 BEFORE_LIMIT_BYTES = 4 * GIB
 """Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
@@ -44,7 +44,7 @@ _PASSED_ON = {
 signal's number."""
 
 
-def run_program(request: TrialRequest, events: Events, *, asked_at: float) -> Outcome:
+def run_program(request: TrialRequest, events: EventPipe, *, asked_at: float) -> Outcome:
     """Run the workload's program for the config, until it has reported an outcome or has ended. Raises `UsageError` for
     a command that no longer exists as it was."""
     job = request.job
@@ -107,7 +107,7 @@ def _in_program(most_bytes: int | None) -> None:
 class _Relay:
     """Passes on what a program reports."""
 
-    events: Events
+    events: EventPipe
     told: bytes
     """What whoever reports is told first."""
     steps: int = 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autofit.catalog.hardware import Card, called
+from autofit.catalog.hardware import Card, matching_cards
 from autofit.core.errors import EnvironmentLacks
 from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
 
@@ -25,7 +25,7 @@ class Demand:
 
 
 @dataclass(slots=True, kw_only=True)
-class Wanted:
+class DeviceRequest:
     """Which devices a pool wants for its trials."""
 
     ranks: int
@@ -110,7 +110,7 @@ class Wanted:
 
 def is_type_of(name: str, card: Card) -> bool:
     """Whether a card of the catalog may be what Ray calls `name` (`A100`, `GeForce-RTX-4090`)."""
-    return name == card.ray_accelerator_type or card in called(name)
+    return name == card.ray_accelerator_type or card in matching_cards(name)
 
 
 def cpus_per_gpu(nodes: Iterable[Node]) -> float:
@@ -123,7 +123,7 @@ def _not_on(node_ids: Collection[str]) -> dict[str, str]:
     return {NODE_LABEL: f"!in({','.join(sorted(node_ids))})"} if node_ids else {}
 
 
-def check_capacity(wanted: Wanted, nodes: Collection[Node], workers: int = 1) -> None:
+def check_capacity(wanted: DeviceRequest, nodes: Collection[Node], workers: int = 1) -> None:
     """Raise `EnvironmentLacks` if these nodes could not run `workers` trials at a time, however free they were."""
     suitable = wanted.suitable(nodes)
     if not suitable:

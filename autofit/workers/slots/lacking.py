@@ -10,7 +10,7 @@ from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job
-from autofit.training.prerequisites.requirements import asks
+from autofit.training.prerequisites.requirements import requirement_key
 from autofit.workers.slots.slot import Slot
 
 
@@ -27,7 +27,7 @@ class Lacking:
     def reason(self, config: Config, job: Job, slots: Iterable[Slot]) -> str | None:
         """What one of the slots' machines lacks for `config`, with its address; None if none lacks anything. Raises
         `EnvironmentLacks` if one does not answer."""
-        key = (job.workload, asks(config, job))
+        key = (job.workload, requirement_key(config, job))
         if key not in self._answers:
             lacking = next(filter(None, (self._ask(slot, config, job) for slot in slots)), None)
             self._answers[key] = config, job, lacking

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 
 NODES_SECONDS = 120.0
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Waits for others to end as long as it takes, and for nodes that are not there until it gives up."""
 
-    wanted: Wanted
+    wanted: DeviceRequest
     is_private: bool
     """Whether no node can join."""
     none_since: float | None = None

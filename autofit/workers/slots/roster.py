@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autofit.catalog.hardware import named
+from autofit.catalog.hardware import card_of
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
 from autofit.workers.cluster import nodes as cluster
-from autofit.workers.cluster.demand import Wanted
+from autofit.workers.cluster.demand import DeviceRequest
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.slots.comparing import Comparing
 from autofit.workers.slots.hiring import Hiring
@@ -31,7 +31,7 @@ class Roster:
     """The slots of one pool. However many of them are lost, those that are left go on. Used from one thread."""
 
     ray: Any
-    wanted: Wanted
+    wanted: DeviceRequest
     workers: int | None
     """Trials at a time; None for as many as there is room for, now and whenever more becomes free."""
     is_private: bool
@@ -150,7 +150,7 @@ class Roster:
 
     def _is_named(self, site: Site) -> bool:
         """Whether a worker has the card that the pool wants, if it wants a certain one."""
-        return self.wanted.card is None or named(site[0].name) == self.wanted.card
+        return self.wanted.card is None or card_of(site[0].name) == self.wanted.card
 
     def _judge(self, slot: Slot) -> None:
         """Accept a slot that has what the others have, and lacks nothing; else leave its nodes out."""

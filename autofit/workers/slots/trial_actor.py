@@ -88,9 +88,9 @@ class TrialActor:
 
     def lacks(self, config: Config, job: Job) -> str | None:
         """What this worker's machine lacks for `config`, in one sentence; None if nothing."""
-        from autofit.training.prerequisites.requirements import lacking_here
+        from autofit.training.prerequisites.requirements import missing_requirement
 
-        lacking = lacking_here(config, job)
+        lacking = missing_requirement(config, job)
         return None if lacking is None else f"on {self.address()}: {lacking}"
 
     def listen(self, wait_seconds: float, *ranks: tuple[str, list[str]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from unit.operations.made_trials import MODEL, fill
 
 from autofit.api.app import create_app
 from autofit.core.errors import UsageError
-from autofit.operations.service.asked import from_json, to_json
+from autofit.operations.service.submission import from_json, to_json
 from autofit.store import Lease, Store
 
 TOKEN = "correct-horse-battery-staple"

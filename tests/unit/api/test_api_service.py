@@ -22,9 +22,9 @@ from autofit.api.routes.answers import NOTES_HEADER
 from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations import SearchRequest, WorkloadOptions
-from autofit.operations.service import estimating_process
-from autofit.operations.service.estimating import estimated
-from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
+from autofit.operations.service import prediction_process
+from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
+from autofit.operations.service.predictions import estimated
 from autofit.store import Store
 
 WORKLOAD = {"model": MODEL, "seq_len": 128, "global_batch": 4}
@@ -288,7 +288,7 @@ def raises() -> None:
 
 
 def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> None:
-    process, options = EstimatingProcess(waiting=1), WorkloadOptions(model=MODEL)
+    process, options = PredictionProcess(waiting=1), WorkloadOptions(model=MODEL)
     try:
         with pytest.raises(NotMeasured, match=r"nothing \(a search\)"):
             process.call(raises)
@@ -304,7 +304,7 @@ def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> N
         process.close()
 
 
-def at_once(process: EstimatingProcess, functions: list[Callable[[], Any]]) -> list[Any]:
+def at_once(process: PredictionProcess, functions: list[Callable[[], Any]]) -> list[Any]:
     """What calls of these functions return or raise that wait for each other."""
 
     def called(function: Callable[[], Any]) -> Any:
@@ -318,8 +318,8 @@ def at_once(process: EstimatingProcess, functions: list[Callable[[], Any]]) -> l
 
 
 def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimating_process, "TASKS", 3)
-    process = EstimatingProcess()
+    monkeypatch.setattr(prediction_process, "TASKS", 3)
+    process = PredictionProcess()
     try:
         found = at_once(process, [number_of_process] * 4)
         found += [process.call(number_of_process, seconds=30) for _ in range(4)]
@@ -330,7 +330,7 @@ def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatc
 
 
 def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
-    process = EstimatingProcess()
+    process = PredictionProcess()
     try:
         blamed, *others = at_once(process, [large_after_a_while, *[number_of_process] * 4])
     finally:
@@ -340,7 +340,7 @@ def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
 
 
 def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
-    process = EstimatingProcess()
+    process = PredictionProcess()
     try:
         os.kill(process.call(number_of_process), signal.SIGKILL)
         process.call(number_of_process)
@@ -349,7 +349,7 @@ def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
 
 
 def test_too_many_at_once_are_refused() -> None:
-    process = EstimatingProcess(waiting=0)
+    process = PredictionProcess(waiting=0)
     with pytest.raises(Overloaded, match="too many"):
         process.call(raises)
     process.close()

@@ -20,7 +20,7 @@ from autofit.api.page.static import TYPES
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
 from autofit.operations import WorkloadOptions
-from autofit.operations.service.estimating_process import Overloaded
+from autofit.operations.service.prediction_process import Overloaded
 from autofit.store import Store
 
 TOKEN = "correct-horse-battery-staple"

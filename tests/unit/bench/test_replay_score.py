@@ -12,7 +12,7 @@ from unit.search.made_truth import Truth
 
 from autofit.bench.oracle import Stated
 from autofit.bench.recorded import Recorded
-from autofit.bench.score import Share, Spread, regret, score, trials_to
+from autofit.bench.score import Quantiles, Share, regret, score, trials_to
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 
@@ -43,7 +43,11 @@ def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
     made = trace(table, [configs[i] for i in (4, 1, 2, 6, 3, 0)], seconds=2.0)
     assert trials_to(made, table.best) == 5
     found = score(table, [made])
-    assert (found.near, found.trials, found.seconds) == (1, Spread(median=5, p90=5), Spread(median=10.0, p90=10.0))
+    assert (found.near, found.trials, found.seconds) == (
+        1,
+        Quantiles(median=5, p90=5),
+        Quantiles(median=10.0, p90=10.0),
+    )
     assert found.out_of_memory.median == 1  # the crash is none
 
 
@@ -63,7 +67,7 @@ def test_what_was_never_reached_is_no_number(table: Recorded, configs: list[Conf
         ([never], None, None, 0),
     ):
         found = score(table, traces)
-        assert (found.trials, found.near) == (Spread(median=median, p90=p90), seeds)
+        assert (found.trials, found.near) == (Quantiles(median=median, p90=p90), seeds)
         assert (found.seconds.median is None) == (median is None)
     assert math.isinf(regret(trace(table, [configs[4]]).runs, table.best))
     assert regret(never.runs, table.best) == pytest.approx(0.5)
@@ -106,7 +110,7 @@ def test_what_a_search_says_of_its_winner_is_held_against_the_table(table: Recor
     for (config, regret_), bound, holds in ((best, 0.0, 1), (fourth, 0.05, 1), (fourth, 0.03, 0)):
         said = replace(itself, stated=Stated(config=config, regret_bound=bound))
         ended = score(table, [itself, said]).ended
-        assert ended is not None and ended.stated == Spread(median=bound, p90=bound)
+        assert ended is not None and ended.stated == Quantiles(median=bound, p90=bound)
         assert ended.within_stated == holds == int(regret_ <= bound)
         assert ended.recommended is not None and ended.recommended.p90 == pytest.approx(regret_)
         assert ended.regret.p90 == 0.0, "the best had run"
@@ -119,5 +123,5 @@ def test_a_recommended_config_of_another_training_method_is_no_answer(truth: Tru
     table = of_outcomes(truth, {configs[0]: fits(1.0, 100), other: fits(0.5, 200)}, method="any")
     made = trace(table, [configs[0], other], stopped=True)
     ended = score(table, [replace(made, stated=Stated(config=other, regret_bound=0.0))]).ended
-    assert ended is not None and ended.recommended == Spread(median=None, p90=None)
+    assert ended is not None and ended.recommended == Quantiles(median=None, p90=None)
     assert ended.within_stated == 1, "what is stated is of its own method"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.prediction.estimating import site
+from autofit.prediction.estimation import site
 from autofit.techniques import unsupported
 
 

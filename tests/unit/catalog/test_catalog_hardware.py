@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from autofit.catalog.hardware import Card, called, card, cards, fitting, match
+from autofit.catalog.hardware import Card, card, cards, fitting, match, matching_cards
 from autofit.core.errors import UsageError
 from autofit.core.units import GIB, MIB
 
@@ -184,7 +184,7 @@ def test_card_by_name() -> None:
     ],
 )
 def test_a_size_is_no_card_and_names_those_that_have_it(size: str, hint: str) -> None:
-    assert called(size) == ()
+    assert matching_cards(size) == ()
     with pytest.raises(UsageError, match=rf"hardware '{size}' is a size of memory: {hint}"):
         card(size)
 
@@ -224,7 +224,7 @@ def test_fitting_goes_from_small_to_large() -> None:
     }.items(),
 )
 def test_the_cards_that_a_user_may_mean(said: str, names: list[str]) -> None:
-    assert [known.name for known in called(said)] == names
+    assert [known.name for known in matching_cards(said)] == names
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from autofit.core.errors import UsageError
 from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.planning.lattices import load_space
-from autofit.prediction.estimating import not_estimated, site
+from autofit.prediction.estimation import not_estimated, site
 from autofit.techniques import AXES
-from autofit.trial.machine.detection import asked, detect
+from autofit.trial.machine.detection import detect, requested_card
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 
@@ -117,14 +117,14 @@ def test_wrong_hardware_is_refused_before_anything_heavy_is_imported(arguments: 
 
 def test_this_machines_own_device_has_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
     here, stack = detect("cpu")
-    assert asked("auto") is None
-    assert asked(here.name, "cpu") is None
-    assert asked("RTX 4090") == card("rtx-4090")
+    assert requested_card("auto") is None
+    assert requested_card(here.name, "cpu") is None
+    assert requested_card("RTX 4090") == card("rtx-4090")
     gpu = Hardware(name="a-card-16g", kind="cuda", device_name="A Card", memory_bytes=16 * GIB)
     monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (gpu, stack))
-    assert asked("gpu") is None
+    assert requested_card("gpu") is None
     strange = replace(gpu, device_name="NVIDIA GeForce RTX 4070")
     monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (strange, stack))
-    assert asked("RTX 4070") is None
+    assert requested_card("RTX 4070") is None
     with pytest.raises(UsageError, match="4070 Super"):
-        asked("4070 Super")
+        requested_card("4070 Super")

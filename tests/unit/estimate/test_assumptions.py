@@ -21,7 +21,7 @@ from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
 from autofit.operations.recording.table_file import read_table
-from autofit.prediction.estimating import site
+from autofit.prediction.estimation import site
 from autofit.techniques import Job, complete, parse
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.trial.machine.detection import installed_stack

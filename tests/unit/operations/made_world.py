@@ -13,7 +13,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.operations import SearchRequest
 from autofit.operations.recording import record as recording
 from autofit.operations.searching import search as searching
-from autofit.prediction import predictor
+from autofit.prediction import lattice_predictor
 from autofit.techniques import AXES
 from autofit.trial.machine.detection import detect
 from autofit.trial.request import TrialRequest
@@ -27,18 +27,19 @@ class World:
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
-        """Stands in for `predictor.predict_all`: no predictions, which would take longer than everything else."""
+        """Stands in for `predict_all`: no predictions, which would take longer than everything else."""
 
     @classmethod
     def in_place_of_workers(cls, monkeypatch: pytest.MonkeyPatch) -> World:
         """The world in which searches run for the rest of a test."""
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
-        monkeypatch.setattr(
-            predictor, "make_sure", lambda *given, **asked: None
-        )  # a probe takes longer than everything else
+        # A probe takes longer than everything else.
+        monkeypatch.setattr(lattice_predictor, "make_sure", lambda *given, **asked: None)
         monkeypatch.setattr(recording, "_probed", lambda *asked: {})
-        monkeypatch.setattr(predictor, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
+        monkeypatch.setattr(
+            lattice_predictor, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options)
+        )
         return made
 
     def open_pool(self, request: SearchRequest) -> FakePool:

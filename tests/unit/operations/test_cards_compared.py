@@ -10,7 +10,7 @@ from unit.operations.made_trials import OPTIONS, STACK, fits, make_job, make_tri
 
 from autofit.cli.text.cards import cards_text
 from autofit.core.units import GIB
-from autofit.operations.hardware_compared import OnCard, estimate_each
+from autofit.operations.hardware_compared import OnCard, estimate_cards
 from autofit.store import Store
 from autofit.techniques import complete
 
@@ -19,7 +19,7 @@ CARDS = {"h100-80g": CONFIG, "l4": CONFIG}
 
 
 def compared(store: str) -> dict[str, OnCard]:
-    return {row.name: row for row in estimate_each(OPTIONS, CARDS, store=store)}
+    return {row.name: row for row in estimate_cards(OPTIONS, CARDS, store=store)}
 
 
 def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     undivided, one = replace(OPTIONS, global_batch=1), CONFIG.replace(micro_batch=1)
 
     def compared(limit: int | None = None) -> OnCard:
-        return estimate_each(undivided, {"h100-80g": one}, store=place, memory_limit_bytes=limit)[0]
+        return estimate_cards(undivided, {"h100-80g": one}, store=place, memory_limit_bytes=limit)[0]
 
     with Store.open(place) as opened:
         opened.add(make_trial(one, out_of_memory(), limit=20 * GIB, job=make_job(undivided)))
@@ -64,18 +64,18 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
 
 def test_a_card_that_trains_in_another_format_says_so(tmp_path: Path) -> None:
     cards = {**CARDS, "t4": CONFIG.replace(precision="fp16-mixed")}
-    said = cards_text(estimate_each(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
+    said = cards_text(estimate_cards(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
     assert [", in " in line for line in said.splitlines()[3:]] == [
         line.startswith("t4 ") for line in said.splitlines()[3:]
     ]
     assert "fits, in fp16-mixed" in said
-    alone = cards_text(estimate_each(OPTIONS, {"t4": cards["t4"]}, store=str(tmp_path / "store.db")), {})
+    alone = cards_text(estimate_cards(OPTIONS, {"t4": cards["t4"]}, store=str(tmp_path / "store.db")), {})
     assert ", in " not in alone
 
 
 def test_where_the_host_limits_the_speed_is_said(tmp_path: Path) -> None:
     small, large = (
-        estimate_each(
+        estimate_cards(
             replace(OPTIONS, seq_len=seq_len),
             {name: config.replace(micro_batch=4) for name, config in CARDS.items()},
             store=str(tmp_path / "store.db"),
@@ -102,12 +102,12 @@ def test_the_newest_libraries_that_have_run_it_answer(tmp_path: Path) -> None:
 
 def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
     full = complete({"method": "full", "micro_batch": 1, "checkpointing": "full"})
-    alone = estimate_each(OPTIONS, {"h100-80g": full})[0]
+    alone = estimate_cards(OPTIONS, {"h100-80g": full})[0]
     assert (alone.devices, alone.fits) == (1, True)
     assert alone.device_bytes is not None
     limit = alone.device_bytes * 3 // 4
 
-    (several,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit)
+    (several,) = estimate_cards(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit)
     assert several.estimate is not None
     assert several.fits and several.devices == 2 and several.estimate.config["sharding"] == "fsdp"
     hourly = several.cost(1.0)
@@ -116,13 +116,13 @@ def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
     said = cards_text([several], {})
     assert said.startswith(f"No card is sure to hold it alone: {several.devices} x h100-80g with sharding=fsdp do.")
 
-    (asked_for,) = estimate_each(
+    (asked_for,) = estimate_cards(
         replace(OPTIONS, devices=2), {"h100-80g": full.replace(sharding="ddp")}, memory_limit_bytes=limit
     )
     assert (asked_for.devices, asked_for.fits) == (2, False), "of two that were asked for, no more are tried"
-    (alone_only,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit, spreads=False)
+    (alone_only,) = estimate_cards(OPTIONS, {"h100-80g": full}, memory_limit_bytes=limit, spreads=False)
     assert (alone_only.devices, alone_only.fits) == (1, False)
-    (none,) = estimate_each(OPTIONS, {"h100-80g": full}, memory_limit_bytes=2**28)
+    (none,) = estimate_cards(OPTIONS, {"h100-80g": full}, memory_limit_bytes=2**28)
     assert (none.devices, none.fits) == (1, False)
 
 
@@ -143,9 +143,9 @@ def test_where_several_cards_cannot_share_the_batch_the_row_says_why(
 ) -> None:
     full = {"h100-80g": complete({"method": "full", "micro_batch": micro_batch, "checkpointing": "full"})}
     asked = replace(OPTIONS, global_batch=global_batch)
-    (alone,) = estimate_each(asked, full)
+    (alone,) = estimate_cards(asked, full)
     assert alone.device_bytes is not None and alone.reason is None
-    (row,) = estimate_each(asked, full, memory_limit_bytes=alone.device_bytes * 3 // 4)
+    (row,) = estimate_cards(asked, full, memory_limit_bytes=alone.device_bytes * 3 // 4)
     assert (row.fits, row.reason) == (reason is None, reason and f"several cannot share it: {reason}")
     if reason is not None:
         assert f"does not fit, several cannot share it: {reason}" in cards_text([row], {})

@@ -20,7 +20,7 @@ from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS

@@ -16,7 +16,7 @@ from autofit.core.outcome import StepWork
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
-from autofit.prediction.estimate_cache import KnownEstimates
+from autofit.prediction.estimate_cache import EstimateCache
 from autofit.store import Store
 from autofit.techniques import Job, complete
 
@@ -46,11 +46,11 @@ BOTH = [ESTIMATE.config, OTHER.config]
 
 def find(store: Store | None, *configs: Config, job: Job = JOB, limit: int = 80 * GIB) -> list[Estimate]:
     """What is known of configs, of both if none is given."""
-    return list(KnownEstimates(job, store).find(configs or BOTH, memory_limit_bytes=limit).values())
+    return list(EstimateCache(job, store).find(configs or BOTH, memory_limit_bytes=limit).values())
 
 
 def keep(store: Store | None, *estimates: Estimate) -> None:
-    KnownEstimates(JOB, store).keep(estimates)
+    EstimateCache(JOB, store).keep(estimates)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_prediction_says_what_the_estimate_says() -> None:
 
 
 def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
-    known = KnownEstimates(JOB, store)
+    known = EstimateCache(JOB, store)
     assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {}
     known.keep([ESTIMATE])
     assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {ESTIMATE.config: ESTIMATE}
@@ -97,7 +97,7 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
     keep(store, ESTIMATE, squeezed)
     assert find(store, limit=20 * GIB) == [squeezed]
     assert find(store, limit=21 * GIB) == [replace(ESTIMATE, memory_limit_bytes=21 * GIB)]
-    KnownEstimates(ON_CPU, store).keep([replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})])
+    EstimateCache(ON_CPU, store).keep([replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})])
     assert len(find(store, job=ON_CPU, limit=20 * GIB)) == 1, "a heap gives nothing back"
     again = replace(squeezed, config=ESTIMATE.config)
     keep(store, again)
@@ -147,7 +147,7 @@ def test_without_a_store_nothing_is_known() -> None:
 
 
 def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    known = KnownEstimates(JOB, store)
+    known = EstimateCache(JOB, store)
     with locked(path), caplog.at_level(logging.WARNING):
         known.keep([ESTIMATE])
         known.keep([ESTIMATE])

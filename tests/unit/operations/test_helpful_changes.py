@@ -24,8 +24,8 @@ from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
-from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates
-from autofit.prediction.estimating import why_not
+from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache
+from autofit.prediction.estimation import why_not
 from autofit.prediction.helpful_changes import GAIN, Words, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
@@ -288,7 +288,7 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
 
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
     """What is near to it, of which nothing has been measured."""
-    made = CachedEstimator(KnownEstimates(estimator().job, None), RATES, estimator)
+    made = CachedEstimator(EstimateCache(estimator().job, None), RATES, estimator)
     return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Words())
 
 
@@ -381,7 +381,7 @@ def test_the_time_stated_is_that_of_this_answer_with_its_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("autofit.prediction.estimating.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("autofit.prediction.estimation.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     asked = kept(estimator(), tmp_path, 80 * GIB)
     made = asked.advised().seconds_to_estimate
     assert made == asked.advised().seconds_to_estimate == asked.estimate().seconds_to_estimate == 10

@@ -7,7 +7,7 @@ from unit.search.made_truth import cpu_lattice
 
 from autofit.core.outcome import TimedOut
 from autofit.core.units import GIB
-from autofit.operations.searching.impractical import begun_in_vain
+from autofit.operations.searching.impractical import impractical_methods
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import complete
 
@@ -26,7 +26,7 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
     state.recall_bounds(cut)
 
     def said(recommended: str, formats: dict[str, str]) -> tuple[str, ...]:
-        return begun_in_vain(state, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
+        return impractical_methods(state, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
 
     (sentence,) = said("lora", {"bf16": "bf16 is emulated here: 90 times slower than fp32."})
     fastest = cut[1].config
@@ -45,7 +45,7 @@ def test_what_only_a_first_micro_step_shows_is_said_to_be_so() -> None:
     slow = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=128.0, is_proven=False)
     config = complete({"method": "full", "precision": "fp32"})
     state.recall_bounds([make_trial(config, slow)])
-    said = begun_in_vain(state, recommended="lora", tokens_per_step=512, emulated_formats={})
+    said = impractical_methods(state, recommended="lora", tokens_per_step=512, emulated_formats={})
     assert said == (
         f"full seems too slow to be practical: at most 4 tokens/s, by its first micro-step alone ({config})",
     )

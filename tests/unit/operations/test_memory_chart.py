@@ -56,7 +56,7 @@ def estimate(name: str) -> Estimate:
     return asked(name).estimate()
 
 
-def course(name: str) -> memory_chart.Course:
+def course(name: str) -> memory_chart.StepMemory:
     return memory_chart.course(asked(name).timeline(), estimate(name), of_heap=CASES[name][0] is CPU_HARDWARE)
 
 

@@ -29,14 +29,14 @@ from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.operations import SearchRequest
-from autofit.operations.service.asked import digest_of, submit
+from autofit.operations.service.submission import digest_of, submit
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
+from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations
-from autofit.prediction import predictor as predicting_ahead
-from autofit.prediction.estimate_cache import KnownEstimates
-from autofit.prediction.predicting import predict_all
-from autofit.prediction.predictor import LatticePredictor
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.lattice_predictor import LatticePredictor
+from autofit.prediction.predict_configs import predict_all
 from autofit.store import LeaseLost, Store, UnderWay
 from autofit.store.searches.heartbeat import LOOK_SECONDS
 from autofit.store.searches.queue import SearchQueue
@@ -521,7 +521,7 @@ class Predictor:
 
     def __call__(
         self,
-        known: KnownEstimates,
+        known: EstimateCache,
         configs: Sequence[Config],
         *,
         memory_limit_bytes: int,
@@ -549,7 +549,7 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(known: KnownEstimates, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
         takes = {c: here.host_memory_bytes + (2 if c["method"] == "qlora" else 3) * GIB for c in configs}
         made = {c: made_estimate(c, GIB, 2 * GIB) for c in configs}
         return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
@@ -568,7 +568,7 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
 def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: SearchRequest, store: Store) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(known: KnownEstimates, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
         """Full training exceeds the host; a step of the others takes hours."""
         takes = {c: here.host_memory_bytes + (GIB if c["method"] == "full" else -GIB) for c in configs}
         made = {c: replace(made_estimate(c, GIB, 2 * GIB), step_seconds=3600.0) for c in configs}

@@ -26,7 +26,7 @@ from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
-from autofit.operations.service.estimating_process import EstimatingProcess, Overloaded
+from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
 
@@ -222,17 +222,17 @@ def test_an_estimate_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: EstimatingProcess, *asked: object, seconds: float) -> None:
+    def fail(self: PredictionProcess, *asked: object, seconds: float) -> None:
         raise raised
 
-    monkeypatch.setattr(EstimatingProcess, "call", fail)
+    monkeypatch.setattr(PredictionProcess, "call", fail)
     bench = Bench(device="cpu")
     assert bench.predicted(bench.job(), complete({}), until=math.inf) == {"error": said, "defect": True}
 
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, asked = Bench(device="cpu"), []
-    monkeypatch.setattr(EstimatingProcess, "call", lambda self, f, request, *, seconds: asked.append(request.job) or {})
+    monkeypatch.setattr(PredictionProcess, "call", lambda self, f, request, *, seconds: asked.append(request.job) or {})
     bench.predicted(bench.job(), complete({}), until=math.inf)
     probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
     bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})

@@ -10,7 +10,7 @@ from autofit.cli.text.predicted import longest_text
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
 from autofit.operations.sequence_length import STEP, longest_sequence
-from autofit.prediction.estimating import Estimation
+from autofit.prediction.estimation import Estimation
 from autofit.techniques import complete
 
 L4 = "l4"

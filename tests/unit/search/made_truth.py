@@ -28,7 +28,7 @@ from autofit.planning.lattices import load_space, narrow
 from autofit.planning.plan import Limits, Plan
 from autofit.prediction.predictions import Predictions, ReadyMade
 from autofit.search.lattice_state import LatticeState
-from autofit.search.loop import Search
+from autofit.search.loop import SearchLoop
 from autofit.search.progress import Progress
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import Job, unsupported
@@ -245,7 +245,7 @@ class Run:
     truth: Truth
     limit: int
     pool: FakePool
-    search: Search
+    search: SearchLoop
     log: RememberingLog
     opened: int = 0
     reports: list[tuple[int, int, int, bool]] = field(default_factory=list)
@@ -306,7 +306,7 @@ def prepare(
         run.unknown.append(len({t.config for t in run.saved} - search.state.trials.keys()))
 
     walked = lattice or truth.lattice
-    search = Search(
+    search = SearchLoop(
         plan=Plan(
             job=truth.job,
             lattice=walked,

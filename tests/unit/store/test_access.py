@@ -50,7 +50,7 @@ def test_a_name_is_used_once(store: Store) -> None:
 def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> None:
     search_id = queued(store, "ann")
     assert queued(store, "ann") == queued(store, "bob") == queued(store, None) == search_id
-    assert store.access.asked_for(search_id) == {"ann", "bob"}
+    assert store.access.requesting_tokens(search_id) == {"ann", "bob"}
     for _ in range(2):
         store.queue.cancel(search_id, by="ann")
     assert [(a.token, a.action, a.search_id) for a in store.access.audit()] == [

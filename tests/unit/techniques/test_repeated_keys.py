@@ -11,7 +11,7 @@ from autofit.catalog.models import Model
 from autofit.core.lattice import Value
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import prior
-from autofit.prediction.estimating import site as catalog_site
+from autofit.prediction.estimation import site as catalog_site
 from tests.tiny import LLAMA, accumulate, built, config, gradients, job, model, relative_error, rows
 
 WINDOWED = model("mistral", sliding_window=4)

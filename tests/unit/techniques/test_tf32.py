@@ -12,7 +12,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.estimate.assumptions import assumptions
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import prior, tf32_speedup
-from autofit.prediction.estimating import site as catalog_site
+from autofit.prediction.estimation import site as catalog_site
 from autofit.techniques import complete, unsupported
 from tests.tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, built, config, job, model
 

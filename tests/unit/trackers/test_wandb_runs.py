@@ -16,7 +16,7 @@ from unit.operations.made_trials import MADE
 
 from autofit.core.outcome import Fits
 from autofit.store import Store
-from autofit.trackers.told import Told
+from autofit.trackers.tracked_trial import TrackedTrial
 
 pytest.importorskip("wandb", reason="pip install 'autofit-llm[trackers]'")
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,7 @@ def test_a_run_is_a_trial_and_comes_once(store: Store, tmp_path: Path) -> None:
     found = {run.id: run for run in map(run_in, tmp_path.glob("wandb/offline-run-*/*.wandb"))}
     assert len(found) == total
     for trial in store.trials():
-        told = Told(trial=trial)
+        told = TrackedTrial(trial=trial)
         run = found[told.uid]
         assert (run.group, run.project) == (told.context, "autofit")
         assert run.config.items() >= trial.config.to_json().items()
@@ -113,7 +113,7 @@ def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest
     """The server's answer is made up: its list of runs in the project, or that there is no such project."""
     from autofit.trackers import wandb_runs
 
-    trials = [Told(trial=trial) for trial in store.trials()]
+    trials = [TrackedTrial(trial=trial) for trial in store.trials()]
     asked: list[str] = []
 
     def listed(path: str) -> list[Any]:

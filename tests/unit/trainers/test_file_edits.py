@@ -16,7 +16,7 @@ from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Value
 from autofit.export.document import Task
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import site
+from autofit.prediction.estimation import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
 from autofit.trainers.json_settings import settings_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.catalog.hardware import alike
+from autofit.catalog.hardware import cards_of_size
 from autofit.core.errors import UsageError
 from autofit.core.units import GIB, MIB
 from autofit.trainers.out_of_memory import read_traceback
@@ -164,5 +164,5 @@ def test_another_text_is_refused(text: str) -> None:
 
 
 def test_a_capacity_names_cards() -> None:
-    assert {card.name for card in alike(int(23.64 * GIB))} >= {"rtx-4090", "rtx-3090"}
-    assert alike(3 * GIB) == ()
+    assert {card.name for card in cards_of_size(int(23.64 * GIB))} >= {"rtx-4090", "rtx-3090"}
+    assert cards_of_size(3 * GIB) == ()

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from autofit.catalog import architecture_file
 from autofit.catalog.models import Model, shape
 from autofit.core.errors import UsageError
-from autofit.training.own_logits import why_another_loss
+from autofit.training.loss_check import why_another_loss
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 

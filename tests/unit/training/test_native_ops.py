@@ -24,7 +24,7 @@ from autofit.techniques.axes import compilation
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.build import build
 from autofit.training.prerequisites import native_ops, nvme
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from tests.compiled import compiled
 from tests.tiny import CPU, CUDA_HARDWARE, STACK, config, job
 
@@ -49,7 +49,7 @@ def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_config_needs_what_it_calls(values: dict[str, str], needed: tuple[str, ...]) -> None:
-    assert native_ops.needed(config(**values)) == needed
+    assert native_ops.operations_of(config(**values)) == needed
 
 
 def test_an_older_deepspeed_has_fewer_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def test_a_trial_does_not_compile_but_says_the_command(nothing_compiled: Path) -
 def test_a_search_leaves_out_what_this_machine_lacks(nothing_compiled: Path) -> None:
     here = job(stack=replace(STACK, deepspeed="0.19.8"))
     assert unsupported(config(offload="params"), here) is None
-    assert "autofit doctor --build-ops" in (cannot_here(config(offload="params"), here) or "")
-    assert "use adamw" in (cannot_here(config(offload="params", optimizer="sgd"), here) or "")
-    assert cannot_here(config(), here) is None
+    assert "autofit doctor --build-ops" in (why_not_trainable(config(offload="params"), here) or "")
+    assert "use adamw" in (why_not_trainable(config(offload="params", optimizer="sgd"), here) or "")
+    assert why_not_trainable(config(), here) is None
 
 
 def test_an_operation_is_of_the_torch_that_it_was_compiled_for(nothing_compiled: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_set(
     (tmp_path / "file").touch()  # read-only folders are none to the superuser, who may run this
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     here = job(stack=replace(STACK, deepspeed="0.19.8"))
-    said = cannot_here(config(offload="params"), here)
+    said = why_not_trainable(config(offload="params"), here)
     assert said is not None and str(tmp_path / "file") in said and "export TORCH_EXTENSIONS_DIR" in said
     for build_it in (True, False):
         checks = _operations(build_it)

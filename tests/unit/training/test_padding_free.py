@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from autofit.catalog.models import Model
 from autofit.techniques import unsupported
-from autofit.techniques.axes.batching import KEPT_APART, keeps_apart, micro_batches
+from autofit.techniques.axes.batching import KEPT_APART, micro_batches, separates_sequences
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.build import build
 from autofit.training.rows import Rows
@@ -29,7 +29,9 @@ def built(model: Model, **values: Any) -> TrainingStep:
     job = tiny.job(model, seq_len=ROW, global_batch=12, lengths=tuple(sorted(SEQUENCES)))
     assert unsupported(config, job) is None
     batches = micro_batches(config, job.workload)
-    assert batches is not None and batches.shared_row == (SEQUENCES if keeps_apart(config) else batches.shared_row)
+    assert batches is not None and batches.shared_row == (
+        SEQUENCES if separates_sequences(config) else batches.shared_row
+    )
     torch.manual_seed(1)
     return build(config, job, tiny.CPU)
 

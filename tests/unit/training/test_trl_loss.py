@@ -10,7 +10,7 @@ import tiny
 
 from autofit.techniques import complete
 from autofit.training.prerequisites import requirements
-from autofit.training.prerequisites.requirements import asks, lacking_here
+from autofit.training.prerequisites.requirements import missing_requirement, requirement_key
 
 CONFIG = complete({"method": "lora", "loss": "chunked"})
 
@@ -33,9 +33,9 @@ def test_trls_loss_is_asked_for_where_it_runs(
     monkeypatch.setattr(requirements, "missing_tool", lambda kind: tool)
     job = tiny.plan(CONFIG).job
     job = replace(job, hardware=replace(job.hardware, kind=kind), workload=replace(job.workload, trainer=trainer))
-    found = lacking_here(CONFIG, job)
+    found = missing_requirement(CONFIG, job)
     assert (found is None) == (said is None) and (said or "") in (found or "")
-    assert bool(asks(CONFIG, job)) == (kind == "cuda" and trainer == "trl")
+    assert bool(requirement_key(CONFIG, job)) == (kind == "cuda" and trainer == "trl")
 
 
 def test_a_broken_trl_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +45,4 @@ def test_a_broken_trl_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(requirements, "find_spec", broken)
     job = tiny.plan(CONFIG).job
     job = replace(job, hardware=replace(job.hardware, kind="cuda"), workload=replace(job.workload, trainer="trl"))
-    assert "trl 1.16" in (lacking_here(CONFIG, job) or "")
+    assert "trl 1.16" in (missing_requirement(CONFIG, job) or "")

@@ -46,7 +46,7 @@ def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 def half_way(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Times two steps, says so with a file where the request names one, and never ends; ignores SIGTERM."""
-    events = child.Events(descriptor)
+    events = child.EventPipe(descriptor)
     events.enter("forward", 0.5)
     events.send({"peak": 3000})
     events.enter("backward")
@@ -133,7 +133,7 @@ def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> No
 
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers at once and writes its recording after its deadline."""
-    child.Events(descriptor).result(Crashed(reason="made"), recording=True)
+    child.EventPipe(descriptor).result(Crashed(reason="made"), recording=True)
     time.sleep(data["deadline_seconds"] + LATER_SECONDS)
     with open(data["profile"], "w") as file:
         file.write("recorded")
@@ -141,7 +141,7 @@ def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
 
 def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers, then is killed while it records, as if out of memory."""
-    child.Events(descriptor).result(Crashed(reason="made"), recording=True)
+    child.EventPipe(descriptor).result(Crashed(reason="made"), recording=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -238,13 +238,13 @@ def crawl() -> None:
 
 def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """A micro-step begins that never ends."""
-    child.Events(descriptor).enter("forward", 0.25)
+    child.EventPipe(descriptor).enter("forward", 0.25)
     time.sleep(3600.0)
 
 
 def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Takes longer than its allowance, which it has earned."""
-    events = child.Events(descriptor)
+    events = child.EventPipe(descriptor)
     events.send({"earned": True})
     time.sleep(data["allowance_seconds"] + LATER_SECONDS)
     events.result(Crashed(reason="late"))

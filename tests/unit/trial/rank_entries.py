@@ -33,7 +33,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         return
     from autofit.training.distributed.ranks import join
 
-    events = child.Events(descriptor)
+    events = child.EventPipe(descriptor)
     place = Rendezvous.from_json(data["rendezvous"])
     ranks = join("cpu", place, timeout_seconds=data["deadline_seconds"] + 60.0, listener=data.get("listener"))
 

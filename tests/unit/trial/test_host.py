@@ -117,7 +117,7 @@ def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, held: Iterable[int]) -> i
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        host.Host("entries:killed", spawn=False).run(on_card(), Commands(read_end))
+        host.ForkServer("entries:killed", spawn=False).run(on_card(), Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -140,16 +140,16 @@ def test_memory_that_never_comes_back_is_not_waited_for_for_ever(monkeypatch: py
 def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCard("GPU-a"))
 
-    def lost(listening: host.Host, *given: Any, **options: Any) -> bool:
+    def lost(listening: host.ForkServer, *given: Any, **options: Any) -> bool:
         fake.failure = NVMLError_GpuIsLost("GPU is lost")
         return original(listening, *given, **options)
 
-    original = host.Host._listen
-    monkeypatch.setattr(host.Host, "_listen", lost)
+    original = host.ForkServer._listen
+    monkeypatch.setattr(host.ForkServer, "_listen", lost)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        attempt = host.Host("entries:raises", spawn=False).run(on_card(), Commands(read_end))
+        attempt = host.ForkServer("entries:raises", spawn=False).run(on_card(), Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -165,7 +165,9 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch: 
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        attempt = host.Host("entries:hang", spawn=False).run(tiny_request(deadline_seconds=0.5), Commands(read_end))
+        attempt = host.ForkServer("entries:hang", spawn=False).run(
+            tiny_request(deadline_seconds=0.5), Commands(read_end)
+        )
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -179,7 +181,7 @@ def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as beside:
-        attempt = host.Host("entries:stubborn_grandchild", spawn=False).run(tiny_request(), Commands(read_end))
+        attempt = host.ForkServer("entries:stubborn_grandchild", spawn=False).run(tiny_request(), Commands(read_end))
         os.close(write_end)
         os.close(read_end)
         assert isinstance(attempt.outcome, Crashed) and attempt.outcome.exit_code == 3
@@ -229,6 +231,6 @@ def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
 
 def test_a_busy_device_is_a_transient_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     install_cuda(monkeypatch, others=20_000 * MIB)
-    outcome = child._run(on_card(memory_limit_bytes=20_000 * MIB), child.Events(2), time.monotonic()).outcome
+    outcome = child._run(on_card(memory_limit_bytes=20_000 * MIB), child.EventPipe(2), time.monotonic()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "other processes hold 19.53 GiB" in outcome.reason

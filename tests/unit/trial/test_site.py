@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from unit.trial.fake_nvml import MIB, FakeCard, install
 
-from autofit.catalog.hardware import card, named
+from autofit.catalog.hardware import card, card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.workload import digest
@@ -45,7 +45,7 @@ def test_another_power_limit_is_another_device(monkeypatch: pytest.MonkeyPatch, 
     hardware, _ = detect()
     usual = replace(hardware, name="h100-80g", power_limit_watts=None)
     assert hardware.name == name and (hardware.key == usual.key) == (name == "h100-80g")
-    assert named(hardware.name) == card("h100-80g")
+    assert card_of(hardware.name) == card("h100-80g")
 
 
 @pytest.mark.usefixtures("cuda_torch")

@@ -9,7 +9,7 @@ import pytest
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
 from autofit.workers.cluster import kinds
-from autofit.workers.cluster.demand import Wanted, check_capacity
+from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, Node
 
 
@@ -44,15 +44,15 @@ HEAD = node("head", cpus=0)
 def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
     busy = node("b", "H100", gpus=8, free_gpus=3)
     nodes = [HEAD, H100, A100, busy]
-    any_gpu, h100 = (Wanted(ranks=1, uses_gpus=True, card=c) for c in (None, card("h100-80g")))
+    any_gpu, h100 = (DeviceRequest(ranks=1, uses_gpus=True, card=c) for c in (None, card("h100-80g")))
     assert (any_gpu.room(nodes), any_gpu.capacity(nodes)) == (15, 20)
     assert (h100.room(nodes), h100.capacity(nodes)) == (11, 16)
-    assert Wanted(ranks=4, uses_gpus=True, card=card("h100-80g")).room(nodes) == 2
+    assert DeviceRequest(ranks=4, uses_gpus=True, card=card("h100-80g")).room(nodes) == 2
     h100.left_out.add("h")
     assert h100.room(nodes) == 3
     few = node("f", "H100", cpus=4, gpus=8, free_cpus=1.0)
     assert h100.room([few]) == 2, "each asks for half of a CPU there"
-    assert Wanted(ranks=1, uses_gpus=False).room([HEAD, H100, A100], used=["h"]) == 1
+    assert DeviceRequest(ranks=1, uses_gpus=False).room([HEAD, H100, A100], used=["h"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,22 @@ def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
 def test_a_card_is_asked_for_by_what_its_nodes_go_by(
     asked: str | None, nodes: list[Node], bundle: dict[str, float], selector: dict[str, str]
 ) -> None:
-    wanted = Wanted(ranks=1, uses_gpus=True, card=None if asked is None else card(asked))
+    wanted = DeviceRequest(ranks=1, uses_gpus=True, card=None if asked is None else card(asked))
     demand = wanted.demand(nodes)
     assert demand.bundle == {"GPU": 1.0, "CPU": 1.0, **bundle}
     assert demand.selector == selector
 
 
 def test_an_autoscaler_is_asked_by_the_name_that_it_knows() -> None:
-    wanted = Wanted(ranks=1, uses_gpus=True, card=card("h100-80g"), addable={"GPU": 8, "accelerator_type:H100": 1})
+    wanted = DeviceRequest(
+        ranks=1, uses_gpus=True, card=card("h100-80g"), addable={"GPU": 8, "accelerator_type:H100": 1}
+    )
     assert wanted.demand([HEAD]).bundle["accelerator_type:H100"] == 0.001
     assert wanted.demand([HEAD]).selector == {}
 
 
 def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> None:
-    wanted = Wanted(ranks=3, uses_gpus=False, left_out={"x"})
+    wanted = DeviceRequest(ranks=3, uses_gpus=False, left_out={"x"})
     demand = wanted.demand([node("m", cpus=4), node("n", cpus=16), node("x", cpus=8)], used=["m"])
     assert demand.bundle == {"CPU": 5.0} and demand.strategy == "STRICT_PACK"
     assert demand.selector == {NODE_LABEL: "!in(m,x)"}
@@ -106,8 +108,8 @@ def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> Non
 def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers: int, said: str) -> None:
     there = [node("here", gpus=8 * gpus, cpus=8 if gpus else 2)]
     with pytest.raises(EnvironmentLacks, match=said):
-        check_capacity(Wanted(ranks=ranks, uses_gpus=gpus), there, workers)
-    check_capacity(Wanted(ranks=1, uses_gpus=gpus), there)
+        check_capacity(DeviceRequest(ranks=ranks, uses_gpus=gpus), there, workers)
+    check_capacity(DeviceRequest(ranks=1, uses_gpus=gpus), there)
 
 
 def test_the_kinds_of_card_are_those_that_nodes_say(monkeypatch: pytest.MonkeyPatch) -> None:

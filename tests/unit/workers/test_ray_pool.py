@@ -26,7 +26,7 @@ from autofit.planning.plan import resolve
 from autofit.techniques import complete
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites import native_ops
-from autofit.training.prerequisites.requirements import cannot_here
+from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.machine.detection import cores, cpu
 from autofit.trial.machine.device_lock import held
 from autofit.workers.cluster import nodes as cluster
@@ -128,7 +128,7 @@ def test_what_the_workers_machines_lack_is_left_out_of_a_search(
     compile_in_name_only(tmp_path)
     job, asked = tiny_job(), {"micro_batch": 1, "precision": "bf16"}
     plain, optimizer, params = (complete({**asked, "offload": value}) for value in ("none", "optimizer", "params"))
-    assert [cannot_here(config, job) for config in (plain, optimizer, params)] == [None] * 3
+    assert [why_not_trainable(config, job) for config in (plain, optimizer, params)] == [None] * 3
     assert pool.cannot(plain, job) is None
     said = pool.cannot(optimizer, job) or ""
     assert said.startswith("on 127.0.0.1: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet")

@@ -38,7 +38,7 @@ class TooLate(Overloaded):
     """There was no time for it, which says nothing about what was asked."""
 
 
-class EstimatingProcess:
+class PredictionProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
     def __init__(self, *, waiting: int = 8) -> None:

@@ -18,7 +18,7 @@ _PRIVATE_FIELDS = {"lengths", "program"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TrackedTrial:
     """A trial in a tracker's words: plain names, numbers and texts."""
 
     trial: Trial
@@ -111,8 +111,8 @@ class Tracker(Protocol):
     def note(self) -> str | None:
         """What the user is to do or to know afterwards."""
 
-    def has(self, trial: Told) -> bool:
+    def has(self, trial: TrackedTrial) -> bool:
         """Whether it has this very trial already."""
 
-    def add(self, trial: Told) -> None:
+    def add(self, trial: TrackedTrial) -> None:
         """Keeps a trial that it does not have, as a run of its own."""

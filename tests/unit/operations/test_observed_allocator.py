@@ -21,10 +21,10 @@ from autofit.operations.explaining import Comparison
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction import predicted_frontier
-from autofit.prediction.allocator_shown import as_trials_show, shown
-from autofit.prediction.estimate_cache import KnownEstimates
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.lattice_predictor import LatticePredictor
+from autofit.prediction.observed_allocator import as_trials_show, with_observed_allocator
 from autofit.prediction.predicted_frontier import predict_frontier
-from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 from autofit.techniques import Job, complete
 
@@ -48,7 +48,7 @@ def known(store: Store | None, job: Job | None = None) -> tuple[bool | None, int
 def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
     store.add(make_trial({}, out_of_memory()))
     assert known(None) == known(store) == (None, None)
-    assert shown(make_job(), store.trials()) == make_job()
+    assert with_observed_allocator(make_job(), store.trials()) == make_job()
 
 
 def test_a_users_program_does_not_show_it(store: Store) -> None:
@@ -63,7 +63,7 @@ def test_the_latest_trial_that_fitted_shows_it(store: Store) -> None:
         store.add(trained(segments, second, micro_batch=1 + second))
         store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory()))
         assert known(store) == (segments, CONTEXT)
-        assert shown(make_job(), store.trials(newest_first=True)) == as_trials_show(make_job(), store)
+        assert with_observed_allocator(make_job(), store.trials(newest_first=True)) == as_trials_show(make_job(), store)
         elsewhere = replace(make_job(), hardware=CARD)
         assert known(store, elsewhere) == (segments, CONTEXT), "a card that is not here does as that one"
     unlike = replace(make_job(), hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))
@@ -112,7 +112,7 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
         Comparison(options, hardware=CARD.name, store=path)._job,
     ]
 
-    def predict_all(known: KnownEstimates, *args: object, **kwargs: object) -> dict[object, object]:
+    def predict_all(known: EstimateCache, *args: object, **kwargs: object) -> dict[object, object]:
         jobs.append(known.job)
         return {}
 

@@ -10,8 +10,8 @@ from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.prediction.calibration import rates_for
-from autofit.prediction.estimate_cache import KnownEstimates
-from autofit.prediction.estimating import not_estimated
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.estimation import not_estimated
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.trial.machine.detection import cores
 from autofit.trial.measure.process_memory import host_available
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def predict_all(
-    cache: KnownEstimates,
+    cache: EstimateCache,
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
@@ -38,7 +38,7 @@ def predict_all(
     """
     job, store = cache.job, cache.store
     estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
-    missing = to_make(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
+    missing = configs_to_trace(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
     before, possible = len(estimates), len(estimates) + len(missing)
     report(before, possible)
     if missing:
@@ -69,8 +69,8 @@ def processes() -> int:
     return cores() if room is None else min(cores(), max(1, room // GIB))
 
 
-def to_make(
-    cache: KnownEstimates, configs: Sequence[Config], *, memory_limit_bytes: int, only_known: Collection[Config] = ()
+def configs_to_trace(
+    cache: EstimateCache, configs: Sequence[Config], *, memory_limit_bytes: int, only_known: Collection[Config] = ()
 ) -> list[Config]:
     """The configs that `predict_all` has to trace for the same arguments."""
     if not_estimated(cache.job.hardware) is not None:

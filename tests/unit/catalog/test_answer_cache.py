@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from jobs import tiny_model
 
-from autofit.catalog import kept as module
+from autofit.catalog import cached_answer as module
 from autofit.catalog import models
-from autofit.catalog.kept import cache_folder, kept
+from autofit.catalog.answer_cache import cache_folder, cached_answer
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_it_is_asked_again_for_another_text_another_question_and_another_transfo
     asked: list[str] = []
 
     def found(what: str, given: str) -> dict[str, int]:
-        return kept(what, given, lambda: asked.append(f"{what} of {given}") or {"asked": len(asked)})
+        return cached_answer(what, given, lambda: asked.append(f"{what} of {given}") or {"asked": len(asked)})
 
     assert [found("shape", "a"), found("shape", "a"), found("shape", "b"), found("text", "a")] == [
         {"asked": 1}, {"asked": 1}, {"asked": 2}, {"asked": 3}
@@ -52,12 +52,12 @@ def test_it_is_asked_again_for_another_text_another_question_and_another_transfo
 
 @pytest.mark.parametrize("spoilt", ["", "[1]", '{"cut off'])
 def test_a_spoilt_cache_costs_the_question_alone(spoilt: str) -> None:
-    kept("shape", "a", lambda: {"layers": 1})
+    cached_answer("shape", "a", lambda: {"layers": 1})
     (file,) = (cache_folder() / "models").iterdir()
     file.write_text(spoilt)
-    assert kept("shape", "a", lambda: {"layers": 2}) == {"layers": 2} == json.loads(file.read_text())
+    assert cached_answer("shape", "a", lambda: {"layers": 2}) == {"layers": 2} == json.loads(file.read_text())
 
 
 def test_a_folder_that_cannot_be_written_costs_the_question_alone(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert kept("shape", "a", lambda: {"layers": 1}) == {"layers": 1}
+    assert cached_answer("shape", "a", lambda: {"layers": 1}) == {"layers": 1}

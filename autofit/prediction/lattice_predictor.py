@@ -14,13 +14,13 @@ from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.emulated_formats import Emulated, emulated_configs
-from autofit.prediction.estimate_cache import KnownEstimates
-from autofit.prediction.estimating import not_estimated
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.estimation import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.predicting import predict_all, processes, to_make
+from autofit.prediction.observed_allocator import as_trials_show
+from autofit.prediction.predict_configs import configs_to_trace, predict_all, processes
 from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
@@ -58,7 +58,7 @@ class LatticePredictor:
     """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     probes: bool = False
     """Whether this machine's device is probed first, unless the store has its rates."""
-    _cache: KnownEstimates | None = field(init=False, default=None)
+    _cache: EstimateCache | None = field(init=False, default=None)
     _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
     """The configs that are not traced."""
 
@@ -89,7 +89,9 @@ class LatticePredictor:
         try:
             cache, only_known = self._estimates()
             configs, limit = [*self.configs, *self.tried], self.memory_limit_bytes
-            sweep.get_ready(to_make(cache, configs, memory_limit_bytes=limit, only_known=only_known), processes())
+            sweep.get_ready(
+                configs_to_trace(cache, configs, memory_limit_bytes=limit, only_known=only_known), processes()
+            )
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -166,13 +168,13 @@ class LatticePredictor:
             return Predictions()
         return Predictions(beyond_host={config: size for config, size in lacking.items() if size})
 
-    def _estimates(self) -> tuple[KnownEstimates, set[Config]]:
+    def _estimates(self) -> tuple[EstimateCache, set[Config]]:
         """The estimates made before, and the configs of which no others are worth making."""
         if self._cache is None:
             job = self.job
             stored = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
             self._emulated = emulated_configs(self.configs, stored)
-            self._cache = KnownEstimates(job, self.store)
+            self._cache = EstimateCache(job, self.store)
         only_known = {*self._emulated, *self.tried}
         if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
             only_known.update(self.configs)  # those made before cost nothing

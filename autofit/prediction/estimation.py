@@ -17,13 +17,13 @@ from autofit.estimate.assumptions import ASSUMED
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.planning.requests import WorkloadOptions, memory_limit
-from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.calibration import rates_for
-from autofit.prediction.estimate_cache import CachedEstimator, KnownEstimates, readable
+from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache, readable
 from autofit.prediction.helpful_changes import Words, advised
 from autofit.prediction.memory_deviations import memory_deviations
+from autofit.prediction.observed_allocator import as_trials_show
 from autofit.techniques import Job, complete, recipe, unsupported
-from autofit.trial.machine.detection import asked, detect, installed_stack
+from autofit.trial.machine.detection import detect, installed_stack, requested_card
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -114,7 +114,7 @@ class Estimation:
         """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
         started = time.monotonic()
         with nullcontext() if self.exact else readable(self.store, create=True) as opened:
-            known = KnownEstimates(self.job, opened, replayed=True)
+            known = EstimateCache(self.job, opened, replayed=True)
             estimator = CachedEstimator(known, self.rates, lambda: self.estimator)
             try:
                 found = ask(estimator)
@@ -148,8 +148,9 @@ def setting(
 
 def config_on(hardware: str, values: Mapping[str, object], trainer: str | None = None) -> Config:
     """The config with these values of axes: what they leave out takes the plain recipe's, or the nearest that a catalog
-    card or, with `auto`, this machine's device has, and the trainer. Raises `UsageError`, and what `asked` raises."""
-    return complete(values, recipe(asked(hardware) or detect()[0], trainer))
+    card or, with `auto`, this machine's device has, and the trainer. Raises `UsageError`, and what `requested_card`
+    raises."""
+    return complete(values, recipe(requested_card(hardware) or detect()[0], trainer))
 
 
 def why_not(config: Config, job: Job) -> str | None:
@@ -161,9 +162,9 @@ def site(hardware: str) -> tuple[Hardware, Stack]:
     """A catalog card or, with `auto`, this machine's device, together with the libraries installed here.
 
     For a card, Liger's and flash-attn's kernels are assumed even if they are not installed here: no trace runs them.
-    Raises what `asked` raises.
+    Raises what `requested_card` raises.
     """
-    card = asked(hardware)
+    card = requested_card(hardware)
     if card is None:
         return detect()
     stack = installed_stack()

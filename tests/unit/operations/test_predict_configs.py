@@ -30,10 +30,10 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimate_cache import KnownEstimates
-from autofit.prediction.estimating import Estimation, site
-from autofit.prediction.predicting import predict_all
-from autofit.prediction.predictor import LatticePredictor
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.estimation import Estimation, site
+from autofit.prediction.lattice_predictor import LatticePredictor
+from autofit.prediction.predict_configs import predict_all
 from autofit.store import Store
 from autofit.techniques import AXES, Job, complete, parse
 from autofit.trial.limits import control_groups
@@ -52,7 +52,7 @@ def job() -> Job:
 def test_what_was_kept_is_timed_by_what_was_measured_since(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = predict_all(KnownEstimates(job, store), CONFIGS, memory_limit_bytes=GIB)
+    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
     assert list(before) == CONFIGS
     one = before[CONFIGS[0]]
     assert one.calibrated_on == 0 and one.step_seconds is not None
@@ -61,7 +61,7 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
     store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
     monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
     told: list[tuple[int, int]] = []
-    known = KnownEstimates(job, store)
+    known = EstimateCache(job, store)
     after = predict_all(known, CONFIGS, memory_limit_bytes=2 * GIB, report=lambda done, of: told.append((done, of)))
     assert told == [(2, 2)]
     for config in CONFIGS:
@@ -72,7 +72,7 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
 
 def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
     unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
-    found = predict_all(KnownEstimates(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB)[CONFIGS[0]]
+    found = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB)[CONFIGS[0]]
     assert found.work is not None and found.step_seconds is not None
     assert (found.relative_error, found.calibrated_on) == (1.0, 0)
     document = found.to_json()
@@ -85,7 +85,7 @@ def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store:
     told = []
     for there in (0, 64 * GIB):
         hardware = replace(job.hardware, host_memory_bytes=there)
-        known = KnownEstimates(replace(job, hardware=hardware), store)
+        known = EstimateCache(replace(job, hardware=hardware), store)
         found = predict_all(known, [config], memory_limit_bytes=GIB)[config]
         told.append([sentence for sentence in found.assumptions if sentence.startswith("the host has enough memory")])
     assert [len(sentences) for sentences in told] == [1, 0]
@@ -94,14 +94,14 @@ def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store:
 def test_no_failure_of_the_estimator_reaches_who_asks(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = predict_all(KnownEstimates(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
+    kept = predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
 
     def broken(*arguments: object, **more: object) -> None:
         raise RuntimeError("a process ended")
 
     monkeypatch.setattr(sweep, "sweep", broken)
     with caplog.at_level(logging.WARNING):
-        assert predict_all(KnownEstimates(job, store), CONFIGS, memory_limit_bytes=GIB) == kept
+        assert predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB) == kept
     assert "a process ended" in caplog.text
 
 
@@ -120,7 +120,7 @@ def test_no_more_processes_predict_than_the_control_group_has_cores_for(
     monkeypatch.setattr(sweep, "sweep", counted)
     monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(processes))
     predictor_of(job, store).get_ready()
-    predict_all(KnownEstimates(job, store), CONFIGS, memory_limit_bytes=GIB)
+    predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
     assert asked == [3, 3]
 
 
@@ -143,7 +143,7 @@ def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: 
     )
     assert LatticePredictor.of(plan, request, store, probes=False).tried == []
     predict_all(
-        KnownEstimates(job, store), [full], memory_limit_bytes=4 * GIB
+        EstimateCache(job, store), [full], memory_limit_bytes=4 * GIB
     )  # as the search under the higher limit did
     fitted = fits(0.5, 100)
     fitted = replace(fitted, measurement=replace(fitted.measurement, expandable_segments=True))
@@ -228,7 +228,7 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
         looked_up.append(len(list(keys)))
         return known(keys)
 
-    predict_all(KnownEstimates(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
+    predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
     monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
     monkeypatch.setattr(store.estimates, "known", counted)
     ahead = predictor_of(job, store)
@@ -245,12 +245,12 @@ def test_a_config_that_is_asked_for_twice_is_estimated_once(job: Job, monkeypatc
     """A recorded table has the winner's second run."""
     asked: list[list[Config]] = []
     monkeypatch.setattr(sweep, "sweep", lambda job, configs, **options: asked.append(configs) or {})
-    predict_all(KnownEstimates(job, None), [*CONFIGS, *CONFIGS], memory_limit_bytes=GIB)
+    predict_all(EstimateCache(job, None), [*CONFIGS, *CONFIGS], memory_limit_bytes=GIB)
     assert asked == [CONFIGS]
 
 
 def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
-    predict_all(KnownEstimates(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
+    predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
     hurried = replace(predictor_of(job, store), seconds=1.0)
     assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS[:1])
 
@@ -270,9 +270,9 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
 KNOWN = """
 import sys
 from autofit.prediction.estimate_cache import KnownEstimates
-from autofit.prediction.predicting import predict_all
+from autofit.prediction.predict_configs import predict_all
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimating import site
+from autofit.prediction.estimation import site
 from autofit.store import Store
 from autofit.techniques import complete, parse
 job = WorkloadOptions(model="smollm2-135m").job(site("h100-80g"))
@@ -287,7 +287,7 @@ def test_known_estimates_need_no_torch(tmp_path: Path) -> None:
     job = WorkloadOptions(model="smollm2-135m").job(site("h100-80g"))
     config = complete(parse("method=lora,checkpointing=offload"))
     with Store.open(str(tmp_path / "store.db")) as store:
-        new = predict_all(KnownEstimates(job, store), [config], memory_limit_bytes=2**36)[config]
+        new = predict_all(EstimateCache(job, store), [config], memory_limit_bytes=2**36)[config]
     command = [sys.executable, "-c", KNOWN, str(tmp_path / "store.db")]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert known == [str(new.device_bytes), str(new.seconds_to_estimate), "False"]
@@ -306,7 +306,7 @@ def test_the_server_of_estimating_processes_loads_the_libraries_and_touches_no_d
 
 def test_a_device_that_estimates_are_not_for_has_none(job: Job) -> None:
     amd = replace(job, hardware=replace(job.hardware, name="mi300x", capability="gfx942"))
-    assert predict_all(KnownEstimates(amd, None), CONFIGS, memory_limit_bytes=GIB) == {}
+    assert predict_all(EstimateCache(amd, None), CONFIGS, memory_limit_bytes=GIB) == {}
 
 
 def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from autofit.planning.nothing_fits import Shortfall
 from autofit.store import Heartbeat, Lease, LeaseLost, Store
 
 
-class Driving(Heartbeat):
+class DrivenSearch(Heartbeat):
     """What this process does under a lease, as a context manager."""
 
     def __init__(self, store: Store, lease: Lease) -> None:

@@ -24,7 +24,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("AUTOFIT_CACHE") or user_cache_path("autofit"))
 
 
-def keep_file(file: Path, content: bytes) -> None:
+def write_cache_file(file: Path, content: bytes) -> None:
     """Write or replace a file of the cache: other processes see it whole or not at all. Raises `OSError`."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -36,7 +36,7 @@ def keep_file(file: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def kept(question: str, text: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached_answer(question: str, text: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer that `find` returns, a JSON object. It is called once for this `text` and the installed transformers.
     `question` names what it answers. A cache that fails costs the call, never an answer."""
     key = sha256("\0".join((question, str(ANSWERS_VERSION), _transformers(), text)).encode()).hexdigest()
@@ -47,7 +47,7 @@ def kept(question: str, text: str, find: Callable[[], dict[str, Any]]) -> dict[s
             return answer
     answer = find()
     with suppress(OSError, TypeError):  # a full disk, a folder of another user, or what JSON cannot hold
-        keep_file(file, json.dumps(answer).encode())
+        write_cache_file(file, json.dumps(answer).encode())
     return answer
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.hardware import called, card
+from autofit.catalog.hardware import card, matching_cards
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import Lengths
 from autofit.core.workload import Goal, Workload, digest
@@ -73,7 +73,7 @@ def hardware_for(name: str | None, store: Store) -> str:
         raise UsageError(f"name the hardware: {', '.join(names) or 'no runner has told of any yet'}")
     if name.lower() in names:
         return name.lower()
-    if called(name):
+    if matching_cards(name):
         return card(name).name
     raise unknown("hardware", name, names)
 

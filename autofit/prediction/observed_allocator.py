@@ -18,7 +18,7 @@ from autofit.techniques.axes.optimizer import OPTIMIZERS
 _log = logging.getLogger(__name__)
 
 
-def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
+def with_observed_allocator(job: Job, newest_first: Iterable[Trial]) -> Job:
     """The job as the latest trial that fitted on CUDA shows it; as it is where there is none. Paged states, which a
     trial counts beside the allocator too, leave the context unknown. Users' programs choose their allocator."""
     for trial in newest_first:
@@ -46,4 +46,4 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
     except StoreError as error:
         _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)
         return job
-    return as_probed(shown(job, latest), probe)
+    return as_probed(with_observed_allocator(job, latest), probe)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.planning.requests import SearchRequest, WorkloadOptions
-from autofit.prediction.estimating import Estimation, config_on
+from autofit.prediction.estimation import Estimation, config_on
 from autofit.prediction.predicted_frontier import predict_frontier
 
 

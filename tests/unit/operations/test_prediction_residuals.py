@@ -9,7 +9,7 @@ from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, ma
 
 from autofit.core.outcome import Outcome, OutOfMemory, Prediction, Trial
 from autofit.core.units import GIB
-from autofit.operations.comparing import Distribution, Group, Judgement, Residuals, judged
+from autofit.operations.prediction_residuals import Distribution, Group, Judgement, Residuals, judged
 
 
 def predicted(
