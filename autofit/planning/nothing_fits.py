@@ -38,7 +38,7 @@ class Shortfall(NothingFits):
         self.closest = closest
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON object that is given in place of an answer."""
+        """The JSON object that is given in place of an answer."""
         return {"outcome": "nothing_fits", "reason": str(self), **self.facts()}
 
     def facts(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def lightest(point: Point, memory_limit_bytes: int) -> Closest:
 
 
 def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
-    """For when nothing has fitted under any limit: among the trials that ran out of memory, the one that is known to
-    need the least or, if none did, the last that failed.
+    """What came closest when nothing has fitted under any limit: among the trials that ran out of memory, the one that
+    is known to need the least. If none ran out of memory, it is the last that failed.
 
     A trial that ran out is taken to need more than its limit or, if that is higher, what was predicted for it. Ties, as
     between trials known only to need more than the same limit, go to the config that is lightest by its axes.
@@ -78,37 +78,37 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
     if not failed:
         return Closest(text="no trial has ended", document=None, beyond_bytes=memory_limit_bytes)
     ran_out = [t for t in failed if isinstance(t.outcome, OutOfMemory)]
-    closest = min(ran_out, key=lambda t: (_beyond(t), _weight(t.config))) if ran_out else failed[-1]
-    predicted = _predicted(closest)
-    said = "" if predicted is None else f", predicted to need {format_bytes(predicted)}"
+    closest = min(ran_out, key=lambda t: (_beyond_bytes(t), _memory_order(t.config))) if ran_out else failed[-1]
+    predicted_bytes = _predicted_bytes(closest)
+    prediction = "" if predicted_bytes is None else f", predicted to need {format_bytes(predicted_bytes)}"
     return Closest(
-        text=f"the closest {_failure(closest)}{said}",
+        text=f"the closest {_failure(closest)}{prediction}",
         document={
             "config": closest.config.to_json(),
             **closest.outcome.to_json(),
             "trial_id": closest.trial_id,
             "provenance": "measured",
             "trial_limit_bytes": closest.memory_limit_bytes,
-            "predicted_bytes": predicted,
-            "over_limit_bytes": max(0, (predicted or 0) - memory_limit_bytes) or None,
+            "predicted_bytes": predicted_bytes,
+            "over_limit_bytes": max(0, (predicted_bytes or 0) - memory_limit_bytes) or None,
         },
-        beyond_bytes=max(memory_limit_bytes, _beyond(closest)),
+        beyond_bytes=max(memory_limit_bytes, _beyond_bytes(closest)),
     )
 
 
-def _predicted(trial: Trial) -> int | None:
+def _predicted_bytes(trial: Trial) -> int | None:
     """The device memory that a trial which ran out of it was predicted to need, in bytes; None without a prediction, or
     if it is no more than the trial has proved too little."""
     if trial.prediction is None or not trial.ran_out_on_device:
         return None
-    predicted = trial.prediction.device_bytes
-    return predicted if predicted > trial.memory_limit_bytes else None
+    device_bytes = trial.prediction.device_bytes
+    return device_bytes if device_bytes > trial.memory_limit_bytes else None
 
 
-def _beyond(trial: Trial) -> int:
+def _beyond_bytes(trial: Trial) -> int:
     """The most device memory, in bytes, that is known to be too little for a failed trial."""
-    predicted = _predicted(trial)
-    return trial.memory_limit_bytes if predicted is None else predicted - 1
+    predicted_bytes = _predicted_bytes(trial)
+    return trial.memory_limit_bytes if predicted_bytes is None else predicted_bytes - 1
 
 
 def how_all_failed(trials: Sequence[Trial]) -> str:
@@ -129,45 +129,45 @@ def _failure(trial: Trial) -> str:
 
 def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: int) -> str:
     """What would help if more than `beyond_bytes` are needed, the smallest change to the training first."""
-    found = []
+    options = []
     if workload.eval_batch is not None and workload.eval_batch > 1:
-        found.append(f"--eval-batch {workload.eval_batch // 2}")
+        options.append(f"--eval-batch {workload.eval_batch // 2}")
     if beyond_bytes < hardware.memory_bytes:
-        found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
-    found += further_memory(workload, hardware)
-    found += [words for words, _ in wider(goal)]
+        options.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
+    options += further_memory(workload, hardware)
+    options += [option for option, _ in wider(goal)]
     if goal.min_rank > USUAL_RANK and goal.method != "full":
-        found.append(f"--min-rank {USUAL_RANK}")
+        options.append(f"--min-rank {USUAL_RANK}")
     if workload.seq_len >= 4:
-        found.append(f"--seq-len {workload.seq_len // 2}")
+        options.append(f"--seq-len {workload.seq_len // 2}")
     card = smallest_card(beyond_bytes + 1, hardware)
     if card is not None:
-        found.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
-    return f"what would help: {', '.join(found) or 'a smaller --model'}"
+        options.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
+    return f"what would help: {', '.join(options) or 'a smaller --model'}"
 
 
 def further_memory(workload: Workload, hardware: Hardware) -> list[str]:
     """The options that would let a search use more memory than one accelerator's without changing the training."""
     if hardware.kind == "cpu":
         return []
-    found = [WITH_OFFLOAD] if workload.devices == 1 else []
-    more = [n for n in range(workload.devices + 1, hardware.count + 1) if workload.global_batch % n == 0]
-    return [*found, f"--devices {more[-1]}"] if more else found
+    options = [WITH_OFFLOAD] if workload.devices == 1 else []
+    device_counts = [n for n in range(workload.devices + 1, hardware.count + 1) if workload.global_batch % n == 0]
+    return [*options, f"--devices {device_counts[-1]}"] if device_counts else options
 
 
 def wider(goal: Goal) -> list[tuple[str, Goal]]:
     """The options that would let a search try lighter configs than `goal` does, each with the resulting goal."""
     effects = [effect for effect in Effect if effect > goal.allow]
-    found = [(f"--allow {effect.label}", replace(goal, allow=effect)) for effect in effects]
+    options = [(f"--allow {effect.label}", replace(goal, allow=effect)) for effect in effects]
     if "qlora" not in goal.methods:
-        found.append(("--method any", replace(goal, method="any")))
-    return found
+        options.append(("--method any", replace(goal, method="any")))
+    return options
 
 
 def smallest_card(needed_bytes: int, hardware: Hardware | None = None) -> Card | None:
-    """The smallest catalog card that trials can run on and that likely holds what needs so much on `hardware`; None if
-    there is none. It has room for as much as predictions are off on a card where nothing was compared. Where nothing of
-    the driver is counted, as on a processor and in what configs take at least, room for that is added."""
+    """The smallest catalog card that trials can run on and that likely holds what takes `needed_bytes` on `hardware`;
+    None if there is none. It has room for the prediction error of a card where nothing was compared. Without a CUDA
+    `hardware`, `needed_bytes` leave out the driver's memory, and room for that is added."""
     # The driver's context, libraries' workspaces, and one matrix while it is dequantised, or its gradient.
     needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else 3 * GIB // 2)
     cards = (card for card in fitting(needed) if card.kind == "cuda")
@@ -182,7 +182,7 @@ def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
     return f"the smallest card that could hold it is {card.name} ({format_bytes(card.memory_bytes)})"
 
 
-def _weight(config: Config) -> tuple[int, ...]:
+def _memory_order(config: Config) -> tuple[int, ...]:
     """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
     axes = {axis.name: axis for axis in AXES}
     return tuple(axes[name].place(config.get(name)) for name in MEMORY_LEVERS)
