@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MOST_PROCESSES = 16
-"""Each takes half a GiB of its own for the lattice of an 8B model, whose predictions take 5 CPU-minutes in all."""
+"""Each process takes half a GiB for the lattice of an 8B model, whose predictions take 5 CPU-minutes in all."""
 
 
 def sweep(
@@ -39,29 +39,31 @@ def sweep(
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
-    At most `processes` share the work, which is for the caller to know: a control group's quota may be less than the
-    cores that are seen. No config is begun after `seconds`, if they are given: what is not predicted by then is left
-    out.
+    At most `processes` share the work. The caller chooses them: a control group's quota may be less than the cores that
+    are seen. With `seconds`, no config is begun after that time, and those not predicted by then are left out.
 
-    `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
-    those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might
-    (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own.
+    `report` is called with how many are done. Fragmentation is borrowed from similar configs
+    (`replays.Fragmentation`). Of the configs that fit, the memory of 19 of 20 is less than 3 % off for it. It never
+    decides what fits: where it might (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by
+    itself has its own.
     """
     groups = groups_of(configs)
     workers = workers_for(configs, processes)
-    ends = math.inf if seconds is None else time.monotonic() + seconds
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     if workers > 1:
-        parts = _in_processes(job, groups, memory_limit_bytes, workers, ends)
+        parts = _in_processes(job, groups, memory_limit_bytes, workers, deadline)
     else:
-        own = _estimator(job)
-        parts = ([estimate] for group in groups for estimate in _predict(own, group, memory_limit_bytes, ends))
-    found: dict[Config, Estimate] = {}
+        estimator = _estimator(job)
+        parts = (
+            [estimate] for group in groups for estimate in _predict(estimator, group, memory_limit_bytes, deadline)
+        )
+    estimates: dict[Config, Estimate] = {}
     for part in parts:
-        found.update((estimate.config, estimate) for estimate in part)
-        report(len(found))
-    if late := len(configs) - len(found):
+        estimates.update((estimate.config, estimate) for estimate in part)
+        report(len(estimates))
+    if late := len(configs) - len(estimates):
         _log.warning("autofit: %d of %d configs are left unpredicted, for there was no time", late, len(configs))
-    return {config: found[config] for config in configs if config in found}
+    return {config: estimates[config] for config in configs if config in estimates}
 
 
 def workers_for(configs: Sequence[Config], processes: int) -> int:
@@ -93,33 +95,33 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
 
 
 _SHARING = ("optimizer", "loss", "micro_batch", "batching", "rank", "attention", "offload", "sharding")
-"""Axes along which a decoder's trace is mostly the same, or made from the same."""
+"""Axes along which a decoder's trace is mostly the same, or made from the same one."""
 _SHARING_A_BUDGET = tuple(axis for axis in _SHARING if axis not in ("micro_batch", "rank"))
-"""Those where torch keeps to a budget, which depends on sizes."""
+"""The same where torch keeps to a budget, which depends on sizes: without micro-batch and rank."""
 
 
 def _estimator(job: Job) -> Estimator:
-    """One for all groups that a process is given: they share the traces of losses and updates."""
+    """One estimator for all groups of a process: they share the traces of losses and updates."""
     from autofit.estimate.estimator import Estimator
     from autofit.estimate.tracing.trace_cache import TraceCache
 
     return Estimator(job, None, cache=TraceCache.of_user())
 
 
-def _predict(estimator: Estimator, configs: list[Config], limit: int, ends: float) -> Iterator[Estimate]:
-    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `ends`."""
+def _predict(estimator: Estimator, configs: list[Config], limit: int, deadline: float) -> Iterator[Estimate]:
+    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `deadline`."""
     for config in configs:
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             break
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
     estimator.forget_decoders()
 
 
 def _in_processes(
-    job: Job, groups: list[list[Config]], limit: int, workers: int, ends: float
+    job: Job, groups: list[list[Config]], limit: int, workers: int, deadline: float
 ) -> Iterator[list[Estimate]]:
     with ProcessPoolExecutor(workers, mp_context=context(), initializer=_begin) as pool:
-        pending = [pool.submit(_predicted, job, group, limit, ends) for group in groups]
+        pending = [pool.submit(_predicted, job, group, limit, deadline) for group in groups]
         for done in as_completed(pending):
             yield done.result()
 
@@ -129,11 +131,11 @@ def _begin() -> None:
     gc.freeze()  # the libraries are not garbage: collections need not scan them
 
 
-_OF_PROCESS: list[Estimator] = []
-"""The estimator of a process of the pool, which is of one job."""
+_PROCESS_ESTIMATOR: list[Estimator] = []
+"""The estimator of this process of the pool, for the pool's one job."""
 
 
-def _predicted(job: Job, configs: list[Config], limit: int, ends: float) -> list[Estimate]:
-    if not _OF_PROCESS:
-        _OF_PROCESS.append(_estimator(job))
-    return list(_predict(_OF_PROCESS[0], configs, limit, ends))
+def _predicted(job: Job, configs: list[Config], limit: int, deadline: float) -> list[Estimate]:
+    if not _PROCESS_ESTIMATOR:
+        _PROCESS_ESTIMATOR.append(_estimator(job))
+    return list(_predict(_PROCESS_ESTIMATOR[0], configs, limit, deadline))

@@ -23,12 +23,12 @@ MIN_LARGE_ALLOC = 10 * MIB
 ROUND_LARGE = 2 * MIB
 """Larger requests to the driver are rounded up to a multiple of this."""
 ADDRESSES = LARGE_BUFFER << 40
-"""Of a pool: more than it ever uses, and whole pages of either kind."""
+"""Size of a pool's address range: more than it ever uses, and whole pages of either kind."""
 FARTHEST = 1 << 80
 """Above every block's number and address."""
 OLDEST_FIRST = 2, 12
-"""Of free blocks of one size, torch takes that which was made first from this release on, and before it the one at the
-lowest address, as real cards show with 2.11 and emulated ones with 2.12 (benchmarks/README.md)."""
+"""From this release on, torch takes the oldest of the free blocks of one size; before it, the one at the lowest
+address. Real cards did the latter with 2.11, emulated ones the former with 2.12 (benchmarks/README.md)."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -53,23 +53,23 @@ class Block:
     before: Block | None = None
     after: Block | None = None
     number: int = field(default_factory=count().__next__)
-    """Counts blocks as they are made. What is split off at the front is a new one, the remainder stays the old."""
+    """Counts blocks as they are made. A block split off at the front is new; the remainder keeps the old number."""
 
-    def is_new(self, old: Block) -> None:
-        """Exchange numbers with a later block: this stretch is the one that was made anew."""
-        self.number, old.number = old.number, self.number
+    def exchange_number(self, later: Block) -> None:
+        """Exchange numbers with a block made later, so that this stretch counts as the newer one."""
+        self.number, later.number = later.number, self.number
 
 
 class _Pool:
-    """The free blocks of one size class on one stream, smallest first and, among equals, the `oldest_first`, or that at
-    the lowest address."""
+    """The free blocks of one size class on one stream, smallest first. Blocks of equal size are in order of age with
+    `oldest_first`, else by address."""
 
     def __init__(self, *, small: bool, address: int, oldest_first: bool) -> None:
         self.small = small
         self._oldest_first = oldest_first
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
         self.address = address
-        """Of the next segment."""
+        """Where the next segment starts."""
         self._keys: list[int] = []
         self._blocks: dict[int, Block] = {}
         self.unmapped = [Block(address, ADDRESSES, self, free=False, mapped=False)]
@@ -97,7 +97,7 @@ class _Pool:
         block = self._blocks[keys[place]]
         while block.after is not None and not block.after.mapped and place + 1 < len(keys):
             larger = self._blocks[keys[place + 1]]
-            if _reach(larger) >= _reach(block):
+            if _size_when_grown(larger) >= _size_when_grown(block):
                 break
             place, block = place + 1, larger
         del self._blocks[keys.pop(place)]
@@ -110,7 +110,7 @@ class _Pool:
         return block.size * FARTHEST + (block.number if self._oldest_first else block.address)
 
 
-def _reach(block: Block) -> int:
+def _size_when_grown(block: Block) -> int:
     after = block.after
     return block.size if after is None or after.mapped else block.size + after.size
 
@@ -126,16 +126,16 @@ class CachingAllocator:
         capped: bool = False,
         release: tuple[int, int] = OLDEST_FIRST,
     ) -> None:
-        """`capped`: a limit set by set_per_process_memory_fraction, with which torch compares what a request alone
-        would take, whatever pages of expandable segments it then maps (alloc_block). `release`: torch's."""
+        """`capped`: the limit was set by set_per_process_memory_fraction. Torch then compares it with the segment that
+        a request alone would take, whatever expandable pages it then maps (alloc_block). `release`: torch's."""
         self.expandable_segments = expandable_segments
         self._oldest_first = release >= OLDEST_FIRST
         self.limit = limit
         self.capped = capped
         self.allocated = 0
-        """In blocks in use, including rounding and remainders that are not split off."""
+        """Bytes in blocks in use, including rounding and remainders that are not split off."""
         self.reserved = 0
-        """Taken from the driver."""
+        """Bytes taken from the driver."""
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.retries = 0
@@ -182,8 +182,8 @@ class CachingAllocator:
                     self.reserved -= block.size
 
     def set_up(self, limit: int | None) -> None:
-        """As a trial does before its first step: the cache is emptied, and peaks start anew. A library that lacks the
-        memory to set up takes another way (`flatten_on_accelerator` of DeepSpeed), so that only now `limit` counts."""
+        """Empty the cache and start the peaks anew, as a trial does before its first step. `limit` counts only from now
+        on: a library that lacks the memory to set up takes another way (`flatten_on_accelerator` of DeepSpeed)."""
         self.empty_cache()
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
         self.limit = limit
@@ -195,12 +195,12 @@ class CachingAllocator:
             self.retries += 1
             self.empty_cache()
             if self._exceeds(pool, size):
-                raise OutOfDeviceMemory(_alone(pool, size), self.reserved)
-        needed = self._needed(pool, size)
+                raise OutOfDeviceMemory(_segment_bytes(pool, size), self.reserved)
+        needed = self._bytes_from_driver(pool, size)
         self.reserved += needed
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         if self.expandable_segments:
-            return self._grown(_room(pool, size), size)
+            return self._grow(_expandable_run(pool, size), size)
         block = Block(pool.address, needed, pool)
         pool.address += needed
         return block
@@ -208,23 +208,24 @@ class CachingAllocator:
     def _exceeds(self, pool: _Pool, size: int) -> bool:
         if self.limit is None:
             return False
-        return self.reserved + (_alone(pool, size) if self.capped else self._needed(pool, size)) > self.limit
+        needed = _segment_bytes(pool, size) if self.capped else self._bytes_from_driver(pool, size)
+        return self.reserved + needed > self.limit
 
-    def _needed(self, pool: _Pool, size: int) -> int:
-        """What must be taken from the driver for a request that no free block serves."""
+    def _bytes_from_driver(self, pool: _Pool, size: int) -> int:
+        """Bytes that must be taken from the driver for a request that no free block serves."""
         if not self.expandable_segments:
-            return _alone(pool, size)
-        needed, held, block = 0, 0, _room(pool, size)
-        while held < size:
-            part = block.size if block.mapped else min(block.size, round_up(size - held, pool.page))
+            return _segment_bytes(pool, size)
+        needed, run_bytes, block = 0, 0, _expandable_run(pool, size)
+        while run_bytes < size:
+            part = block.size if block.mapped else min(block.size, round_up(size - run_bytes, pool.page))
             needed += 0 if block.mapped else part
-            held += part
-            if held < size:
+            run_bytes += part
+            if run_bytes < size:
                 assert block.after is not None
                 block = block.after
         return needed
 
-    def _grown(self, block: Block, size: int) -> Block:
+    def _grow(self, block: Block, size: int) -> Block:
         """A free block of at least `size` that starts where `block` does, on pages mapped as far as that takes."""
         pool = block.pool
         if block.mapped:
@@ -267,7 +268,7 @@ class CachingAllocator:
         if start > block.address:
             middle = Block(start, end - start, pool)
             block.size = start - block.address
-            block.is_new(middle)
+            block.exchange_number(middle)
             self._insert_after(block, middle)
             pool.add(block)
             block = middle
@@ -285,14 +286,14 @@ class CachingAllocator:
         insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
     def _split(self, block: Block, size: int) -> None:
-        rest = block.size - size
+        rest_bytes = block.size - size
         splits_finely = block.pool.small or self.expandable_segments
-        if not (rest >= MIN_BLOCK if splits_finely else rest > SMALL_SIZE):
+        if not (rest_bytes >= MIN_BLOCK if splits_finely else rest_bytes > SMALL_SIZE):
             return
-        remainder = Block(block.address + size, rest, block.pool)
+        remainder = Block(block.address + size, rest_bytes, block.pool)
         self._insert_after(block, remainder)
         block.size = size
-        block.is_new(remainder)
+        block.exchange_number(remainder)
         block.pool.add(remainder)
 
     def _merge_free_neighbours(self, block: Block) -> None:
@@ -324,25 +325,25 @@ class CachingAllocator:
         block.size += neighbour.size
 
 
-def _alone(pool: _Pool, size: int) -> int:
-    """The segment that a request takes which has one to itself (get_allocation_size)."""
+def _segment_bytes(pool: _Pool, size: int) -> int:
+    """Bytes of the segment that serves a request alone (get_allocation_size)."""
     if pool.small:
         return SMALL_BUFFER
     return LARGE_BUFFER if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
 
 
-def _room(pool: _Pool, size: int) -> Block:
-    """Where an expandable segment has addresses for `size`: the lowest run of unmapped and free blocks, which may start
-    with the free one before the unmapped (find_expandable_block)."""
+def _expandable_run(pool: _Pool, size: int) -> Block:
+    """The first block of the lowest run of unmapped and free blocks of an expandable segment that has addresses for
+    `size`. It may be the free block before the unmapped ones (find_expandable_block)."""
     for unmapped in pool.unmapped:
-        before = unmapped.before
-        first = before if before is not None and before.free else unmapped
-        held, block = 0, first
-        while held < size and (block.free or not block.mapped):
-            held += block.size
+        preceding = unmapped.before
+        first = preceding if preceding is not None and preceding.free else unmapped
+        run_bytes, block = 0, first
+        while run_bytes < size and (block.free or not block.mapped):
+            run_bytes += block.size
             if block.after is None:
                 break
             block = block.after
-        if held >= size:
+        if run_bytes >= size:
             return first
     raise AssertionError("a pool has more addresses than it ever uses")

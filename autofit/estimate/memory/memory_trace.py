@@ -1,4 +1,4 @@
-"""The memory of one training step as data: which storage comes and goes when, and in which part of the model."""
+"""The memory of one training step as data: when each storage is allocated and freed, and in which part of the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 BEFORE, AFTER, LOSS = -1, 1 << 20, 1 << 21
 SETUP = "setup"
-"""The stage before the first step, for what a library does with weights that exist."""
+"""The stage before the first step, in which a library works on existing weights."""
 OUTSIDE = (BEFORE, AFTER, LOSS)
 """Places that are not at a layer."""
 
@@ -48,7 +48,7 @@ class Storage:
     """One block of memory over its lifetime."""
 
     bytes: int
-    """At the micro-batch and rank of the trace."""
+    """Size at the micro-batch and rank of the trace."""
     allocated: Place | None
     """None for what exists before the step: weights and buffers."""
     freed: Place | None = None
@@ -58,19 +58,19 @@ class Storage:
     recomputed: bool = False
     """Whether a checkpoint's recomputation allocated it."""
     trained: bool | None = None
-    """Of a parameter, whether it is trained; None for everything else."""
+    """Whether a parameter is trained; None for everything but parameters."""
     item_bytes: int = 1
-    """Of a parameter, the bytes of an element."""
+    """Bytes of a parameter's element."""
     shares: int = 1
     """Number of ranks that it is divided among: each holds an equal share."""
     holds: Category | None = None
-    """What it holds; None where its lifetime tells."""
+    """What it holds; None where that follows from its lifetime."""
     stream: int = 0
     """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
     of_product: bool = False
     """Whether it is the result of a matrix product."""
     summed_columns: int = 0
-    """Where a kernel adds up so many columns in it, in which case `bytes` are how many values (`column_sums`)."""
+    """How many columns a kernel adds up in it; if any, `bytes` is the number of values (`column_sums`)."""
 
 
 class Event(NamedTuple):
@@ -89,11 +89,11 @@ class MemoryTrace:
     work: dict[Place, list[Work]] = field(default_factory=dict)
     """What the operations of each place cost."""
     labels: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Storages that two traces have in common: (stage, label) to the storage."""
+    """Storages that two traces have in common, by (stage, label)."""
     flash_layers: int = 0
-    """In how many layers of the first forward attention ran in torch's flash kernel, without dropout."""
+    """Number of layers whose attention ran in torch's flash kernel in the first forward, without dropout."""
     elsewhere: dict[Place, list[int]] = field(default_factory=dict)
-    """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
+    """Bytes of each allocation outside the device's allocator, in pinned or managed memory, by place."""
 
     def events(self) -> list[tuple[Place, Event]]:
         return [(place, event) for place, events in self.segments for event in events]

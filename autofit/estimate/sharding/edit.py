@@ -10,7 +10,7 @@ from autofit.estimate.memory.memory_trace import AFTER, OUTSIDE, Category, Event
 from autofit.estimate.memory.symbolic_sizes import RANK
 
 ROOT = None
-"""What is outside the decoder layers: embeddings, final norm, head."""
+"""The unit outside the decoder layers: embeddings, final norm, head."""
 Unit = int | None
 """A decoder layer's index, or ROOT."""
 PlacedEvents = list[Event]
@@ -29,7 +29,7 @@ class Edit:
         self.layers = range(max(layers, default=-1) + 1)
 
     def parameters(self, unit: Unit, *, trained: bool | None = None) -> list[Storage]:
-        """The parameters of a unit; where `trained` is given, only those that are, or are not."""
+        """The parameters of a unit; with `trained`, only the trained ones or only the frozen ones."""
         return [
             s
             for s in self.trace.storages
@@ -53,13 +53,13 @@ class Edit:
         """
         sizes = list(bytes_)
         parts = (sum(s for s in sizes if s % RANK), sum(s for s in sizes if s % RANK == 0))
-        found = []
+        indices = []
         for part in filter(None, parts):
             self.trace.storages.append(Storage(part, place, shares=shares, holds=holds, stream=stream))
-            found.append(len(self.trace.storages) - 1)
+            indices.append(len(self.trace.storages) - 1)
         if events is not None:
-            events += [Event(index, True) for index in found]
-        return found
+            events += [Event(index, True) for index in indices]
+        return indices
 
     def at_start(self, place: Place) -> PlacedEvents:
         """A list for events that precede all others of a layer's place."""
@@ -89,58 +89,58 @@ class Edit:
 
     def gradients(self, stage: str) -> dict[Unit, list[int]]:
         """The parameters' gradients that a backward leaves behind, by the unit that they belong to."""
-        found: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}
+        gradients: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}
         for index, storage in enumerate(self.trace.storages):
             if storage.allocated is not None and storage.allocated.stage == stage and storage.freed is None:
                 layer = storage.allocated.layer
-                found[ROOT if layer in OUTSIDE else layer].append(index)
-        return found
+                gradients[ROOT if layer in OUTSIDE else layer].append(index)
+        return gradients
 
     def free(self, events: PlacedEvents, storages: Iterable[int]) -> None:
         events += [Event(index, False) for index in storages]
 
     def _inserted(self, place: Place, after: int) -> PlacedEvents:
-        at = [i for i, (found, _) in enumerate(self.trace.segments) if found == place]
+        positions = [i for i, (segment_place, _) in enumerate(self.trace.segments) if segment_place == place]
         events: PlacedEvents = []
-        self.trace.segments.insert((at[-1] if after else at[0]) + after, (place, events))
+        self.trace.segments.insert((positions[-1] if after else positions[0]) + after, (place, events))
         return events
 
 
 def in_order(trace: MemoryTrace) -> list[Storage]:
     """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
-    every = [s for s in trace.storages if s.trained is not None and s.allocated is None]
-    first = next((i for i, s in enumerate(every) if s.layer is not None), len(every))
-    layers = sorted((s for s in every if s.layer is not None), key=lambda s: s.layer or 0)
-    return [*every[:first], *layers, *(s for s in every[first:] if s.layer is None)]
+    parameters = [s for s in trace.storages if s.trained is not None and s.allocated is None]
+    first = next((i for i, s in enumerate(parameters) if s.layer is not None), len(parameters))
+    layers = sorted((s for s in parameters if s.layer is not None), key=lambda s: s.layer or 0)
+    return [*parameters[:first], *layers, *(s for s in parameters[first:] if s.layer is None)]
 
 
 def alike(trace: MemoryTrace) -> MemoryTrace:
-    """`trace` with a second micro-step that is like the first, which finds no gradients to add to.
+    """`trace` with a second micro-step like the first, in which there are no gradients to add to.
 
     This is the case where a library takes every micro-batch's gradients away as they come.
     """
     edit = Edit(trace)
-    found = edit.trace
+    doubled = edit.trace
     copies = {
         index: len(trace.storages) + count
         for count, index in enumerate(
             i for i, s in enumerate(trace.storages) if s.allocated is not None and s.allocated.stage.endswith("-1")
         )
     }
-    found.storages += [_in_second(trace.storages[index]) for index in copies]
+    doubled.storages += [_in_second(trace.storages[index]) for index in copies]
     first = [(place, events) for place, events in trace.segments if place.stage.endswith("-1")]
-    found.segments = [(place, list(events)) for place, events in first]
+    doubled.segments = [(place, list(events)) for place, events in first]
     ends_early = {event.storage for _, events in first for event in events if not event.allocates}
     for index in copies:
         if index not in ends_early:
-            found.storages[index].freed = None
-    found.segments += [
+            doubled.storages[index].freed = None
+    doubled.segments += [
         (_second(place), [Event(copies[e.storage], e.allocates) for e in events if e.storage in copies])
         for place, events in first
     ]
-    found.labels = {(stage, name): index for (stage, name), index in trace.labels.items() if stage.endswith("-1")}
-    found.labels |= {(stage[:-1] + "2", name): copies[index] for (stage, name), index in found.labels.items()}
-    return found
+    doubled.labels = {(stage, name): index for (stage, name), index in trace.labels.items() if stage.endswith("-1")}
+    doubled.labels |= {(stage[:-1] + "2", name): copies[index] for (stage, name), index in doubled.labels.items()}
+    return doubled
 
 
 def _second(place: Place) -> Place:

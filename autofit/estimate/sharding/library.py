@@ -18,15 +18,15 @@ class Holdings:
     trained: float
     """Number of parameters that the optimizer updates."""
     trained_bytes: int
-    """Of those, in the format that matrix products take."""
+    """Bytes of the trained parameters in the format that matrix products take."""
     sizes: tuple[int, ...]
-    """The same for each of those parameters, in the order of the model."""
+    """Bytes of each trained parameter in that format, in the order of the model."""
     frozen_bytes: int
-    """Of all other parameters, in the format that they are kept in."""
+    """Bytes of all other parameters, in the format that they are kept in."""
     stored_bytes: int
-    """Of the trained parameters, in the format that the optimizer updates."""
+    """Bytes of the trained parameters in the format that the optimizer updates."""
     states_bytes: int
-    """Of the optimizer's states."""
+    """Bytes of the optimizer's states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Traffic:
     updated_on_host: float = 0.0
     """Read and written by an optimizer that runs on the CPU."""
     dispatched: float = 0.0
-    """Operations whose launch would take the host as long as the library's own code does."""
+    """Number of operations whose launch takes the host as long as the library's own code does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class Library(ABC):
 
     @property
     def flat(self) -> float | None:
-        """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
-        elements that one has, over all ranks together. None where it updates the parameters themselves."""
+        """Elements of the largest flat buffer that the optimizer updates in place of parameters, over all ranks
+        together. None where it updates the parameters themselves."""
         return None
 
     @property
@@ -110,7 +110,7 @@ class Library(ABC):
         """The decoder's trace on one rank; `accumulates` says whether a second micro-step follows the first."""
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
-        """The optimizer's trace on one rank: that of its share of each parameter."""
+        """The optimizer's trace on one rank, which updates its share of each parameter."""
         return shared(trace, self.ranks) if self.updaters else MemoryTrace()
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:

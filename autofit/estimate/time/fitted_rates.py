@@ -15,7 +15,7 @@ from autofit.estimate.time.roofline import WAITING_ERROR, Features, Rates, parts
 PRIOR_WEIGHT = 0.3
 """Weight of a rate's relative distance from the scaled guess against a trial's relative error."""
 WAITING_WEIGHT = 0.1
-"""The same for the factor of what is waited for: a trial's time is off by some 5 %, the guess by `WAITING_ERROR`."""
+"""The same weight for the factor of waiting: a trial's time is off by some 5 %, the guess by `WAITING_ERROR`."""
 LEAST_RATIO = 0.1
 """No rate falls below this share of the scaled guess, whatever a few trials suggest."""
 
@@ -40,70 +40,71 @@ def calibrated(
     if not measured:
         return prior
     count = len(measured)
-    flags, own_group = list(only_waiting) or [False] * count, list(groups) or [str(place) for place in range(count)]
-    told = list(zip(measured, flags, own_group, strict=True))
+    waiting_flags = list(only_waiting) or [False] * count
+    group_names = list(groups) or [str(place) for place in range(count)]
+    trials = list(zip(measured, waiting_flags, group_names, strict=True))
     rates = {
-        left_out: _fitted(prior, [(shown, flag) for shown, flag, group in told if group != left_out])
-        for left_out in dict.fromkeys(own_group)
+        left_out: _fit(prior, [(trial, waits_only) for trial, waits_only, group in trials if group != left_out])
+        for left_out in dict.fromkeys(group_names)
     }
 
     def held_out(missed: Callable[[StepWork, float, Rates], float], *, waiting: bool) -> list[float]:
         by_group: dict[str, list[float]] = {}
-        for (work, taken), flag, group in told:
-            if work.waits if waiting else not flag:
+        for (work, taken), waits_only, group in trials:
+            if work.waits if waiting else not waits_only:
                 by_group.setdefault(group, []).append(missed(work, taken, rates[group]))
         return [float(np.median(errors)) for errors in by_group.values()]
 
-    error = _tempered(held_out(_missed, waiting=False), prior.relative_error)
-    waited = held_out(partial(_missed_waiting, error), waiting=True)
+    error = _tempered_error(held_out(_relative_error, waiting=False), prior.relative_error)
+    waited = held_out(partial(_waiting_error, error), waiting=True)
     return replace(
-        _fitted(prior, [(shown, flag) for shown, flag, _ in told]),
+        _fit(prior, [(trial, waits_only) for trial, waits_only, _ in trials]),
         calibrated_on=count,
         relative_error=error,
-        waiting_error=_tempered(waited, max(WAITING_ERROR, prior.relative_error)) if waited else None,
+        waiting_error=_tempered_error(waited, max(WAITING_ERROR, prior.relative_error)) if waited else None,
     )
 
 
-def _missed(work: StepWork, taken: float, rates: Rates) -> float:
+def _relative_error(work: StepWork, taken: float, rates: Rates) -> float:
     return abs(seconds(work, rates) / taken - 1.0)
 
 
-def _missed_waiting(relative_error: float, work: StepWork, taken: float, rates: Rates) -> float:
-    """Relative error of the seconds that it waits, between 0 and 1, if that of the others is `relative_error`: the one
-    with which `Rates.error_of` says how far the whole is off."""
+def _waiting_error(relative_error: float, work: StepWork, taken: float, rates: Rates) -> float:
+    """Relative error of the seconds of waiting, between 0 and 1, if that of all other seconds is `relative_error`.
+    With it `Rates.error_of` says how far the whole step is off."""
     share = rates.waiting_share(work)
-    return min(1.0, max(0.0, (_missed(work, taken, rates) - (1.0 - share) * relative_error) / share))
+    return min(1.0, max(0.0, (_relative_error(work, taken, rates) - (1.0 - share) * relative_error) / share))
 
 
-def _tempered(errors: Sequence[float], guessed: float) -> float:
-    """Their median, with one more: the largest, or what the guess is off by if that is more."""
+def _tempered_error(errors: Sequence[float], guessed: float) -> float:
+    """The median of the errors and one more: the largest of them, or the guess's error if that is larger."""
     return float(np.median([*errors, max(guessed, *errors)]))
 
 
-def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) -> Rates:
-    """The rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
-    shows waiting alone."""
-    computing = [shown for shown, only_waiting in measured if not only_waiting]
+def _fit(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) -> Rates:
+    """The rates and the factor of waiting, each fitted in turn while the other stands. With each trial comes whether
+    it shows waiting alone."""
+    computing = [trial for trial, only_waiting in measured if not only_waiting]
     waiting = [(work, taken) for (work, taken), _ in measured if work.waits]
-    found = _computing(prior, computing)
+    rates = _fitted_rates(prior, computing)
     if waiting:
-        found = _computing(replace(prior, waiting=_waiting(found, waiting, prior.waiting)), computing)
-        found = replace(found, waiting=_waiting(found, waiting, prior.waiting))
-    return found
+        rates = _fitted_rates(replace(prior, waiting=_fitted_waiting(rates, waiting, prior.waiting)), computing)
+        rates = replace(rates, waiting=_fitted_waiting(rates, waiting, prior.waiting))
+    return rates
 
 
-def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
+def _fitted_waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
     """Seconds of waiting over those that `rates.transfers` tells: least squares of relative errors, shrunk towards
     `prior` (ridge regression)."""
     shares = np.array([waits(work, rates) / taken for work, taken in measured])
     left = np.array([1.0 - without_waiting(work, rates) / taken for work, taken in measured])
-    found = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
-    return max(float(found), LEAST_RATIO)
+    ratio = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
+    return max(float(ratio), LEAST_RATIO)
 
 
-def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
-    """The rates: first one factor for all, the median over the trials, so that even one trial moves every rate;
-    then least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
+def _fitted_rates(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """The rates. First one factor for all, the median over the trials, so that even one trial moves every rate. Then
+    least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
     ratio to the scaled guess."""
     if not measured:
         return prior
@@ -114,12 +115,12 @@ def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rate
         return shares
 
     scale = np.exp(-np.median(np.log(relative(prior).sum(axis=1))))
-    scaled = found = prior.times(np.full(len(KINDS), scale))
+    scaled = rates = prior.times(np.full(len(KINDS), scale))
     for _ in range(5):  # may revise which trials are host-bound
-        shown = relative(found) * (scaled.as_array() / found.as_array())
-        left = np.vstack([shown, PRIOR_WEIGHT * np.eye(len(KINDS))])
-        right = np.concatenate([np.ones(len(shown)), np.full(len(KINDS), PRIOR_WEIGHT)])
-        found = scaled.times(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], LEAST_RATIO))
+        features = relative(rates) * (scaled.as_array() / rates.as_array())
+        left = np.vstack([features, PRIOR_WEIGHT * np.eye(len(KINDS))])
+        right = np.concatenate([np.ones(len(features)), np.full(len(KINDS), PRIOR_WEIGHT)])
+        rates = scaled.times(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], LEAST_RATIO))
         if prior.processor:
             break
-    return found
+    return rates
