@@ -26,7 +26,7 @@ WorkloadQuestion = WorkloadOptions | Workload
 
 
 def frontier(
-    asked: WorkloadQuestion,
+    question: WorkloadQuestion,
     *,
     hardware: str = "auto",
     goal: Goal | None = None,
@@ -39,15 +39,15 @@ def frontier(
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal = goal or Goal()
-    device = find_hardware(hardware, store, partial(search_command, asked, goal, memory_limit_bytes))
-    found = _frontier(asked, device, goal, memory_limit_bytes, store)
-    if not found.points:
-        _tried_within(goal, asked, found, store)
-    return found
+    device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
+    measured = _frontier(question, device, goal, memory_limit_bytes, store)
+    if not measured.points:
+        _tried_within(goal, question, measured, store)
+    return measured
 
 
 def recommend(
-    asked: WorkloadQuestion,
+    question: WorkloadQuestion,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
@@ -61,13 +61,13 @@ def recommend(
     `NotMeasured`, naming the search to run, if nothing within the goal was tried.
     """
     _, answer = frontier_and_recommendation(
-        asked, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
+        question, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
     )
     return answer()
 
 
 def frontier_and_recommendation(
-    asked: WorkloadQuestion,
+    question: WorkloadQuestion,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
@@ -77,18 +77,21 @@ def frontier_and_recommendation(
     """The frontier within the goal, which may be empty, and what recommends from the same points: it raises as
     `recommend` does. Raises `NotMeasured`."""
     goal = goal or Goal()
-    device = find_hardware(hardware, store, partial(search_command, asked, goal, memory_limit_bytes))
-    limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
+    device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
+    limit = memory_limit_bytes or memory_limit(None, device, question.devices)
     # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
-    found = _frontier(asked, device, replace(goal, method="any"), limit, store)
-    own = found.only(lambda config: config.text("method") in goal.methods)
-    return own, lambda: recommendation(
-        found, memory_limit_bytes=limit, goal=goal, tried=lambda: _tried_within(goal, asked, found, store)
+    all_methods = _frontier(question, device, replace(goal, method="any"), limit, store)
+    within_goal = all_methods.only(lambda config: config.text("method") in goal.methods)
+    return within_goal, lambda: recommendation(
+        all_methods,
+        memory_limit_bytes=limit,
+        goal=goal,
+        tried=lambda: _tried_within(goal, question, all_methods, store),
     )
 
 
 def recommendation(
-    found: Frontier,
+    measured: Frontier,
     *,
     memory_limit_bytes: int,
     goal: Goal,
@@ -100,42 +103,42 @@ def recommendation(
     only if nothing has fitted at all.
     """
     chosen = choose(
-        found.considered,
+        measured.considered,
         memory_limit_bytes=memory_limit_bytes,
         methods=goal.methods,
         changes=lambda config: len(changes(config, goal)),
     )
     if chosen is None:
-        raise _shortfall(found, memory_limit_bytes, goal, tried)
+        raise _shortfall(measured, memory_limit_bytes, goal, tried)
     return Recommendation(
         point=chosen,
         memory_limit_bytes=memory_limit_bytes,
         headroom_bytes=memory_limit_bytes - chosen.measurement.device_bytes,
         changes_training=changes(chosen.config, goal),
-        alternatives=alternatives(chosen, found.points, memory_limit_bytes=memory_limit_bytes),
-        hardware=found.hardware,
-        workload=found.workload,
-        stack=found.stack,
-        contradictory=found.contradictory,
+        alternatives=alternatives(chosen, measured.points, memory_limit_bytes=memory_limit_bytes),
+        hardware=measured.hardware,
+        workload=measured.workload,
+        stack=measured.stack,
+        contradictory=measured.contradictory,
     )
 
 
 def of_trial(trial: Trial, store: Store) -> Recommendation:
-    """A trial's config as a recommendation under its own limit, without alternatives: what an export is made from.
+    """A trial's config as a recommendation under the trial's limit, without alternatives: what an export is made from.
 
     Raises `UsageError` for a trial that has not fitted.
     """
-    own = point(trial)
-    if own is None:
+    measured_point = point(trial)
+    if measured_point is None:
         raise UsageError(f"trial {trial.trial_id} has not fitted: there is nothing to recommend")
-    found = store.frontier(**context_keys(trial.hardware, trial.stack, trial.workload))
-    considered = () if found is None else found.considered
+    measured = store.frontier(**context_keys(trial.hardware, trial.stack, trial.workload))
+    considered = () if measured is None else measured.considered
     # A point of the frontier knows whether other runs have verified it.
-    known = next((p for p in considered if p.trial_id == trial.trial_id), own)
+    stored_point = next((p for p in considered if p.trial_id == trial.trial_id), measured_point)
     return Recommendation(
-        point=known,
+        point=stored_point,
         memory_limit_bytes=trial.memory_limit_bytes,
-        headroom_bytes=trial.memory_limit_bytes - known.device_bytes,
+        headroom_bytes=trial.memory_limit_bytes - stored_point.device_bytes,
         changes_training=changes(trial.config),
         alternatives=(),
         hardware=trial.hardware,
@@ -144,44 +147,44 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
     )
 
 
-def _frontier(asked: WorkloadQuestion, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
-    workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
+def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
+    workload = question if isinstance(question, Workload) else question.resolve()[1]
     empty = None
     for stack in store.stacks(device.key, workload.key):
-        found = store.frontier(**context_keys(device, stack, workload), memory_limit_bytes=limit)
-        if found is not None:
-            found = found.only(within(goal, (p.config for p in found.considered)))
-            if found.points:
-                return found
-            empty = empty or found
+        measured = store.frontier(**context_keys(device, stack, workload), memory_limit_bytes=limit)
+        if measured is not None:
+            measured = measured.only(within(goal, (p.config for p in measured.considered)))
+            if measured.points:
+                return measured
+            empty = empty or measured
     if empty is not None:
         return empty
-    own = None if limit == memory_limit(None, device, asked.devices) else limit
+    limit_option = None if limit == memory_limit(None, device, question.devices) else limit
     raise NotMeasured(
         f"{workload.model} with {' and '.join(_options_of(workload))} "
-        f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
-        remedy=f"run: {search_command(asked, memory_limit_bytes=own)}",
+        f"has not been measured on {device.name} yet{_measured_instead(store, workload.model, device)}",
+        remedy=f"run: {search_command(question, memory_limit_bytes=limit_option)}",
     )
 
 
-def _tried_within(goal: Goal, asked: WorkloadQuestion, found: Frontier, store: Store) -> list[Trial]:
+def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, store: Store) -> list[Trial]:
     """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
     there are none."""
-    every = store.trials(**context_keys(found.hardware, found.stack, found.workload))
-    allowed = within(goal, (t.config for t in every))
-    tried = [t for t in every if allowed(t.config)]
+    trials = store.trials(**context_keys(measured.hardware, measured.stack, measured.workload))
+    allowed = within(goal, (t.config for t in trials))
+    tried = [t for t in trials if allowed(t.config)]
     if not tried:
         raise NotMeasured(
-            f"none of the {found.trials} trials of {found.workload.model} on {found.hardware.name} is within --method "
-            f"{goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
-            remedy=f"run: {search_command(asked, goal)}",
+            f"none of the {measured.trials} trials of {measured.workload.model} on {measured.hardware.name} is within "
+            f"--method {goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
+            remedy=f"run: {search_command(question, goal)}",
         )
     return tried
 
 
-def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
+def _shortfall(measured: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
     """The error to raise: what came closest to the limit, and which options would help."""
-    points = [p for p in found.points if p.method in goal.methods]
+    points = [p for p in measured.points if p.method in goal.methods]
     trials = [] if points else tried()
     if points:
         closest = lightest(points[0], limit)
@@ -190,18 +193,18 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
         closest = of_failures(trials, limit)
         how = f"{how_all_failed(trials)}, {closest.text}"
     of_memory = bool(points) or any(isinstance(t.outcome, OutOfMemory) for t in trials)
-    said = [f"nothing that was measured fits {format_bytes(limit)}: {how}" if of_memory else how]
-    other = choose(found.points, memory_limit_bytes=limit, methods=METHODS)
+    clauses = [f"nothing that was measured fits {format_bytes(limit)}: {how}" if of_memory else how]
+    other = choose(measured.points, memory_limit_bytes=limit, methods=METHODS)
     if other is not None:
         memory, speed = other.measurement.device_bytes, other.measurement.tokens_per_second
-        said.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
+        clauses.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
     if of_memory:
-        said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+        clauses.append(levers(goal, measured.workload, measured.hardware, beyond_bytes=closest.beyond_bytes))
     else:
-        said.append("none ran out of memory: `autofit doctor` may say more")
-    if found.contradictory:
-        said.append(in_words(found.contradictory))
-    return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
+        clauses.append("none ran out of memory: `autofit doctor` may say more")
+    if measured.contradictory:
+        clauses.append(in_words(measured.contradictory))
+    return Shortfall("; ".join(clauses), memory_limit_bytes=limit, closest=closest.document)
 
 
 def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
@@ -214,58 +217,58 @@ def find_hardware(name: str, store: Store, search: Callable[[], str] | None = No
     if name == "auto":
         from autofit.trial.machine.detection import detect
 
-        here, _ = detect()
-        if any(h.key == here.key for h in stored) or len(stored) != 1:
-            return here
+        this_machine, _ = detect()
+        if any(h.key == this_machine.key for h in stored) or len(stored) != 1:
+            return this_machine
         return stored[0]
     exact = next((h for h in stored if h.name == name.lower()), None)
     if exact is not None:
         return exact
-    meant = [known.name for known in matching_cards(name)]
-    measured = [h for h in stored if h.name in meant]
+    card_names = [c.name for c in matching_cards(name)]
+    measured = [h for h in stored if h.name in card_names]
     if len({h.name for h in measured}) == 1:
         return measured[0]
-    if meant:
-        found = card(name).name  # raises if the name may be several cards'
-        there = "run a search there"
+    if card_names:
+        card_name = card(name).name  # raises if the name may be several cards'
+        remedy = "run a search there"
         if search is not None:
-            there = f"run {search()} there, or here with --hardware {found} --dry-run for what is predicted"
-        raise NotMeasured(f"nothing has been measured on {found} yet", remedy=there)
+            remedy = f"run {search()} there, or here with --hardware {card_name} --dry-run for what is predicted"
+        raise NotMeasured(f"nothing has been measured on {card_name} yet", remedy=remedy)
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 
-def _what_is(store: Store, model: str, device: Hardware) -> str:
-    """What the store does have for this model, to append to the message that the question has no answer."""
-    here = store.workloads(model=model, hardware_key=device.key)
-    if here:
-        rows = ", ".join(" ".join(_options_of(w)) for w in here[:5])
-        return f" (measured: {rows})"
-    elsewhere = [h.name for h in store.hardware() if h.key != device.key]
-    return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
+def _measured_instead(store: Store, model: str, device: Hardware) -> str:
+    """What the store has for this model, to append to the message that the question has no answer."""
+    workloads = store.workloads(model=model, hardware_key=device.key)
+    if workloads:
+        options = ", ".join(" ".join(_options_of(w)) for w in workloads[:5])
+        return f" (measured: {options})"
+    other_hardware = [h.name for h in store.hardware() if h.key != device.key]
+    return f" (--hardware with measurements of it: {', '.join(other_hardware[:5])})" if other_hardware else ""
 
 
 def search_command(options: WorkloadQuestion, goal: Goal | None = None, memory_limit_bytes: int | None = None) -> str:
     """The search command whose trials would answer a question with these options."""
-    goal, usual = goal or Goal(), Goal()
-    words = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
+    goal, defaults = goal or Goal(), Goal()
+    parts = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
     for name, value, default in (
-        ("method", goal.method, usual.method),
-        ("min-rank", goal.min_rank, usual.min_rank),
-        ("allow", goal.allow.label, usual.allow.label),
+        ("method", goal.method, defaults.method),
+        ("min-rank", goal.min_rank, defaults.min_rank),
+        ("allow", goal.allow.label, defaults.allow.label),
     ):
         if value != default:
-            words.append(f"--{name} {value}")
+            parts.append(f"--{name} {value}")
     if memory_limit_bytes is not None:
-        words.append(f"--memory-limit {memory_limit_bytes / MIB:.12g}MiB")
-    return " ".join(words)
+        parts.append(f"--memory-limit {memory_limit_bytes / MIB:.12g}MiB")
+    return " ".join(parts)
 
 
-def _options_of(asked: WorkloadQuestion) -> list[str]:
-    """The workload options but the model, each as `name value`, without those that have their default."""
-    said = departures(asked)
-    if asked.lengths is not None:
-        said["lengths"] = "YOUR_FILE"
-    if asked.program is not None:
-        said["program"] = quote(asked.program)
-    spelled = {"trainer": "for", "program": "command"}
-    return [f"{spelled.get(name, name).replace('_', '-')} {value}" for name, value in said.items()]
+def _options_of(question: WorkloadQuestion) -> list[str]:
+    """The workload options other than the model, each as `name value`, without those that have their default."""
+    values = departures(question)
+    if question.lengths is not None:
+        values["lengths"] = "YOUR_FILE"
+    if question.program is not None:
+        values["program"] = quote(question.program)
+    option_names = {"trainer": "for", "program": "command"}
+    return [f"{option_names.get(name, name).replace('_', '-')} {value}" for name, value in values.items()]

@@ -13,7 +13,7 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import Estimation
 
 STEP = 128
-"""Tokens: lengths are multiples of it, and the answer is less than that from the longest."""
+"""Tokens: lengths are multiples of it, and the answer is less than one step below the longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Longest:
     seq_len: int
     """Tokens per sequence."""
     estimate: Estimate
-    """Of these, with room for what predictions are off (`Estimate.likely_fits`); where it has none, of the shortest
-    sequences that are tried."""
+    """The estimate at `seq_len`, with room for the prediction's error (`Estimate.likely_fits`). Where even the shortest
+    length tried has no such room, it is the estimate at that length."""
     most: int
     """The longest that could be asked for: the model's positions, or the data's longest sequence."""
 
@@ -34,44 +34,44 @@ class Longest:
 
 
 def longest_sequence(
-    asked: WorkloadOptions,
+    options: WorkloadOptions,
     config: Config,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Longest:
-    """The longest sequences on which `config` trains there, whatever `asked.seq_len` is.
+    """The longest sequences on which `config` trains there, whatever `options.seq_len` is.
 
     `report` is called with how many lengths have been predicted. Raises `UsageError` as `Estimation.of` does.
     """
-    made: dict[int, Estimate] = {}
+    estimates: dict[int, Estimate] = {}
 
-    def at(tokens: int) -> Estimate:
-        of = replace(asked, seq_len=tokens)
-        one = Estimation.of(of, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes)
-        made[tokens] = one.estimate()
-        report(len(made))
-        return made[tokens]
+    def estimate_at(tokens: int) -> Estimate:
+        options_at = replace(options, seq_len=tokens)
+        estimation = Estimation.of(options_at, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes)
+        estimates[tokens] = estimation.estimate()
+        report(len(estimates))
+        return estimates[tokens]
 
-    most = positions(load(asked.model)) or 2**20  # longer ones are not tried where no position is the last
-    if asked.lengths is not None:
-        most = min(most, asked.lengths.longest)
+    most = positions(load(options.model)) or 2**20  # longer ones are not tried where no position is the last
+    if options.lengths is not None:
+        most = min(most, options.lengths.longest)
     short, long = min(STEP, most), most
-    if not at(short).likely_fits or long == short or at(long).likely_fits:
-        found = long if long in made and made[long].likely_fits else short
-        return Longest(seq_len=found, estimate=made[found], most=most)
+    if not estimate_at(short).likely_fits or long == short or estimate_at(long).likely_fits:
+        seq_len = long if long in estimates and estimates[long].likely_fits else short
+        return Longest(seq_len=seq_len, estimate=estimates[seq_len], most=most)
     halve = False
     while long - short > STEP:
-        between = short + (long - short) // 2 if halve else _crossing(made[short], made[long], short, long)
+        between = short + (long - short) // 2 if halve else _crossing(estimates[short], estimates[long], short, long)
         tokens = min(max(between // STEP * STEP, short // STEP * STEP + STEP), (long - 1) // STEP * STEP)
         before = long - short
-        if at(tokens).likely_fits:
+        if estimate_at(tokens).likely_fits:
             short = tokens
         else:
             long = tokens
         halve = 2 * (long - short) > before  # where memory is far from linear in the length, a line creeps
-    return Longest(seq_len=short, estimate=made[short], most=most)
+    return Longest(seq_len=short, estimate=estimates[short], most=most)
 
 
 def _crossing(fits: Estimate, exceeds: Estimate, short: int, long: int) -> int:

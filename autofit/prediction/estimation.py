@@ -19,7 +19,7 @@ from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.planning.requests import WorkloadOptions, memory_limit
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache, readable
-from autofit.prediction.helpful_changes import Words, advised
+from autofit.prediction.helpful_changes import Expressible, advised
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.prediction.observed_allocator import as_trials_show
 from autofit.techniques import Job, complete, recipe, unsupported
@@ -43,9 +43,9 @@ class Estimation:
     exact: bool = False
     """Whether every decoder layer is traced."""
     deviations: Mapping[str, MemoryDeviation] | None = None
-    """By method; None leaves out how sure the estimate is."""
+    """How far predicted memory is off, by method; None leaves out how sure the estimate is."""
     store: str | None = None
-    """Where estimates, those of configs near it included, are looked up and kept, unless they are exact."""
+    """Where estimates are looked up and kept, those of nearby configs included; not used for exact estimates."""
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class Estimation:
 
     @cached_property
     def estimator(self) -> Estimator:
-        """Made when it is needed: what it imports takes longer than an answer from the store."""
+        """The estimator, made when it is needed: its imports take longer than an answer from the store."""
         from autofit.estimate.estimator import Estimator
         from autofit.estimate.tracing.trace_cache import TraceCache
 
@@ -88,40 +88,42 @@ class Estimation:
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
-        return self._answer(self._own)
+        return self._timed(self._unadvised)
 
     def advised(
         self,
         report: Callable[[int], None] = lambda done: None,
-        words: Words | None = None,
+        expressible: Expressible | None = None,
     ) -> Estimate:
         """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
-        Predicts configs near it; `report` is called with how many so far. `words` are what the user can ask for.
+        Predicts configs near it; `report` is called with how many so far. `expressible` says what the user can write.
         """
 
         def refused(config: Config) -> str | None:
             return why_not(config, self.job)
 
-        return self._answer(
-            lambda near: advised(self._own(near), near, refused, report, self.deviations, words or Words())
+        return self._timed(
+            lambda estimator: advised(
+                self._unadvised(estimator), estimator, refused, report, self.deviations, expressible or Expressible()
+            )
         )
 
-    def _own(self, estimator: CachedEstimator) -> Estimate:
+    def _unadvised(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
 
-    def _answer(self, ask: Callable[[CachedEstimator], Estimate]) -> Estimate:
-        """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
+    def _timed(self, estimate_with: Callable[[CachedEstimator], Estimate]) -> Estimate:
+        """What `estimate_with` makes of the estimator; `seconds_to_estimate` is how long all of it took, now."""
         started = time.monotonic()
-        with nullcontext() if self.exact else readable(self.store, create=True) as opened:
-            known = EstimateCache(self.job, opened, replayed=True)
-            estimator = CachedEstimator(known, self.rates, lambda: self.estimator)
+        with nullcontext() if self.exact else readable(self.store, create=True) as store:
+            cache = EstimateCache(self.job, store, replayed=True)
+            estimator = CachedEstimator(cache, self.rates, lambda: self.estimator)
             try:
-                found = ask(estimator)
+                estimate = estimate_with(estimator)
             finally:  # interrupted or not, what was traced need not be traced again
                 estimator.keep()
-        found = found if self.deviations is None else found.judged(self.deviations)
-        return replace(found, seconds_to_estimate=time.monotonic() - started)
+        estimate = estimate if self.deviations is None else estimate.judged(self.deviations)
+        return replace(estimate, seconds_to_estimate=time.monotonic() - started)
 
     def timeline(self) -> Timeline:
         """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""
@@ -140,10 +142,10 @@ def setting(
     trials show them, the device's rates and how far off predicted memory is, by method. Raises `UsageError`."""
     device, stack = site(hardware)
     job, limit = options.job((device, stack)), memory_limit(memory_limit_bytes, device, options.devices)
-    with readable(store) as opened:
-        job = as_trials_show(job, opened)
-        rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
-        return job, limit, rates, memory_deviations(device, opened, options.devices)
+    with readable(store) as opened_store:
+        job = as_trials_show(job, opened_store)
+        rates = rates_for(device, stack, opened_store, job.workload.key, job.model.digest)
+        return job, limit, rates, memory_deviations(device, opened_store, options.devices)
 
 
 def config_on(hardware: str, values: Mapping[str, object], trainer: str | None = None) -> Config:
@@ -179,13 +181,13 @@ def not_estimated(device: Hardware) -> str | None:
     return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
 
 
-def _device(found: Card) -> Hardware:
+def _device(card: Card) -> Hardware:
     return Hardware(
-        name=found.name,
-        kind=found.kind,
-        device_name=found.name,
-        memory_bytes=found.memory_bytes,
-        capability=found.capability,
-        bf16=found.bf16,
-        peak_flops=found.training_peak_flops,
+        name=card.name,
+        kind=card.kind,
+        device_name=card.name,
+        memory_bytes=card.memory_bytes,
+        capability=card.capability,
+        bf16=card.bf16,
+        peak_flops=card.training_peak_flops,
     )

@@ -19,23 +19,24 @@ _log = logging.getLogger(__name__)
 
 
 def with_observed_allocator(job: Job, newest_first: Iterable[Trial]) -> Job:
-    """The job as the latest trial that fitted on CUDA shows it; as it is where there is none. Paged states, which a
-    trial counts beside the allocator too, leave the context unknown. Users' programs choose their allocator."""
+    """The job with the allocator and context of the latest trial that fitted on CUDA; unchanged without such a trial.
+    Paged states lie outside the allocator as the context does, so with them the context stays unknown. Trials of
+    users' programs do not count: these choose their allocator."""
     for trial in newest_first:
         if trial.workload.program is None and isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
-            found = trial.outcome.measurement
+            measurement = trial.outcome.measurement
             optimizer = OPTIMIZERS.get(str(trial.config.get("optimizer")))  # an old config may lack it
             is_paged = optimizer is not None and optimizer.paged
-            beside = 0 if is_paged else found.device_bytes - found.peak_reserved_bytes
-            context = rounded_context(beside) if beside > 0 else None
-            return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)
+            outside_bytes = 0 if is_paged else measurement.device_bytes - measurement.peak_reserved_bytes
+            context = rounded_context(outside_bytes) if outside_bytes > 0 else None
+            return replace(job, expandable_segments=measurement.expandable_segments, context_bytes=context)
     return job
 
 
 def as_trials_show(job: Job, store: Store | None) -> Job:
-    """The job with what the store's trials on its hardware show, of any model, workload and stack; or a probe of it.
+    """The job with what a probe, or trials of any model, workload and stack, in the store show of its hardware.
 
-    Of a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial or
+    For a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial or
     a probe, or with a store that fails or is None, both stay unknown.
     """
     if store is None or job.hardware.kind != "cuda":

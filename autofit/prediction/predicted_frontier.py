@@ -75,7 +75,7 @@ class PredictedFrontier:
         return tuple(of_method(method, self.points))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object: that of `outline`, and the predictions."""
+        """The JSON object of `outline`, with the predictions."""
         return {
             "provenance": "predicted",
             **outline(self.plan),
@@ -100,19 +100,19 @@ def predict_frontier(
     plan = _planned(request)
     job, limit = plan.job, plan.limits.memory_bytes
     configs, reason = plan.lattice.configs, not_estimated(job.hardware)
-    within = plan.possible if reason is None else []
+    possible = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
-        shown = as_trials_show(job, store)
-        predicted = predict_all(EstimateCache(shown, store), within, memory_limit_bytes=limit, report=report)
-    found = list(predicted.values())
-    fits = [e for e in found if e.fits]
-    if found and not fits:
-        raise _shortfall(found, job)
-    worthwhile = [e for e in found if not _gains_nothing(e, predicted)]
+        observed_job = as_trials_show(job, store)
+        predicted = predict_all(EstimateCache(observed_job, store), possible, memory_limit_bytes=limit, report=report)
+    estimates = list(predicted.values())
+    fitting = [e for e in estimates if e.fits]
+    if estimates and not fitting:
+        raise _shortfall(estimates, job)
+    worthwhile = [e for e in estimates if not _gains_nothing(e, predicted)]
     return PredictedFrontier(
         plan=plan,
         not_predicted={} if reason is None else {reason: len(configs)},
-        fitting=len(fits),
+        fitting=len(fitting),
         points=frontiers(e for e in worthwhile if e.fits),
         recommendation=recommended(worthwhile, request.goal),
         seconds=time.monotonic() - started,
@@ -120,14 +120,13 @@ def predict_frontier(
 
 
 def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
-    """What `frontier.best` makes of the predictions, where speeds within `GAIN` tie; None if none fits or no speed is
-    known."""
+    """The choice that `frontier.best` makes, where speeds within `GAIN` tie; None if none fits or no speed is known."""
 
     def fits(estimate: Estimate) -> bool:
         return estimate.fits and estimate.tokens_per_second is not None
 
-    def ties(one: Estimate, fastest: Estimate) -> bool:
-        return speed(one) >= speed(fastest) * (1 - GAIN)
+    def ties(estimate: Estimate, fastest: Estimate) -> bool:
+        return speed(estimate) >= speed(fastest) * (1 - GAIN)
 
     def of(methods: Iterable[str]) -> Estimate | None:
         return best(filter(fits, estimates), methods=methods, ties=ties, changes=lambda c: len(changes(c, goal)))
@@ -149,11 +148,11 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
     )
 
 
-def _gains_nothing(flash: Estimate, others: Mapping[Config, Estimate]) -> bool:
+def _gains_nothing(flash: Estimate, estimates: Mapping[Config, Estimate]) -> bool:
     """Whether an estimate with the flash-attn package, which few have, is hardly better than with torch's attention."""
     if flash.config.get("attention") != "flash":
         return False
-    plain = others.get(flash.config.replace(attention="sdpa"))
+    plain = estimates.get(flash.config.replace(attention="sdpa"))
     # Differences in memory below 1 % do not count.
     if plain is None or plain.fits != flash.fits or plain.device_bytes > flash.device_bytes * 1.01:
         return False
@@ -161,31 +160,31 @@ def _gains_nothing(flash: Estimate, others: Mapping[Config, Estimate]) -> bool:
 
 
 def _planned(request: SearchRequest) -> Plan:
-    """A search on a catalog card as if this machine had it, or else on this machine's device."""
+    """The plan of a search on a catalog card as if this machine had it, or else on this machine's device."""
     if requested_card(request.hardware, request.device) is None:
         return resolve(request)
     job = request.workload.job(site(request.hardware))
     return resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
 
 
-def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
-    """The error when every config is predicted to exceed a limit: which needs least, and what could hold it."""
-    lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
+def _shortfall(estimates: Sequence[Estimate], job: Job) -> Shortfall:
+    """The error when every config is predicted to exceed a limit: which config needs least, and what could hold it."""
+    lightest = min(estimates, key=lambda e: (e.host_short_bytes, e.device_bytes))
     limit, over = lightest.memory_limit_bytes, -lightest.headroom_bytes
     if lightest.fits_device and lightest.host_memory_bytes is not None:
         over = lightest.host_short_bytes
-        why = (
+        shortage = (
             f"to fit: the lightest that fits the devices needs {format_bytes(lightest.machine_host_bytes)} of host "
             f"memory, and the host has {format_bytes(lightest.host_memory_bytes)} ({lightest.config})"
         )
     else:
         needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))
-        why = (
+        shortage = (
             f"to fit {format_bytes(limit)}: the lightest needs {format_bytes(lightest.device_bytes)} "
             f"({lightest.config}); {holder(needed, job.hardware)}"
         )
     return Shortfall(
-        f"no config of {job.model.name} is predicted {why}",
+        f"no config of {job.model.name} is predicted {shortage}",
         memory_limit_bytes=limit,
         closest={
             "config": lightest.config.to_json(),

@@ -18,7 +18,7 @@ from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import Estimation
-from autofit.prediction.helpful_changes import Words, changed
+from autofit.prediction.helpful_changes import Expressible, changed
 from autofit.techniques import complete
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
@@ -30,12 +30,12 @@ from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import TrainerFiles
 
 ROOM = 0.08
-"""What is left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
+"""Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
 is then judged as every other."""
 DOUBTFUL = 0.15
 """Share of the prediction: an error that shows more beyond it may be another run's. A guess, above what emulated cards
 have shown predictions to be off by (12 %, benchmarks/README.md)."""
-_BEYOND = {
+_PARTS_BEYOND = {
     "all": "the frozen weights are loaded in fp32, which takes",
     "outside": "embeddings, norms and the head are loaded in fp32, which takes",
     "vocabulary": "modules that are trained as a whole beside the adapters take",
@@ -45,44 +45,44 @@ OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
 
-class Case(Words):
-    """One file on one card, and its trainer's words for what is near."""
+class Case(Expressible):
+    """One file on one card, and which nearby configs the file can be edited to ask for."""
 
     def __init__(
         self,
         file: SourceFile,
         trainer: TrainerFiles,
-        user: DiagnosisRequest,
+        request: DiagnosisRequest,
         where: Where,
         *,
         edited: Mapping[KeyPath, Any] | None = None,
         effect: Effect = Effect.EXACT,
-        missed: int | None = None,
+        missed_bytes: int | None = None,
     ) -> None:
-        """With `edited`, the file once it is so edited, which has this `effect`; changes are then those edits and what
-        helps beside them. `missed` is what predictions missed of the file as it is."""
-        self._file, self._trainer, self._user, self._where = file, trainer, user, where
+        """With `edited`, the file with these edits, whose effect is `effect`: changes are then those edits and what
+        helps beside them. `missed_bytes` are what predictions missed of the file as it is."""
+        self._file, self._trainer, self._request, self._where = file, trainer, request, where
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
         self._deepspeed = settings_of("deepspeed", self._values.get("deepspeed"), where)
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
-        self._extra = extra_bytes(self.run, model)
+        self._extra_bytes = bytes_beyond_formats(self.run, model)
         config = self.run.config
         self._emulated = not where.bf16 and product_format(config) == "bf16"
         try:
             self.estimation = Estimation.of(
                 self.options,
                 config.replace(precision="fp16-mixed") if self._emulated else config,
-                hardware=user.hardware,
-                memory_limit_bytes=user.memory_limit_bytes,
+                hardware=request.hardware,
+                memory_limit_bytes=request.memory_limit_bytes,
             )
         except UsageError as error:
             if self._emulated:
-                card = "this machine's GPU" if user.hardware == "auto" else user.hardware
-                said = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
-                raise UsageError(f"{said}: {error}") from error
+                card = "this machine's GPU" if request.hardware == "auto" else request.hardware
+                reason = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
+                raise UsageError(f"{reason}: {error}") from error
             raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(
@@ -95,118 +95,123 @@ class Case(Words):
         self._edits: dict[Config, dict[KeyPath, Any]] = {}
         """The edits after which the file asks for a config."""
         self._runs = {self.run.config: self.run}
-        """What the file then asks for."""
-        self._missed = self._shown_missing() if missed is None else missed
+        """The run that the file then asks for."""
+        self._missed_bytes = self._missed_by_prediction() if missed_bytes is None else missed_bytes
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         if self._emulated:
             return self._in_fp16(report)
-        found = self._estimated(report)
-        whole = self._whole(replace(found, advice=(), lightest=self._lightest(found)), self.run)
+        estimate = self._advised(report)
+        whole = self._whole(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         if self._edited and whole.likely_fits:
             remedies: Sequence[Remedy] = [
-                self._remedy(Change(values={}, effect=Effect.EXACT, estimate=found, roles=("smallest",)))
+                self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))
             ]
         else:
-            remedies = [r for change in found.advice if (r := self._remedy(change)).change.estimate.likely_fits]
+            remedies = [r for change in estimate.advice if (r := self._remedy(change)).change.estimate.likely_fits]
         if not whole.likely_fits:
             if self.run.narrower is not None:
                 key, value = self.run.narrower
-                remedies = _more_faithful(self._if(key, value, Effect.NUMERICS).diagnosed(report).remedies, remedies)
-            if (fewer := self._fewer_evaluated(found)) is not None:
-                remedies = self._if(*fewer, Effect.EXACT).diagnosed(report).remedies or remedies
+                remedies = _more_faithful(
+                    self._with_key(key, value, Effect.NUMERICS).diagnosed(report).remedies, remedies
+                )
+            if (fewer := self._fewer_evaluated(estimate)) is not None:
+                remedies = self._with_key(*fewer, Effect.EXACT).diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
             estimate=whole,
             remedies=tuple(remedies),
-            notes=(*self._notes(found), *(() if whole.likely_fits or remedies else self._also())),
-            failure=self._user.failure,
+            notes=(
+                *self._notes(estimate),
+                *(() if whole.likely_fits or remedies else self._notes_on_adapters()),
+            ),
+            failure=self._request.failure,
         )
 
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""
-        emulated = self._asks_for_bf16(self.estimation.job.hardware.name)
-        said = self.said(self.estimation.config)
-        if said is None or product_format(said) == "bf16":
-            raise UsageError(f"{emulated}: set fp16: true and bf16: false in it")
-        case = self._edited_by(self._edits[said], Effect.NUMERICS)
-        return replace(case.diagnosed(report), emulated=f"{emulated}: what follows is of fp16 in its place")
+        reason = self._asks_for_bf16(self.estimation.job.hardware.name)
+        nearest = self.nearest_expressible(self.estimation.config)
+        if nearest is None or product_format(nearest) == "bf16":
+            raise UsageError(f"{reason}: set fp16: true and bf16: false in it")
+        case = self._edited_by(self._edits[nearest], Effect.NUMERICS)
+        return replace(case.diagnosed(report), emulated=f"{reason}: what follows is of fp16 in its place")
 
     def _asks_for_bf16(self, card: str) -> str:
         return f"{self._file.name} asks for bf16, which {card} only emulates"
 
-    def _fewer_evaluated(self, found: Estimate) -> tuple[str, int] | None:
+    def _fewer_evaluated(self, estimate: Estimate) -> tuple[str, int] | None:
         """The file's key for how many sequences to evaluate, and the most at which evaluation fits; None if it fits, or
-        never would. `found` is the file's own estimate."""
+        never would. `estimate` is that of the file as it is."""
         evaluates = self.run.evaluates
-        if evaluates is None or self._evaluation_fits(found):
+        if evaluates is None or self._evaluation_fits(estimate):
             return None
         powers = (1 << n for n in reversed(range(evaluates.sequences.bit_length())))
         for fewer in (power for power in powers if power < evaluates.sequences):
             options = replace(self.options, eval_batch=fewer)
-            asked = Estimation.of(options, self.run.config, hardware=self._user.hardware)
-            if self._evaluation_fits(asked.estimate()):
+            estimation = Estimation.of(options, self.run.config, hardware=self._request.hardware)
+            if self._evaluation_fits(estimation.estimate()):
                 return evaluates.key, fewer
         return None
 
-    def _evaluation_fits(self, found: Estimate) -> bool:
-        """Whether what evaluation alone takes is within the limit, with room for what predictions are off."""
-        beside = found.breakdown["context"] + self._extra
-        return found.phase_peaks[EVALUATION] * (1.0 + ROOM) + beside <= self.estimation.memory_limit_bytes
+    def _evaluation_fits(self, estimate: Estimate) -> bool:
+        """Whether evaluation alone stays within the limit, with room for the prediction's error."""
+        outside_phase = estimate.breakdown["context"] + self._extra_bytes
+        return estimate.phase_peaks[EVALUATION] * (1.0 + ROOM) + outside_phase <= self.estimation.memory_limit_bytes
 
-    def _if(self, key: str, value: Any, effect: Effect) -> Case:
+    def _with_key(self, key: str, value: Any, effect: Effect) -> Case:
         """The file with another value of a key, beside what it is edited to already."""
         return self._edited_by({(key,): value}, effect)
 
     def _edited_by(self, edits: Mapping[KeyPath, Any], effect: Effect) -> Case:
         edited, effect = {**self._edited, **edits}, max(self._effect, effect)
-        case = partial(Case, self._file, self._trainer, self._user, self._where)
-        return case(edited=edited, effect=effect, missed=self._missed)
+        case = partial(Case, self._file, self._trainer, self._request, self._where)
+        return case(edited=edited, effect=effect, missed_bytes=self._missed_bytes)
 
-    def _shown_missing(self) -> int:
-        """By how many bytes the tensors of the run that failed needed more than is predicted of them: at least what was
-        in use and was asked for."""
-        needed = None if self._user.failure is None else self._user.failure.needed_bytes
-        return 0 if needed is None else max(0, needed - self._of_a_step(self.estimation.estimate()))
+    def _missed_by_prediction(self) -> int:
+        """How many bytes more than predicted the failed run's tensors needed: at least those in use and those requested
+        together."""
+        needed = None if self._request.failure is None else self._request.failure.needed_bytes
+        return 0 if needed is None else max(0, needed - self._step_bytes(self.estimation.estimate()))
 
-    def _of_a_step(self, found: Estimate) -> int:
+    def _step_bytes(self, estimate: Estimate) -> int:
         """The tensors' bytes at the peak of a step, without evaluation."""
-        return max(found.phase_peaks[phase] for phase in PHASES) + self._extra
+        return max(estimate.phase_peaks[phase] for phase in PHASES) + self._extra_bytes
 
-    def _estimated(self, report: Callable[[int], None]) -> Estimate:
-        """The config's estimate within what its weights' format leaves, with changes that help."""
-        limit, more = self.estimation.memory_limit_bytes, self._extra + self._missed
-        if limit > more:
-            under = replace(self.estimation, memory_limit_bytes=limit - more)
-            if self._edited and (found := under.estimate()).likely_fits:
-                return found  # the edit is the change
-            return under.advised(report, self)
-        if self.run.narrower is None and limit <= self._extra:
-            extra = format_bytes(self._extra)
+    def _advised(self, report: Callable[[int], None]) -> Estimate:
+        """The config's estimate under the limit less what its weights' format takes, with changes that help."""
+        limit, left_out = self.estimation.memory_limit_bytes, self._extra_bytes + self._missed_bytes
+        if limit > left_out:
+            estimation = replace(self.estimation, memory_limit_bytes=limit - left_out)
+            if self._edited and (estimate := estimation.estimate()).likely_fits:
+                return estimate  # the edit is the change
+            return estimation.advised(report, self)
+        if self.run.narrower is None and limit <= self._extra_bytes:
+            extra = format_bytes(self._extra_bytes)
             raise UsageError(
                 f"the format of its weights takes {extra} more, and there are {format_bytes(limit)}: name a larger card"
             )
         return self.estimation.estimate()
 
     def _read(self, values: Mapping[str, Any]) -> Run:
-        """What keys ask for, with what the user says beside them."""
+        """The run that keys ask for, with what the user says beside them."""
         run = self._trainer.read(values, self._where)
         if by_liger(run.config) and not self._has_known_kernels(run):
             key = next(key for key in values if "liger" in key)
-            said = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
-            run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, said))
-        if not self._user.also:
+            not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
+            run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
+        if not self._request.also:
             return run
-        if run.narrower is not None and self._user.also.get("precision") == "bf16":
+        if run.narrower is not None and self._request.also.get("precision") == "bf16":
             # Said of frozen weights that the file alone would load in fp32.
             narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
             run = replace(run, beyond=narrow, narrower=None)
-        return replace(run, config=changed(run.config, self._user.also))
+        return replace(run, config=changed(run.config, self._request.also))
 
     def _source(self, run: Run) -> str | None:
         """What names the model; None where neither the file nor the user does."""
-        return run.model if self._user.model is None else self._user.model
+        return run.model if self._request.model is None else self._request.model
 
     def _has_known_kernels(self, run: Run) -> bool:
         """Whether it is known what Liger's kernels take in this run; a model that is not found is named later. Trials
@@ -220,8 +225,8 @@ class Case(Words):
             return True
 
     def _options(self) -> WorkloadOptions:
-        run, user, source = self.run, self._user, self._source(self.run)
-        seq_len = run.seq_len if user.seq_len is None else user.seq_len
+        run, request, source = self.run, self._request, self._source(self.run)
+        seq_len = run.seq_len if request.seq_len is None else request.seq_len
         assert source is not None and seq_len is not None  # `diagnose` has asked for what is missing
         try:
             load(source)
@@ -237,44 +242,44 @@ class Case(Words):
             eval_batch=None if run.evaluates is None else run.evaluates.sequences,
         )
 
-    def _whole(self, found: Estimate, run: Run) -> Estimate:
-        """With what the format of the frozen weights adds, and what predictions missed, under the real limit."""
-        extra = extra_bytes(run, self.estimation.job.model)
-        more, parts = extra + self._missed, found.breakdown
+    def _whole(self, estimate: Estimate, run: Run) -> Estimate:
+        """`estimate` with what the frozen weights' format adds and what predictions missed, under the real limit."""
+        extra = bytes_beyond_formats(run, self.estimation.job.model)
+        more, parts = extra + self._missed_bytes, estimate.breakdown
         return replace(
-            found,
+            estimate,
             memory_limit_bytes=self.estimation.memory_limit_bytes,
-            device_bytes=found.device_bytes + more,
-            peak_allocated_bytes=found.peak_allocated_bytes + more,
-            peak_reserved_bytes=found.peak_reserved_bytes + more,
+            device_bytes=estimate.device_bytes + more,
+            peak_allocated_bytes=estimate.peak_allocated_bytes + more,
+            peak_reserved_bytes=estimate.peak_reserved_bytes + more,
             breakdown={
                 **parts,
                 "weights": parts["weights"] + extra,
-                "temporaries": parts["temporaries"] + self._missed,
+                "temporaries": parts["temporaries"] + self._missed_bytes,
             },
-            phase_peaks={phase: size + more for phase, size in found.phase_peaks.items()},
+            phase_peaks={phase: size + more for phase, size in estimate.phase_peaks.items()},
         )
 
-    def _lightest(self, found: Estimate) -> Lightest | None:
-        if found.lightest is None:
+    def _lightest(self, estimate: Estimate) -> Lightest | None:
+        if estimate.lightest is None:
             return None
-        run = self._runs[found.lightest.estimate.config]
-        return replace(found.lightest, estimate=self._whole(found.lightest.estimate, run))
+        run = self._runs[estimate.lightest.estimate.config]
+        return replace(estimate.lightest, estimate=self._whole(estimate.lightest.estimate, run))
 
-    def _also(self) -> Iterator[str]:
-        """What the user can say beside a file that has no words for it."""
+    def _notes_on_adapters(self) -> Iterator[str]:
+        """The option with which the user can say that the script makes adapters."""
         if self.run.config["method"] == "full":
             adapters = complete({**self.run.config.to_json(), "method": "lora"})
-            if self.said(adapters) is None:
+            if self.nearest_expressible(adapters) is None:
                 yield "the file has no words for adapters: if your script makes them, add --also method=lora"
 
-    def _notes(self, found: Estimate) -> Iterator[str]:
+    def _notes(self, estimate: Estimate) -> Iterator[str]:
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
-        model, failure = self.estimation.job.model, self._user.failure
+        model, failure = self.estimation.job.model, self._request.failure
         for which, size in self.run.beyond:
-            more = extra_bytes(replace(self.run, beyond=((which, size),)), model)
-            if which in _BEYOND and more > GIB // 2:
-                yield f"{_BEYOND[which]} {format_bytes(more)} more"
+            more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
+            if which in _PARTS_BEYOND and more > GIB // 2:
+                yield f"{_PARTS_BEYOND[which]} {format_bytes(more)} more"
         tokens = self.run.config.number("micro_batch") * self.options.seq_len
         logits = tokens * shape(model).vocabulary_size
         if self.run.trainer == "trl":
@@ -286,19 +291,19 @@ class Case(Words):
             return
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
-        expected = self._of_a_step(found)
-        if self._missed:
-            needed, missed = format_bytes(expected + self._missed), format_bytes(self._missed)
-            ask = ": is the error of this run?" if self._missed > DOUBTFUL * expected else ""
+        expected = self._step_bytes(estimate)
+        if self._missed_bytes:
+            needed, missed = format_bytes(expected + self._missed_bytes), format_bytes(self._missed_bytes)
+            ask = ": is the error of this run?" if self._missed_bytes > DOUBTFUL * expected else ""
             yield f"the error shows {needed}, where this file should take {format_bytes(expected)}{ask}"
             yield f"those {missed} more are counted in every figure here, as temporaries"
         elif failure.allocated_bytes is not None and failure.allocated_bytes > (1 + DOUBTFUL) * expected:
             held = format_bytes(failure.allocated_bytes)
             yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
 
-    def said(self, config: Config) -> Config | None:
-        """What the file asks for once it is edited to ask for `config`, which it may have no words for; None where it
-        cannot be edited so."""
+    def nearest_expressible(self, config: Config) -> Config | None:
+        """The config that the file asks for once it is edited towards `config`, which it may be unable to express; None
+        where it cannot be edited so."""
         values = self._values
         try:
             after = replace(self._task, config=config)
@@ -313,12 +318,12 @@ class Case(Words):
             self._runs.setdefault(run.config, run)
         return run.config
 
-    def beside(self, config: Config) -> int:
-        """What the weights' format takes, and what predictions missed."""
-        return extra_bytes(self._runs[config], self.estimation.job.model) + self._missed
+    def extra_bytes(self, config: Config) -> int:
+        """Bytes that the weights' format takes, and those that predictions missed."""
+        return bytes_beyond_formats(self._runs[config], self.estimation.job.model) + self._missed_bytes
 
-    def length(self, change: Change) -> int:
-        """In how many of the file's keys; micro-batch and accumulation, which go together, count as one."""
+    def edit_count(self, change: Change) -> int:
+        """How many of the file's keys change; micro-batch and accumulation, which go together, count as one."""
         keys = len(self._edits.get(change.estimate.config, change.values))
         return max(1, keys - ("micro_batch" in change.values))
 
@@ -327,8 +332,8 @@ class Case(Words):
         edits, after = {**self._edited, **self._edits.get(config, {})}, self._runs[config]
         text = self._file.changed(edits)
         if self._edited:
-            first = {path[-1]: value for path, value in self._edited.items()}
-            change = replace(change, values={**first, **change.values}, effect=max(change.effect, self._effect))
+            edited = {path[-1]: value for path, value in self._edited.items()}
+            change = replace(change, values={**edited, **change.values}, effect=max(change.effect, self._effect))
         return Remedy(
             change=replace(change, estimate=self._whole(change.estimate, after)),
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
@@ -337,20 +342,20 @@ class Case(Words):
 
 
 def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence[Remedy]:
-    """Those of the two that change less of the training; the first if they are alike."""
+    """The remedies that change less of the training; the first ones if both change as much."""
     if not some or not others:
         return some or others
     return min(some, others, key=lambda remedies: max(remedy.change.effect for remedy in remedies))
 
 
 def _with_habits(run: Run) -> str | None:
-    """The trainer whose habits the estimate has; None for one whose habits are not known, and where it would train
-    something else than the nearest config, as the answer then says by what is not counted."""
+    """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
+    than the nearest config: the answer's uncounted keys then say so."""
     trainer = TRAINERS.get(run.trainer)
     return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
 
 
-def extra_bytes(run: Run, model: Model) -> int:
+def bytes_beyond_formats(run: Run, model: Model) -> int:
     """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
     counts = shape(model)
     parameters = {

@@ -1,4 +1,4 @@
-"""What the checks share: the device, its fork servers, the estimator, and what earlier checks have found."""
+"""What the checks share: the device, its fork servers, the estimator, and the findings of earlier checks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TINY = Model(
 trial of about a second."""
 TINY_SEQ_LEN, TINY_BATCH = 64, 4
 EMULATED = "emulated"
-"""The figure of the check `probe` that says of each emulated number format (`bf16`, `fp16`) in words that it is."""
+"""The figure of the check `probe` with one sentence for each number format (`bf16`, `fp16`) that is emulated."""
 PLAIN_PRECISIONS = ("bf16-mixed", "fp16-mixed", "fp32")
 """What the plain recipe's precision is replaced by where the device refuses or emulates it, best first."""
 
@@ -64,7 +64,7 @@ class NoTimeLeft(AutofitError):
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One self-test's device and what was found on it so far. Checks only read `findings`."""
+    """One self-test's device and its findings so far. Checks only read `findings`."""
 
     device: str
     ranks: int = 1
@@ -76,9 +76,9 @@ class Bench:
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the check's name."""
     _jobs: dict[str, Job] = field(default_factory=dict)
-    """What was trained so far, by the workload's key."""
+    """The jobs trained so far, by the workload's key."""
     _runners: dict[int, GroupRunner] = field(default_factory=dict)
-    _estimating: PredictionProcess = field(default_factory=PredictionProcess)
+    _prediction_process: PredictionProcess = field(default_factory=PredictionProcess)
     """A trace that crashes or hangs costs one figure, and touches no device."""
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Bench:
     def start(self) -> None:
         """Start the processes now, so that their imports overlap."""
         self._runner(1).start()
-        self._estimating.warm()
+        self._prediction_process.warm()
 
     def _runner(self, ranks: int) -> GroupRunner:
         if ranks not in self._runners:
@@ -101,29 +101,29 @@ class Bench:
         return self._runners[ranks]
 
     def job(self, *, devices: int = 1) -> Job:
-        """The tiny model's."""
-        asked = Workload(
+        """The job that trains the tiny model."""
+        workload = Workload(
             model=TINY.name,
             model_digest=TINY.digest,
             seq_len=TINY_SEQ_LEN,
             global_batch=TINY_BATCH,
             devices=devices,
         )
-        return Job(model=TINY, workload=asked, hardware=self.hardware, stack=self.stack)
+        return Job(model=TINY, workload=workload, hardware=self.hardware, stack=self.stack)
 
     @property
     def plain(self) -> Config:
         """The plain recipe, in the first precision that works here without being emulated."""
         for precision in PLAIN_PRECISIONS:
-            found = self.findings.get(f"precision={precision}")
-            if found is not None and found.verdict is Verdict.WORKS:
+            finding = self.findings.get(f"precision={precision}")
+            if finding is not None and finding.verdict is Verdict.WORKS:
                 return complete({"precision": precision})
         return complete({"precision": PLAIN_PRECISIONS[-1]})
 
     def fitted(self, check: str) -> Trial | None:
         """The last trial of an earlier check; None where that did not fit, or the check did not run."""
-        found = self.findings.get(check)
-        trial = found.trials[-1] if found is not None and found.trials else None
+        finding = self.findings.get(check)
+        trial = finding.trials[-1] if finding is not None and finding.trials else None
         return trial if trial is not None and isinstance(trial.outcome, Fits) else None
 
     def job_of(self, trial: Trial) -> Job:
@@ -132,11 +132,11 @@ class Bench:
     def emulation(self, precision: str) -> str | None:
         """Why a precision counts as emulated here, as the probe or the data sheet says; None if it does not."""
         number_format = precision.partition("-")[0]
-        probed = self.findings.get("probe")
-        said = dict(probed.measured.get(EMULATED, {})) if probed is not None else {}
+        probe_finding = self.findings.get("probe")
+        reasons = dict(probe_finding.measured.get(EMULATED, {})) if probe_finding is not None else {}
         if number_format == "bf16" and not self.hardware.bf16:
-            said.setdefault("bf16", f"{self.hardware.name} has no bf16 arithmetic")
-        return said.get(number_format)
+            reasons.setdefault("bf16", f"{self.hardware.name} has no bf16 arithmetic")
+        return reasons.get(number_format)
 
     def trial(self, job: Job, config: Config, *, until: float, limit: int | None = None) -> Trial:
         """Run `config` until that time at most, or say why it cannot work here. Raises `NoTimeLeft`."""
@@ -169,15 +169,15 @@ class Bench:
         if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
             reason = f"estimates are for NVIDIA cards and processors; {self.hardware.name} is neither"
             return {"error": reason, "defect": False}
-        probed = self.findings.get("probe")
-        if probed is not None and "probe" in probed.measured:
-            job = as_probed(job, Probe.from_json(probed.measured["probe"]))
+        probe_finding = self.findings.get("probe")
+        if probe_finding is not None and "probe" in probe_finding.measured:
+            job = as_probed(job, Probe.from_json(probe_finding.measured["probe"]))
         seconds = max(0.0, min(until - time.monotonic(), PREDICTION_SECONDS))
         request = self._request(job, config, self.limit, seconds)
         try:
-            return self._estimating.call(_estimated, request, seconds=seconds)
+            return self._prediction_process.call(_estimated, request, seconds=seconds)
         except TooLate:
-            self._estimating.close()
+            self._prediction_process.close()
             return {"error": f"no estimate after {seconds:.0f} s", "defect": False}
         except Overloaded:  # it died, or takes more memory than it may
             return {"error": "the estimator's process ended", "defect": True}
@@ -194,15 +194,15 @@ class Bench:
         runners, self._runners = self._runners, {}
         for runner in runners.values():
             runner.close()
-        self._estimating.close()
+        self._prediction_process.close()
 
 
 _ESTIMATORS: dict[str, Any] = {}
-"""By the workload's key; in the estimating process."""
+"""Estimators by the workload's key, in the prediction process."""
 
 
 def _estimated(request: TrialRequest) -> dict[str, Any]:
-    """The request's config under its limit, as `Estimate.to_json`; for the estimating process."""
+    """The estimate of the request's config under its limit, as JSON; runs in the prediction process."""
     if not _ESTIMATORS:
         # Traces run on fake processors: importing bitsandbytes would take memory of a device that it sees.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}

@@ -18,10 +18,10 @@ def unfit(trial: Trial) -> Finding | None:
     if isinstance(outcome, Fits):
         return None
     verdict = {Unsupported: Verdict.REFUSED, Diverged: Verdict.DIFFERS}.get(type(outcome), Verdict.FAILED)
-    return Finding(verdict=verdict, reason=_said(outcome), trials=(trial,))
+    return Finding(verdict=verdict, reason=_reason(outcome), trials=(trial,))
 
 
-def _said(outcome: Outcome) -> str:
+def _reason(outcome: Outcome) -> str:
     assert not isinstance(outcome, Fits)
     if isinstance(outcome, Unsupported):
         return outcome.reason
@@ -30,66 +30,68 @@ def _said(outcome: Outcome) -> str:
 
 
 def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
-    """How a trial's losses or gradient differ from the plain run's by more than rounding, in words; None if they do
-    not, or where an emulated card has computed nothing. Without `updates_alike` only the first step is compared, before
-    any update."""
+    """How a trial's losses or gradient differ from the plain run's by more than rounding, in words. None if they do
+    not, or if an emulated card has computed nothing. Without `updates_alike` only the first step, before any update, is
+    compared."""
     if trial.hardware.is_emulated:
         return None
-    own, expected = trial.measurement, plain.measurement
-    assert own is not None and expected is not None
+    measured, expected = trial.measurement, plain.measurement
+    assert measured is not None and expected is not None
     if updates_alike:
-        judged = against(trial, plain).outcome
-        return judged.reason if isinstance(judged, Diverged) else None
-    gap, tolerance = loss_gap(own, expected), allowed(REFERENCE_TOLERANCE, trial.config)
+        outcome = against(trial, plain).outcome
+        return outcome.reason if isinstance(outcome, Diverged) else None
+    gap, tolerance = loss_gap(measured, expected), allowed(REFERENCE_TOLERANCE, trial.config)
     if abs(gap) > tolerance:
         return f"the first loss is {gap:+.2%} off plain training's: rounding explains {tolerance:.1%}"
-    turn, tolerance = gradient_gap(own, expected), allowed(GRADIENT_TOLERANCE, trial.config)
-    if turn is not None and abs(turn) > tolerance:
-        return f"the first gradient's norm is {turn:+.2%} off plain training's: rounding explains {tolerance:.1%}"
+    norm_gap, tolerance = gradient_gap(measured, expected), allowed(GRADIENT_TOLERANCE, trial.config)
+    if norm_gap is not None and abs(norm_gap) > tolerance:
+        return f"the first gradient's norm is {norm_gap:+.2%} off plain training's: rounding explains {tolerance:.1%}"
     return None
 
 
-def loss_gap(own: Measurement, expected: Measurement) -> float:
+def loss_gap(measured: Measurement, expected: Measurement) -> float:
     """Relative difference of the first step's loss."""
-    return own.losses[0] / expected.losses[0] - 1.0
+    return measured.losses[0] / expected.losses[0] - 1.0
 
 
-def gradient_gap(own: Measurement, expected: Measurement) -> float | None:
+def gradient_gap(measured: Measurement, expected: Measurement) -> float | None:
     """Relative difference of the first gradient's norm; None where loss scaling overflowed throughout."""
-    first, known = first_known(own.gradient_norms), first_known(expected.gradient_norms)
-    return None if first is None or not known else first / known - 1.0
+    norm, expected_norm = first_known(measured.gradient_norms), first_known(expected.gradient_norms)
+    return None if norm is None or not expected_norm else norm / expected_norm - 1.0
 
 
 def tiny_figure(trial: Trial, plain: Trial | None) -> str:
-    """A tiny run's step time and, with a plain run, how it compares, unless nothing is computed here."""
-    own = trial.measurement
-    assert own is not None
-    step = own.step_seconds.median
-    said = f"step {1000 * step:.1f} ms"
+    """A tiny run's step time; with a plain run also how the two compare, unless the card computes nothing."""
+    measured = trial.measurement
+    assert measured is not None
+    step = measured.step_seconds.median
+    figure = f"step {1000 * step:.1f} ms"
     if plain is None or plain is trial or trial.hardware.is_emulated:
-        return said
+        return figure
     expected = plain.measurement
     assert expected is not None
-    said += f", {step / expected.step_seconds.median:.1f}x plain; loss {loss_gap(own, expected):+.2%}"
-    turn = gradient_gap(own, expected)
-    return said if turn is None or plain.config["method"] != trial.config["method"] else f"{said}, gradient {turn:+.2%}"
+    figure += f", {step / expected.step_seconds.median:.1f}x plain; loss {loss_gap(measured, expected):+.2%}"
+    norm_gap = gradient_gap(measured, expected)
+    if norm_gap is None or plain.config["method"] != trial.config["method"]:
+        return figure
+    return f"{figure}, gradient {norm_gap:+.2%}"
 
 
 def size_figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
     """A real run's speed and its memory: seen by the driver, allocated, and predicted."""
-    own = trial.measurement
-    assert own is not None
-    said = f"{own.tokens_per_second:,.0f} tokens/s, driver-seen {format_bytes(own.device_bytes)}"
-    if own.peak_allocated_bytes != own.device_bytes:
-        said += f", allocated {format_bytes(own.peak_allocated_bytes)}"
+    measured = trial.measurement
+    assert measured is not None
+    figure = f"{measured.tokens_per_second:,.0f} tokens/s, driver-seen {format_bytes(measured.device_bytes)}"
+    if measured.peak_allocated_bytes != measured.device_bytes:
+        figure += f", allocated {format_bytes(measured.peak_allocated_bytes)}"
     if "error" in predicted:
-        return f"{said}, not predicted ({predicted['error']})"
-    return f"{said}, predicted {format_bytes(predicted['device_bytes'])} ({memory_gap(own, predicted):+.1%})"
+        return f"{figure}, not predicted ({predicted['error']})"
+    return f"{figure}, predicted {format_bytes(predicted['device_bytes'])} ({memory_gap(measured, predicted):+.1%})"
 
 
-def memory_gap(own: Measurement, predicted: Mapping[str, Any]) -> float:
+def memory_gap(measured: Measurement, predicted: Mapping[str, Any]) -> float:
     """Relative difference of the predicted from the driver-seen memory."""
-    return float(predicted["device_bytes"] / own.device_bytes - 1.0)
+    return float(predicted["device_bytes"] / measured.device_bytes - 1.0)
 
 
 def cut(seconds: float) -> Finding:

@@ -36,9 +36,9 @@ VARIABLES = (
 
 
 def checks(kind: str) -> tuple[Check, ...]:
-    """All of them for a `kind` of device, what matters most first: with too little time, the rest is not run.
+    """All checks for a `kind` of device, the most important first: with too little time, the rest is not run.
 
-    Real sizes are what takes longest on a processor. On an accelerator they take no longer than starting a trial does.
+    On a processor the checks at real sizes take longest. On an accelerator they take no longer than starting a trial.
     """
     sizes, techniques = (*size_checks.methods(), size_checks.limits()), tuple(technique_checks.others())
     return (
@@ -53,7 +53,7 @@ def checks(kind: str) -> tuple[Check, ...]:
 
 
 def _probe(bench: Bench, until: float) -> Finding:
-    """What a person would want to know of the device; `EMULATED` is what is emulated, by number format and in words."""
+    """The device's rates, and under `EMULATED` a sentence for each number format that is emulated."""
     from autofit.probe.run import run
 
     seconds = until - time.monotonic()
@@ -64,15 +64,15 @@ def _probe(bench: Bench, until: float) -> Finding:
         with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=seconds):
             model = load(usual_model(bench.hardware.kind))
             left = until - time.monotonic()
-            found = run(model, bench.hardware, bench.stack, most_seconds=left, loading_seconds=0.0)
+            probe = run(model, bench.hardware, bench.stack, most_seconds=left, loading_seconds=0.0)
     except device_lock.GivenUp as error:
         raise NoTimeLeft(str(error)) from None
-    failed = [part for part in found.parts if part.failure is not None]
+    failed = [part for part in probe.parts if part.failure is not None]
     return Finding(
-        verdict=Verdict.FAILED if len(failed) == len(found.parts) else Verdict.WORKS,
+        verdict=Verdict.FAILED if len(failed) == len(probe.parts) else Verdict.WORKS,
         reason="; ".join(f"{part.name}: {part.failure}" for part in failed),
-        figure=" ".join(findings(found)),
-        measured={EMULATED: emulated(found), "probe": found.to_json()},
+        figure=" ".join(findings(probe)),
+        measured={EMULATED: emulated(probe), "probe": probe.to_json()},
     )
 
 
@@ -83,7 +83,7 @@ def self_test(
     time_limit_seconds: float = 120.0,
     selected: Sequence[Check] | None = None,
     keep: Callable[[Report], None] = lambda report: None,
-    tell: Callable[[CheckResult], None] = lambda shown: None,
+    tell: Callable[[CheckResult], None] = lambda result: None,
 ) -> Report:
     """Run every check, or those `selected`, here and in place: no store, no Ray.
 
@@ -112,15 +112,15 @@ def self_test(
         for check in planned:
             finding = _run(check, bench, started + time_limit_seconds - time.monotonic())
             bench.findings[check.name] = finding
-            shown = CheckResult(check=check, finding=finding)
+            result = CheckResult(check=check, finding=finding)
             report = replace(
                 report,
                 seconds=time.monotonic() - started,
-                checks=(*report.checks, shown),
+                checks=(*report.checks, result),
                 pending=report.pending[1:],
             )
             keep(report)
-            tell(shown)
+            tell(result)
     finally:
         bench.close()
     return report
@@ -132,17 +132,17 @@ def _absent(bench: Bench) -> dict[str, str]:
 
 
 def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
-    """What the check finds, with the time that it took."""
+    """The check's finding, with the time that it took."""
     may_take = max(0.0, min(left_seconds, check.most_seconds))
     started = time.monotonic()
-    finding = _alone(check, bench, may_take)
+    finding = _in_thread(check, bench, may_take)
     taken = time.monotonic() - started
     if may_take < check.most_seconds and any(isinstance(trial.outcome, TimedOut) for trial in finding.trials):
         finding = replace(cut(may_take), trials=finding.trials)
     return replace(finding, seconds=taken)
 
 
-def _alone(check: Check, bench: Bench, may_take: float) -> Finding:
+def _in_thread(check: Check, bench: Bench, may_take: float) -> Finding:
     """Run the check in a thread that nothing waits for once its time is up: what it hangs on is ended."""
     answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
 

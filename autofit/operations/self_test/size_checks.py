@@ -25,7 +25,7 @@ ON_PROCESSOR, PROCESSOR_TOKENS, GPU_TOKENS = "smollm2-135m", 128, 2048
 ROOM = 0.85
 """Share of the limit that a model may be predicted to take: the self-test shows what works, not what just fits."""
 HANGING_PHASES = (None, "start", "setup", "meet")
-"""Phases in which a trial has nothing to do that takes a slow device long."""
+"""Phases that take no device long: a trial that times out in one of them hangs."""
 BELOW, ABOVE = 0.8, 1.15
 """Limits as multiples of what a config was measured to need. Below it by more than any cache or fragment that the
 allocator can give back, above it by more than runs differ."""
@@ -65,10 +65,10 @@ def predictions() -> Check:
 
 def _method(method: str, bench: Bench, until: float) -> Finding:
     config = complete({"method": method, "precision": bench.plain["precision"]})
-    found = _largest(bench, config, until)
-    if isinstance(found, Finding):
-        return found
-    job, predicted = found
+    largest = _largest(bench, config, until)
+    if isinstance(largest, Finding):
+        return largest
+    job, predicted = largest
     trial = bench.trial(job, config, until=until)
     if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
         reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
@@ -85,8 +85,8 @@ def _method(method: str, bench: Bench, until: float) -> Finding:
 
 
 def _too_slow(*trials: Trial) -> Finding | None:
-    """The finding where the last trial was at work at the check's deadline, which is no defect at a size that is chosen
-    for all devices; None where it was not: what has not begun to train by then hangs."""
+    """The finding if the last trial was still at work at the check's deadline: no defect, as the size is chosen for
+    all devices. None otherwise: a trial that has not begun to train by then hangs."""
     outcome = trials[-1].outcome
     if not isinstance(outcome, TimedOut) or outcome.phase in HANGING_PHASES:
         return None
@@ -123,16 +123,16 @@ def _job(bench: Bench, model: str, tokens: int) -> Job:
 
 
 def _limits(bench: Bench, until: float) -> Finding:
-    known = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
-    if known is None or known.measurement is None:
+    fitted = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
+    if fitted is None or fitted.measurement is None:
         return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
-    need = known.measurement.device_bytes
-    job = bench.job_of(known)
+    need = fitted.measurement.device_bytes
+    job = bench.job_of(fitted)
     low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, bench.limit)
-    below = bench.trial(job, known.config, until=until, limit=low)
-    above = bench.trial(job, known.config, until=until, limit=high)
-    said = (
-        f"{known.workload.model} {known.config['method']} needs {format_bytes(need)}: {below.outcome.kind} under "
+    below = bench.trial(job, fitted.config, until=until, limit=low)
+    above = bench.trial(job, fitted.config, until=until, limit=high)
+    figure = (
+        f"{fitted.workload.model} {fitted.config['method']} needs {format_bytes(need)}: {below.outcome.kind} under "
         f"{format_bytes(low)}, {above.outcome.kind} under {format_bytes(high)}"
     )
     trials = (below, above)
@@ -140,29 +140,29 @@ def _limits(bench: Bench, until: float) -> Finding:
     if slow is not None:
         return slow
     if isinstance(below.outcome, OutOfMemory) and isinstance(above.outcome, Fits):
-        return Finding(verdict=Verdict.WORKS, figure=said, trials=trials)
+        return Finding(verdict=Verdict.WORKS, figure=figure, trials=trials)
     reasons = [
         f"{trial.outcome.kind}: {trial.outcome.reason}" for trial in trials if not isinstance(trial.outcome, Fits)
     ]
-    return Finding(verdict=Verdict.FAILED, figure=said, reason=" | ".join(reasons), trials=trials)
+    return Finding(verdict=Verdict.FAILED, figure=figure, reason=" | ".join(reasons), trials=trials)
 
 
 def _predictions(bench: Bench, until: float) -> Finding:
     fitted = [
-        (trial, found.predicted)
-        for found in bench.findings.values()
-        if found.predicted is not None and (trial := found.trials[-1]).measurement is not None
+        (trial, finding.predicted)
+        for finding in bench.findings.values()
+        if finding.predicted is not None and (trial := finding.trials[-1]).measurement is not None
     ]
     failed = [predicted for _, predicted in fitted if predicted.get("defect")]
     errors = sorted({str(predicted["error"]) for predicted in failed})
-    real = [(t.measurement, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
-    gaps = [memory_gap(measured, predicted) for measured, predicted in real if measured is not None]
-    made = sum("error" not in predicted for _, predicted in fitted)
-    said = f"{made} of {len(fitted)} estimates made"
+    at_real_size = [(t.measurement, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
+    gaps = [memory_gap(measured, predicted) for measured, predicted in at_real_size if measured is not None]
+    estimate_count = sum("error" not in predicted for _, predicted in fitted)
+    figure = f"{estimate_count} of {len(fitted)} estimates made"
     if gaps:
-        said += f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off"
+        figure += f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off"
     measured = {"memory_gap_median": statistics.median(gaps)} if gaps else {}
     if not fitted:
         return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
     verdict = Verdict.FAILED if errors else Verdict.WORKS
-    return Finding(verdict=verdict, figure=said, reason=" | ".join(errors), measured=measured)
+    return Finding(verdict=verdict, figure=figure, reason=" | ".join(errors), measured=measured)

@@ -1,4 +1,4 @@
-"""Predictions in a process of their own: what traces a model can neither slow the server nor end it."""
+"""Predictions in a process of their own, so that tracing a model can neither slow the server nor end it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from autofit.workers.watch import end_with
 T = TypeVar("T")
 
 MEMORY_BYTES = 8 * GIB
-"""What it may take, or half of what this machine or its container has. The largest traces take 2 GiB."""
+"""Memory that the process may take, or half of this machine's or its container's. The largest traces take 2 GiB."""
 TASKS = 200
 """After so many answers another process takes over: libraries keep what they have traced."""
 ANSWER_SECONDS = 300.0
-"""How long an answer may take. What was traced by then is kept, so that who asks again has it sooner."""
+"""How long an answer may take. Traces made by then are kept, so that asking again is answered sooner."""
 
 
 class Overloaded(EnvironmentLacks):
@@ -42,49 +42,49 @@ class PredictionProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
     def __init__(self, *, waiting: int = 8) -> None:
-        """The process starts with the first call, or with `warm`. More requests than may be `waiting` would only time
-        out."""
+        """The process starts with the first call, or with `warm`. At most `waiting` calls are taken at once: more would
+        only time out."""
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
-        self._room = threading.BoundedSemaphore(waiting)
+        self._waiting_slots = threading.BoundedSemaphore(waiting)
         self._turn = threading.Lock()
         """Held by the call that the process works for: ending the process costs no other call its answer."""
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[Any] | None = None
         self._answers = 0
-        """Of this process, with those that it has still to give."""
+        """How many calls this process was given, answered or not."""
         self._lock = threading.Lock()
 
     def warm(self) -> None:
         """Start it, and return at once: it takes seconds to load the libraries, during which `call` waits."""
         threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
-    def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **named: Any) -> T:
+    def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
         """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
         much memory."""
         until = time.monotonic() + seconds
-        if not self._room.acquire(blocking=False):
+        if not self._waiting_slots.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
             if not self._turn.acquire(timeout=seconds):
                 raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
             try:
-                return self._answer(until, function, *arguments, **named)
+                return self._answer(until, function, *arguments, **keywords)
             except TimeoutError:
                 raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
             finally:
                 self._turn.release()
         finally:
-            self._room.release()
+            self._waiting_slots.release()
 
     def close(self) -> None:
         """End the process; the next call starts another."""
         with self._lock:
             self._end()
 
-    def _answer(self, until: float, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    def _answer(self, until: float, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         for _ in range(2):  # what ended the process may have been no fault of this call
             try:
-                return self._submit(function, *arguments, **named).result(until - time.monotonic())
+                return self._submit(function, *arguments, **keywords).result(until - time.monotonic())
             except MemoryError:
                 break
             except (BrokenProcessPool, CancelledError):
@@ -92,26 +92,26 @@ class PredictionProcess:
                     raise Overloaded("the server has ended its predictions", remedy="ask again") from None
                 self.close()
         self.close()
-        took = f"it takes more than the {format_bytes(self._memory_bytes)} that the server grants it"
-        raise Overloaded(took, remedy="ask for a shorter sequence or a smaller micro-batch")
+        reason = f"it takes more than the {format_bytes(self._memory_bytes)} that the server grants it"
+        raise Overloaded(reason, remedy="ask for a shorter sequence or a smaller micro-batch")
 
     def _load(self) -> None:
         with suppress(RuntimeError):  # the program ends
             self._submit(_load)
 
-    def _submit(self, function: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+    def _submit(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> Future[T]:
         with self._lock:
             # With max_tasks_per_child, calls that wait while a process retires may wait for ever (CPython gh-115634).
             if self._answers >= TASKS and (self._last is None or self._last.done()):
                 self._end()
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(
-                    1, mp_context=context(), initializer=_begin, initargs=(self._memory_bytes, os.getpid())
+                    1, mp_context=context(), initializer=_limit_process, initargs=(self._memory_bytes, os.getpid())
                 )
                 self._answers = 0
-            self._last = found = self._pool.submit(function, *arguments, **named)
+            self._last = future = self._pool.submit(function, *arguments, **keywords)
             self._answers += 1
-            return found
+            return future
 
     def _end(self) -> None:
         pool, self._pool = self._pool, None
@@ -124,7 +124,7 @@ class PredictionProcess:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(memory_bytes: int, server: int) -> None:
+def _limit_process(memory_bytes: int, server: int) -> None:
     """Limit this process, and what it starts, to so much memory of its own (setrlimit(2), RLIMIT_DATA); all of them end
     with the server."""
     os.setpgid(0, 0)

@@ -52,28 +52,28 @@ class Runner:
         """With `search_id` it drives that search alone. Otherwise, without `ray_address`, it takes searches for this
         machine's device only; raises `EnvironmentLacks` if there is none that trials can use."""
         self._store = store
-        self._driven = {"ray_address": ray_address, "in_place": in_place}
+        self._driver_options = {"ray_address": ray_address, "in_place": in_place}
         self._search_id = search_id
         self._hardware = None if ray_address is not None or search_id is not None else detect()[0]
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._looked_at = time.monotonic()
 
     def stop(self) -> None:
         """Have `run` return; a search under way goes back to the queue."""
-        self._over.set()
+        self._stopping.set()
 
     def is_alive(self) -> bool:
         """Whether it still looks into the store, or after its driver, as often as it should."""
         # Ending a driver and a lost store together take less than a minute.
-        return not self._over.is_set() and time.monotonic() - self._looked_at < 60.0
+        return not self._stopping.is_set() and time.monotonic() - self._looked_at < 60.0
 
     def run(self) -> None:
         """Claim and drive searches until `stop` is called. A store that fails is tried again."""
-        announced, said = False, ""
+        announced, last_error = False, ""
         with ExitStack() as stack:
             stack.callback(self.stop)  # whatever ends it
             store = stack.enter_context(Store.open(self._store))
-            while not self._over.is_set():
+            while not self._stopping.is_set():
                 self._looked_at = time.monotonic()
                 try:
                     if self._hardware is not None and not announced:
@@ -84,16 +84,21 @@ class Runner:
                     if lease is not None:
                         self._drive(store, lease)
                         continue
-                    said = ""
+                    last_error = ""
                 except StoreError as error:
-                    if str(error) != said:
+                    if str(error) != last_error:
                         _log.warning("autofit: the runner waits: %s", error)
-                    said = str(error)
-                self._over.wait(LOOK_SECONDS)
+                    last_error = str(error)
+                self._stopping.wait(LOOK_SECONDS)
 
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
-        told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
+        message = {
+            "lease": lease.to_json(),
+            "store": self._store,
+            "runner": os.getpid(),
+            "driven": self._driver_options,
+        }
         command = [sys.executable, *DRIVER]
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             # Standard input and not arguments: the store's address may hold a password.
@@ -103,21 +108,22 @@ class Runner:
             try:
                 assert child.stdin is not None
                 with suppress(BrokenPipeError), child.stdin as pipe:
-                    pipe.write(json.dumps(told).encode())
+                    pipe.write(json.dumps(message).encode())
                 self._wait(store, lease, child, errors)
             finally:  # an interrupt included
                 _end(child)
                 _log.info("autofit: search %s: its driver ended with exit code %d", lease.search_id, child.returncode)
                 errors.seek(0)
-                self._see_to_it(store, lease, child.returncode, lines_of(errors.read().partition(STACK)[0], "")[-1])
+                last_line = lines_of(errors.read().partition(STACK)[0], "")[-1]
+                self._requeue_or_fail(store, lease, child.returncode, last_line)
 
     def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes], errors: IO[str]) -> None:
         """Return when the driver has ended, or should be made to; pass its notices on meanwhile."""
-        told = 0
+        position = 0
         try:
-            while not self._over.is_set():
+            while not self._stopping.is_set():
                 self._looked_at = time.monotonic()
-                told = _pass_on(errors, told)
+                position = _pass_on(errors, position)
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(LOOK_SECONDS)
                     return
@@ -127,13 +133,13 @@ class Runner:
                             child.wait(ENDING_SECONDS)
                         return
         finally:
-            _pass_on(errors, told)
+            _pass_on(errors, position)
 
-    def _see_to_it(self, store: Store, lease: Lease, code: int, said: str) -> None:
-        """Give a search back whose driver has died, or fail it if that keeps happening. A driver that this runner has
-        ended, because it is to end itself, is no such."""
-        reason = f"its driver ended with exit code {code}: {said}"
-        died = not self._over.is_set()
+    def _requeue_or_fail(self, store: Store, lease: Lease, code: int, last_line: str) -> None:
+        """Give a search back whose driver has died, or fail it if that keeps happening. A driver that this runner ended
+        because the runner itself stops has not died."""
+        reason = f"its driver ended with exit code {code}: {last_line}"
+        died = not self._stopping.is_set()
         with suppress(LeaseLost):  # it has ended as it should
             if died and store.queue.deaths(lease.search_id) + 1 >= MOST_DEATHS:
                 store.queue.end(lease, "failed", {"reason": reason})
@@ -144,7 +150,7 @@ class Runner:
 
 @contextmanager
 def running(runners: Sequence[Runner]) -> Iterator[None]:
-    """Have each run in a thread of this process. They end with it, and searches under way go back to the queue."""
+    """Run each runner in a thread of this process. At exit they stop, and searches under way go back to the queue."""
     threads = [threading.Thread(target=runner.run, name=f"autofit-runner-{n}") for n, runner in enumerate(runners)]
     for thread in threads:
         thread.start()
@@ -158,21 +164,21 @@ def running(runners: Sequence[Runner]) -> Iterator[None]:
 
 
 def _names(hardware: Hardware) -> list[str]:
-    """What a search for this hardware may call it: with another power limit it is still the same card, but an emulated
-    card never stands for the real one."""
-    known = None if hardware.is_emulated else card_of(hardware.name)
-    return [hardware.name] if known is None else [hardware.name, known.name]
+    """The names by which a search may mean this hardware: with another power limit it is still the same card, but an
+    emulated card never stands for the real one."""
+    card = None if hardware.is_emulated else card_of(hardware.name)
+    return [hardware.name] if card is None else [hardware.name, card.name]
 
 
-def _pass_on(errors: IO[str], told: int) -> int:
-    """Log the notices in whole lines after the first `told` bytes; returns how many bytes are told then. The file's
-    position is the driver's, too: it must not move."""
-    said = os.pread(errors.fileno(), MOST_BYTES, told)
-    whole = said[: said.rfind(b"\n") + 1] if len(said) < MOST_BYTES else said
-    for line in whole.splitlines():
+def _pass_on(errors: IO[str], position: int) -> int:
+    """Log the notices among the whole lines after `position`; returns the position after these lines. The file's own
+    offset is the driver's, too: it must not move."""
+    chunk = os.pread(errors.fileno(), MOST_BYTES, position)
+    lines = chunk[: chunk.rfind(b"\n") + 1] if len(chunk) < MOST_BYTES else chunk
+    for line in lines.splitlines():
         if line.startswith(NOTICE):
             _log.warning("%s", line.decode(errors="replace"))
-    return told + len(whole)
+    return position + len(lines)
 
 
 def _end(child: subprocess.Popen[Any]) -> None:

@@ -26,7 +26,7 @@ from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
 from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache
 from autofit.prediction.estimation import why_not
-from autofit.prediction.helpful_changes import GAIN, Words, _Neighbourhood, effect_of
+from autofit.prediction.helpful_changes import GAIN, Expressible, _Neighbourhood, effect_of
 from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
@@ -238,11 +238,11 @@ def test_what_other_weights_take_is_counted_for_each_change() -> None:
     near = asking(estimator(), lora, limit - beside)
     assert near.advised().advice == ()
 
-    class Wide(Words):
-        def beside(self, config: Config) -> int:
+    class Wide(Expressible):
+        def extra_bytes(self, config: Config) -> int:
             return beside if config["method"] == "lora" else 0
 
-    found = near.advised(words=Wide())
+    found = near.advised(expressible=Wide())
     assert {change.values.get("method") for change in found.advice} == {"qlora"}
     assert all(change.estimate.memory_limit_bytes == limit for change in found.advice)
 
@@ -289,7 +289,7 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
     """What is near to it, of which nothing has been measured."""
     made = CachedEstimator(EstimateCache(estimator().job, None), RATES, estimator)
-    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Words())
+    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Expressible())
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:

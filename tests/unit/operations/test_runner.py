@@ -48,13 +48,13 @@ def test_deaths_of_drivers_count_and_restarts_do_not(store: Store) -> None:
     for _ in range(runner.MOST_DEATHS):
         store.queue.give_back(claimed(), "its driver was interrupted")
     for _ in range(runner.MOST_DEATHS - 1):
-        found._see_to_it(store, claimed(), -9, "Killed")
+        found._requeue_or_fail(store, claimed(), -9, "Killed")
         assert state() == "queued"
     stopped = runner.Runner(store.url, search_id=search_id)
     stopped.stop()
-    stopped._see_to_it(store, claimed(), -9, "Killed")  # it took too long to end
+    stopped._requeue_or_fail(store, claimed(), -9, "Killed")  # it took too long to end
     assert state() == "queued"
-    found._see_to_it(store, claimed(), -9, "Killed")
+    found._requeue_or_fail(store, claimed(), -9, "Killed")
     assert state() == "failed"
 
 
