@@ -11,9 +11,9 @@ from autofit.core.units import format_bytes
 from autofit.trial.measure import process_memory
 
 RESERVE_BYTES = 1024**3
-"""What a trial must leave of its host's memory: enough for what may be taken between two looks, and for those who wait
-for the trial. With less, the kernel kills, and not always the trial. On a small host, an eighth of what was available
-when the trial began."""
+"""What a trial must leave of its host's memory: enough for what may be taken between two checks, and for the processes
+that wait for the trial. With less, the kernel kills, and not always the trial. On a small host, an eighth of what was
+available when the trial began."""
 
 
 class HostExhausted(Exception):
@@ -31,11 +31,11 @@ class HostWatch:
         """Raises `HostExhausted` if less than the reserve is left; does nothing where the host does not say."""
         if self._before is None:
             return
-        left = process_memory.host_available()
-        if left is not None and left < self._reserve:
+        available = process_memory.host_available()
+        if available is not None and available < self._reserve:
             raise HostExhausted(
-                f"the host is out of memory: {format_bytes(left)} were left of the {format_bytes(self._before)} that "
-                "were available when the trial began"
+                f"the host is out of memory: {format_bytes(available)} were left of the {format_bytes(self._before)} "
+                "that were available when the trial began"
             )
 
     def outcome(self, error: HostExhausted, phase: str) -> OutOfMemory | Crashed:

@@ -1,4 +1,4 @@
-"""Expandable segments of CUDA's allocator: asked for in every trial, and done without where the driver refuses them."""
+"""Expandable segments of CUDA's allocator: on in every trial, and off where the driver refuses them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where CUDA's allocator finds its settings: in the second, torch's older name, if the first is not set."""
 EXPANDABLE = "expandable_segments"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
-_ASKED = re.compile(rf"{EXPANDABLE}\s*:\s*True")
+_EXPANDABLE_ON = re.compile(rf"{EXPANDABLE}\s*:\s*True")
 _UNCOUNTED = re.compile(r"backend\s*:\s*((?:cuda|hip)MallocAsync)")
 
 
 def allocator_settings() -> str:
-    """The user's own settings of CUDA's allocator, and expandable segments unless these say otherwise.
+    """The user's settings of CUDA's allocator, with expandable segments unless they say otherwise.
 
     Raises `EnvironmentLacks` where they choose an allocator whose memory cannot be measured.
     """
-    own = next(filter(None, map(os.environ.get, ALLOCATOR)), "")
-    if uncounted := _UNCOUNTED.search(own):
+    settings = next(filter(None, map(os.environ.get, ALLOCATOR)), "")
+    if uncounted := _UNCOUNTED.search(settings):
         raise EnvironmentLacks(
             f"PYTORCH_ALLOC_CONF asks for {uncounted[1]}, whose memory torch does not count",
             remedy="leave `backend` out of it",
         )
-    return own if EXPANDABLE in own else ",".join(filter(None, (own, f"{EXPANDABLE}:True")))
+    return settings if EXPANDABLE in settings else ",".join(filter(None, (settings, f"{EXPANDABLE}:True")))
 
 
 def first_allocation(device: torch.device) -> None:
@@ -46,12 +46,12 @@ def first_allocation(device: torch.device) -> None:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        asked, said = os.environ.get(ALLOCATOR[0], ""), str(error)
-        # So it reports what a function of the driver, as virtual memory needs, has answered (C10_CUDA_DRIVER_CHECK).
-        of_driver = "CUDA driver error" in said and "out of memory" not in said
-        if not of_driver or not _ASKED.search(asked):
+        settings, message = os.environ.get(ALLOCATOR[0], ""), str(error)
+        # Torch reports errors of the driver's functions, which virtual memory needs, this way (C10_CUDA_DRIVER_CHECK).
+        of_driver = "CUDA driver error" in message and "out of memory" not in message
+        if not of_driver or not _EXPANDABLE_ON.search(settings):
             raise
-        _set(_ASKED.sub(f"{EXPANDABLE}:False", asked))
+        _set(_EXPANDABLE_ON.sub(f"{EXPANDABLE}:False", settings))
         torch.empty(1, device=device)
 
 

@@ -14,18 +14,18 @@ def segments() -> set[Path]:
     """This user's segments of NCCL, which removes a segment's name once all ranks have mapped it
     (src/misc/shmutils.cc): a rank that dies before that leaves it behind. Gloo makes none, nor does DeepSpeed without
     LOCAL_SIZE in the environment."""
-    found = set()
+    paths = set()
     for path in FOLDER.glob("nccl-*"):
         with suppress(OSError):
             if path.stat().st_uid == os.getuid():
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths
 
 
-def remove_orphans(known: set[Path]) -> None:
-    """Remove segments that were not there when `known` was taken and that no process has mapped."""
+def remove_orphans(before: set[Path]) -> None:
+    """Remove segments that are not in `before`, an earlier result of `segments`, and that no process has mapped."""
     until = time.monotonic() + 1.0
-    while orphans := [path for path in segments() - known if not is_mapped(path)]:
+    while orphans := [path for path in segments() - before if not is_mapped(path)]:
         for path in orphans:
             with suppress(OSError):
                 # A younger segment may be one that another trial is about to map.
@@ -39,10 +39,10 @@ def remove_orphans(known: set[Path]) -> None:
 def is_mapped(segment: Path) -> bool:
     """Whether any process that this user may inspect has the segment mapped, under whatever name (proc(5), maps)."""
     try:
-        found = segment.stat()
+        status = segment.stat()
     except OSError:
         return False
-    mark = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} ".encode()
+    mark = f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino} ".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with suppress(OSError):

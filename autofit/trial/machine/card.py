@@ -1,4 +1,4 @@
-"""An NVIDIA card while a trial runs on it, looked at through NVML from outside the trial's process."""
+"""An NVIDIA card while a trial runs on it, observed through NVML from outside the trial's process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SM = 1
 
 @dataclass(slots=True)
 class CardWatch:
-    """The first visible card, from its creation on; shows nothing where there is no NVML. Used from one thread."""
+    """The first visible card, from its creation on; observes nothing where there is no NVML. Used from one thread."""
 
     process: int
     """The trial's process."""
@@ -30,60 +30,62 @@ class CardWatch:
     """What others held of the card's memory before the trial began."""
     _limits: CardState | None = field(init=False, default=None)
     """What does not change while a trial runs."""
-    _looks: list[CardState] = field(init=False, default_factory=list)
+    _samples: list[CardState] = field(init=False, default_factory=list)
     _errors_before: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         with suppress(nvml.Unreachable), nvml.first_card() as card:
             self._limits = CardState(
                 uuid=card.uuid,
-                sm_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", SM)),
-                power_limit_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementLimit") / 1000),
-                power_limit_default_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementDefaultLimit") / 1000),
+                sm_clock_max_mhz=_answer_or_none(lambda: card.query("nvmlDeviceGetMaxClockInfo", SM)),
+                power_limit_watts=_answer_or_none(lambda: card.query("nvmlDeviceGetPowerManagementLimit") / 1000),
+                power_limit_default_watts=_answer_or_none(
+                    lambda: card.query("nvmlDeviceGetPowerManagementDefaultLimit") / 1000
+                ),
                 others_bytes=self.others_bytes,
             )
-            self._errors_before = _said(lambda: _errors(card))
+            self._errors_before = _answer_or_none(lambda: _errors(card))
 
     def look(self) -> None:
-        """Note the card's clocks, and all else that is of the moment."""
+        """Sample the card's clocks, and all else that changes from moment to moment."""
         if self._limits is None:
             return
         with suppress(nvml.Unreachable), nvml.first_card() as card:
-            errors = _said(lambda: _errors(card))
-            known = errors is not None and self._errors_before is not None
-            self._looks.append(
+            errors = _answer_or_none(lambda: _errors(card))
+            are_counted = errors is not None and self._errors_before is not None
+            self._samples.append(
                 CardState(
                     uuid=card.uuid,
-                    sm_clock_mhz=_said(lambda: card.ask("nvmlDeviceGetClockInfo", SM)),
-                    throttle_mask=_said(lambda: card.ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
-                    others_share=_said(lambda: self._others_share(card)),
-                    memory_errors=errors - self._errors_before if known else None,  # type: ignore[operator]
+                    sm_clock_mhz=_answer_or_none(lambda: card.query("nvmlDeviceGetClockInfo", SM)),
+                    throttle_mask=_answer_or_none(lambda: card.query("nvmlDeviceGetCurrentClocksThrottleReasons")),
+                    others_share=_answer_or_none(lambda: self._others_share(card)),
+                    memory_errors=errors - self._errors_before if are_counted else None,  # type: ignore[operator]
                 )
             )
 
     def state(self) -> CardState | None:
-        """What was seen; None where NVML did not answer."""
-        if self._limits is None or not self._looks:
+        """All samples condensed into one; None where NVML did not answer."""
+        if self._limits is None or not self._samples:
             return self._limits
         # When something held the clock down while the card worked; bit 0x1 says that nothing ran
         # (nvmlClocksEventReasonGpuIdle).
-        held_down = [look for look in self._looks if (look.throttle_mask or 0) & ~0x1]
+        held_down = [sample for sample in self._samples if (sample.throttle_mask or 0) & ~0x1]
         return replace(
             self._limits,
-            sm_clock_mhz=_together(held_down or self._looks, "sm_clock_mhz", min),
-            throttle_mask=_together(self._looks, "throttle_mask", lambda masks: reduce(or_, masks)),
-            others_share=_together(self._looks, "others_share", fmean),
-            memory_errors=_together(self._looks, "memory_errors", max),
+            sm_clock_mhz=_condensed(held_down or self._samples, "sm_clock_mhz", min),
+            throttle_mask=_condensed(self._samples, "throttle_mask", lambda masks: reduce(or_, masks)),
+            others_share=_condensed(self._samples, "others_share", fmean),
+            memory_errors=_condensed(self._samples, "memory_errors", max),
         )
 
-    def _others_share(self, card: nvml.AskedCard) -> float | None:
-        """What processes other than the trial's used of the multiprocessors' time in the last sixth of a second or so:
-        one whose last sample is a second older than another's is no longer at work. None where process numbers mean
-        another thing to the driver, as in most containers."""
-        if self.process not in {process.pid for process in card.ask("nvmlDeviceGetComputeRunningProcesses")}:
+    def _others_share(self, card: nvml.OpenCard) -> float | None:
+        """The share of the multiprocessors' time that other processes used in the last sixth of a second or so. One
+        whose last sample is a second older than another's is no longer at work. None where the driver has other
+        process numbers, as in most containers."""
+        if self.process not in {process.pid for process in card.query("nvmlDeviceGetComputeRunningProcesses")}:
             return None
         latest: dict[int, Any] = {}
-        for sample in card.ask("nvmlDeviceGetProcessUtilization", 0):
+        for sample in card.query("nvmlDeviceGetProcessUtilization", 0):
             if sample.pid not in latest or sample.timeStamp > latest[sample.pid].timeStamp:
                 latest[sample.pid] = sample
         newest = max((sample.timeStamp for sample in latest.values()), default=0)
@@ -91,18 +93,18 @@ class CardWatch:
         return float(min(1.0, sum(sample.smUtil for sample in recent) / 100))
 
 
-def _together(looks: Sequence[CardState], name: str, condense: Callable[[list[Any]], T]) -> T | None:
-    values = [value for look in looks if (value := getattr(look, name)) is not None]
+def _condensed(samples: Sequence[CardState], name: str, condense: Callable[[list[Any]], T]) -> T | None:
+    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
     return condense(values) if values else None
 
 
-def _errors(card: nvml.AskedCard) -> int:
-    return int(card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT))
+def _errors(card: nvml.OpenCard) -> int:
+    return int(card.query("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT))
 
 
-def _said(ask: Callable[[], T]) -> T | None:
+def _answer_or_none(query: Callable[[], T]) -> T | None:
     """The answer; None where the card or its driver has none."""
     try:
-        return ask()
+        return query()
     except nvml.Unreachable:
         return None

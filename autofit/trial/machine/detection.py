@@ -1,4 +1,4 @@
-"""This machine: its device and the versions of its libraries, found without initialising a driver."""
+"""This machine: its device and the versions of its libraries, detected without initialising a driver."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
         )
     stack = installed_stack()
     if device in ("auto", "cuda"):
-        found = _cuda(_torch_build())
-        if found is not None:
+        device_and_driver = _cuda(_torch_build())
+        if device_and_driver is not None:
             _check_accounting(process_memory.is_readable(), "/proc/self/status")
-            hardware, driver = found
+            hardware, driver = device_and_driver
             return hardware, replace(stack, driver=driver)
         if device == "cuda":
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -64,23 +64,23 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
 
 
 def requested_card(hardware: str, device: str = "auto") -> Card | None:
-    """The card that a user names; None for this machine's own device: `auto`, its name, how what the driver calls it
-    ends (`RTX 4070`), or `gpu` where it is one.
+    """The card that a user names; None for this machine's device.
 
-    Raises `UsageError` for a name that is none, or that may be several cards'.
+    `auto`, the device's name, the end of the driver's name for it (`RTX 4070`), and `gpu` on a machine with a GPU all
+    mean this machine's device. Raises `UsageError` for a name that no card has, or that several may have.
     """
     name = hardware.strip().lower()
     if name == "auto":
         return None
     if matching_cards(name):
         return card(hardware)
-    here, _ = detect(device)
-    own_name = name == here.name or f" {here.device_name.lower()}".endswith(f" {name}")
-    if own_name or (name in GPU_NAMES and here.kind == "cuda"):
+    detected, _ = detect(device)
+    is_detected = name == detected.name or f" {detected.device_name.lower()}".endswith(f" {name}")
+    if is_detected or (name in GPU_NAMES and detected.kind == "cuda"):
         return None
     if name in GPU_NAMES:
-        some = ", ".join(known.name for known in cards() if known.supports)
-        raise UsageError(f"hardware {hardware!r} does not say which, and this machine has no GPU: name one of {some}")
+        names = ", ".join(entry.name for entry in cards() if entry.supports)
+        raise UsageError(f"hardware {hardware!r} does not say which, and this machine has no GPU: name one of {names}")
     return card(hardware)
 
 
@@ -96,8 +96,8 @@ def cpu() -> Hardware:
     name = _processor_name()
     count = threads()
     memory = host_memory_bytes()
-    used = instructions()
-    suffix = f"-{used}" if are_capped() else ""
+    instruction_set = instructions()
+    suffix = f"-{instruction_set}" if are_capped() else ""
     return Hardware(
         name=f"cpu-{_slug(name)}-{count}c"[: 64 - len(suffix)] + suffix,
         kind="cpu",
@@ -106,7 +106,7 @@ def cpu() -> Hardware:
         cores=count,
         host_memory_bytes=memory,
         bf16=True,
-        instructions=used,
+        instructions=instruction_set,
     )
 
 
@@ -116,27 +116,27 @@ def check_devices(hardware: Hardware, ranks: int) -> None:
     A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` returns it.
     """
     on_cpu = hardware.kind == "cpu"
-    there = hardware.cores if on_cpu else hardware.count
-    if ranks > there:
-        what = "cores, of which each rank takes at least one" if on_cpu else "visible devices"
+    available = hardware.cores if on_cpu else hardware.count
+    if ranks > available:
+        unit = "cores, of which each rank takes at least one" if on_cpu else "visible devices"
         raise EnvironmentLacks(
-            f"--devices {ranks} asks for {ranks} ranks, and {hardware.name} has {there} {what}",
-            remedy=f"use --devices {there}, or --ray-address of a cluster that has more",
+            f"--devices {ranks} asks for {ranks} ranks, and {hardware.name} has {available} {unit}",
+            remedy=f"use --devices {available}, or --ray-address of a cluster that has more",
         )
     if ranks > 1 and not on_cpu:
-        found = nvml.devices()
-        if found is None:
+        devices = nvml.devices()
+        if devices is None:
             raise EnvironmentLacks(
                 f"--devices {ranks} needs NVML, by which each rank gets a device of its own: {hardware.name} has none",
                 remedy="use --devices 1, or install NVIDIA's driver library (on ROCm only one device can be used)",
             )
-        check_even([_in_words(card) for card in found.visible[:ranks]])
+        check_even([_description(card) for card in devices.visible[:ranks]])
 
 
 def check_alike(hardware: Hardware) -> None:
     """Raise `EnvironmentLacks` if this machine's visible cards, of which `hardware` is the first, are not all alike."""
-    found = nvml.devices() if hardware.kind == "cuda" else None
-    kinds = sorted({_in_words(card) for card in found.visible}) if found is not None else []
+    devices = nvml.devices() if hardware.kind == "cuda" else None
+    kinds = sorted({_description(card) for card in devices.visible}) if devices is not None else []
     if len(kinds) > 1:
         raise EnvironmentLacks(
             f"this machine's cards differ ({', '.join(kinds)}): trials on one are not comparable with those on another",
@@ -144,7 +144,7 @@ def check_alike(hardware: Hardware) -> None:
         )
 
 
-def _in_words(card: nvml.NvidiaDevice) -> str:
+def _description(card: nvml.NvidiaDevice) -> str:
     return f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)"
 
 
@@ -216,8 +216,8 @@ def _torch_build() -> _TorchBuild:
     """What torch was built for, from its version.py: a wheel's name need not say so, and an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
-    said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return _TorchBuild(version=said["__version__"], cuda=said.get("cuda"), hip=said.get("hip"), xpu=said.get("xpu"))
+    names = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return _TorchBuild(version=names["__version__"], cuda=names.get("cuda"), hip=names.get("hip"), xpu=names.get("xpu"))
 
 
 def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
@@ -227,14 +227,14 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     """
     if build.hip is not None and (amd := _rocm()) is not None:
         return amd
-    found = nvml.devices()
-    if found is None or not found.visible:
+    devices = nvml.devices()
+    if devices is None or not devices.visible:
         if nvml.is_not_loaded():
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
-        for what, remedy in unused_devices():
-            _warn(f"{what}: {remedy}")
+        for sentence, remedy in unused_devices():
+            _warn(f"{sentence}: {remedy}")
         return None
-    first = found.visible[0]
+    first = devices.visible[0]
     if build.cuda is None:
         raise EnvironmentLacks(
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
@@ -251,31 +251,32 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         device_name=first.name,
         marketed=first.marketed_bytes,
         memory=first.memory_bytes,
-        count=len(found.visible),
+        count=len(devices.visible),
         capability=first.capability,
         power_limit_watts=first.power_limit_watts,
         mig_profile=first.mig_profile,
-        prefix=EMULATED if found.is_emulated else "",
+        prefix=EMULATED if devices.is_emulated else "",
     )
-    return hardware, found.driver
+    return hardware, devices.driver
 
 
 def unused_devices() -> Iterator[tuple[str, str]]:
-    """Each kind of GPU that is here and for which the installed torch is not built, with what would use it."""
-    build, there = _torch_build(), pci.gpus()
+    """A sentence for each kind of GPU in this machine that the installed torch is not built for, with a remedy."""
+    build, gpu_counts = _torch_build(), pci.gpus()
     for maker, platform_name, is_built, remedy in (
         ("AMD", "ROCm", build.hip, "make install TORCH_INDEX=<URL for your ROCm version>, see docs/install.md"),
         ("Intel", "XPU", build.xpu, "a torch for XPU would use it; autofit does not measure trials there yet"),
     ):
-        if maker in there and is_built is None:
-            many = f"{there[maker]} {maker} GPUs" if there[maker] > 1 else f"one {maker} GPU"
-            yield f"this machine has {many}, unused: torch {build.version} is not built for {platform_name}", remedy
+        if maker in gpu_counts and is_built is None:
+            count = gpu_counts[maker]
+            gpus = f"{count} {maker} GPUs" if count > 1 else f"one {maker} GPU"
+            yield f"this machine has {gpus}, unused: torch {build.version} is not built for {platform_name}", remedy
 
 
 @cache
-def _warn(what: str) -> None:
-    """Once per process: a device that is not used is seldom meant."""
-    _log.warning("autofit: %s", what)
+def _warn(message: str) -> None:
+    """Log a warning once per process: a device that is not used is seldom intended."""
+    _log.warning("autofit: %s", message)
 
 
 ROCM_SECONDS = 600.0
@@ -293,15 +294,18 @@ def _rocm() -> tuple[Hardware, str] | None:
     if not Path("/dev/kfd").exists():
         return None
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True, timeout=ROCM_SECONDS)
+        completed = subprocess.run(
+            [sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True, timeout=ROCM_SECONDS
+        )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLacks(
             f"ROCm does not answer within {format_duration(ROCM_SECONDS)}", remedy="check rocm-smi, or use --device cpu"
         ) from error
-    if done.returncode != 0 or not done.stdout.strip():
-        _warn(f"torch for ROCm finds no device: {lines_of(done.stderr, 'are you in the groups render and video?')[-1]}")
+    if completed.returncode != 0 or not completed.stdout.strip():
+        message = lines_of(completed.stderr, "are you in the groups render and video?")[-1]
+        _warn(f"torch for ROCm finds no device: {message}")
         return None
-    name, memory, count, chip, hip = json.loads(done.stdout)
+    name, memory, count, chip, hip = json.loads(completed.stdout)
     hardware = _accelerator(
         device_name=name, marketed=memory, memory=memory, count=count, capability=chip.partition(":")[0]
     )
@@ -354,9 +358,9 @@ def _slug(name: str) -> str:
 
 
 def _processor_name() -> str:
-    """The processor's name; family and model are added where it has no number, as under a hypervisor that reports only
-    the brand ("AMD EPYC"), which processors of very different speed share; of ARM's, which have no name, their numbers
-    of implementer and part."""
+    """The processor's name. Family and model are added to a name without a number, such as the brand "AMD EPYC" that
+    some hypervisors report: processors of very different speed share it. ARM processors have no name; the numbers of
+    implementer and part are added to the architecture's."""
     facts = processor_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     if "cpu family" in facts and not any(character.isdigit() for character in name):

@@ -28,16 +28,16 @@ Waiting = Callable[[int | None], object]
 """Called once when a lock is held by another process, with that process's number if it is known."""
 _log = logging.getLogger(__name__)
 NOT_BEGUN = "not begun"
-"""How the reason begins why somebody has waited in vain."""
+"""How the reason for a wait in vain begins."""
 
 
 class GivenUp(Exception):
-    """The lock was waited for as long as anybody wants it."""
+    """A lock was not free in the time that it was worth waiting for."""
 
 
 def names(kind: str, ranks: int = 1) -> list[str]:
-    """What the locks of the first `ranks` visible devices of a kind are called. The CPU is one device, whatever part of
-    it a trial uses; so are all devices that NVML does not know."""
+    """Names of the locks of the first `ranks` visible devices of a kind. The CPU counts as one device, whatever part of
+    it a trial uses; so do all devices that NVML does not know."""
     if kind == "cpu":
         return ["cpu"]
     cards = [card.uuid for number in range(ranks) if (card := nvml.visible(number)) is not None]
@@ -61,7 +61,7 @@ def held(
     started = time.monotonic()
     with ExitStack() as stack:
         for device in sorted(set(devices)):
-            lock = _opened(device)
+            lock = _open_lock(device)
             if lock is not None:
                 stack.callback(_release, lock)
                 _take(lock, waiting, unwanted, started + most_seconds)
@@ -69,7 +69,7 @@ def held(
 
 
 def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool], until: float) -> None:
-    started, told = time.monotonic(), False
+    started, has_reported = time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,8 +80,8 @@ def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool], until: floa
             if time.monotonic() >= until:
                 waited = format_duration(time.monotonic() - started)
                 raise GivenUp(f"{NOT_BEGUN}: another autofit process used the device for all of {waited}") from None
-            if not told:
-                told = True
+            if not has_reported:
+                has_reported = True
                 waiting(_holder(lock))
             time.sleep(POLL_SECONDS)
     os.ftruncate(lock, 0)
@@ -95,36 +95,36 @@ def _release(lock: int) -> None:
 
 
 def _holder(lock: int) -> int | None:
-    said = os.pread(lock, 20, 0)
-    return int(said) if said.isdigit() else None
+    content = os.pread(lock, 20, 0)
+    return int(content) if content.isdigit() else None
 
 
-def _opened(device: str) -> int | None:
-    """A descriptor of the device's lock file, which every user may write; None where there is no place for one: that is
-    no reason not to run trials, and is said."""
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # no folder of the user's own: others must see it
+def _open_lock(device: str) -> int | None:
+    """A descriptor of the device's lock file, which every user may write; None with a warning where it cannot be
+    opened: trials run all the same."""
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # not the user's folder: others must see it
     file = folder / f"autofit-{re.sub(r'[^A-Za-z0-9.-]', '_', device)}.lock"
     try:
-        return _opened_file(file)
+        return _open_file(file)
     except OSError as error:
-        _tell_of_no_lock(folder, error.strerror or str(error))
+        _warn_of_no_lock(folder, error.strerror or str(error))
         return None
 
 
 @cache
-def _tell_of_no_lock(folder: Path, why: str) -> None:
-    """Once in a process."""
-    _log.warning("autofit: trials of other processes may run at the same time: no lock in %s (%s)", folder, why)
+def _warn_of_no_lock(folder: Path, reason: str) -> None:
+    """Log the warning once per process."""
+    _log.warning("autofit: trials of other processes may run at the same time: no lock in %s (%s)", folder, reason)
 
 
-def _opened_file(file: Path) -> int:
-    """A descriptor of a lock file, which is made where there is none. Raises `OSError`."""
+def _open_file(file: Path) -> int:
+    """A descriptor of a lock file, created if it does not exist. Raises `OSError`."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         # First without O_CREAT: Linux refuses that for another user's file in a sticky folder (fs.protected_regular).
         with suppress(FileNotFoundError):
             return os.open(file, flags)
         with suppress(FileExistsError):  # another process was faster
-            made = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(made, 0o666)  # whatever the umask
-            return made
+            descriptor = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(descriptor, 0o666)  # whatever the umask
+            return descriptor

@@ -76,10 +76,10 @@ def devices() -> NvidiaDevices | None:
 def visible(number: int) -> NvidiaDevice | None:
     """This process's visible device `number`; None where there is none or the driver does not say."""
     try:
-        found = devices()
+        machine = devices()
     except EnvironmentLacks:
         return None
-    return found.visible[number] if found is not None and number < len(found.visible) else None
+    return machine.visible[number] if machine is not None and number < len(machine.visible) else None
 
 
 def held_bytes() -> int | None:
@@ -102,21 +102,21 @@ def is_not_loaded() -> bool:
 
 
 class Unreachable(Exception):
-    """NVML is not there, or has no answer; the message is the driver's."""
+    """NVML is absent or has no answer; the message is the driver's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedCard:
-    """A device to ask NVML about; good for as long as `first_card` is open."""
+class OpenCard:
+    """A device that NVML answers questions about, as long as `first_card` is open."""
 
     uuid: str
-    """The device's: of a MIG instance its own."""
+    """The id of the device: that of the instance, if it is a MIG instance."""
     handle: Any
-    """The card's: NVML answers for instances only what concerns their memory."""
+    """The card's handle: for a MIG instance, NVML answers only what concerns its memory."""
     instance: Any
-    """The device's own: of a MIG instance's card a container may not ask for the memory."""
+    """The device's handle: a container may not ask for the memory of the card that its MIG instance is part of."""
 
-    def ask(self, function: str, *arguments: Any) -> Any:
+    def query(self, function: str, *arguments: Any) -> Any:
         """The answer of one of NVML's functions about the card. Raises `Unreachable`."""
         import pynvml
 
@@ -127,7 +127,7 @@ class AskedCard:
 
 
 @contextmanager
-def first_card() -> Iterator[AskedCard]:
+def first_card() -> Iterator[OpenCard]:
     """This process's first visible device. Raises `Unreachable` where there is none or the driver does not say."""
     import pynvml
 
@@ -137,7 +137,7 @@ def first_card() -> Iterator[AskedCard]:
             if not handles:
                 raise Unreachable("there is no visible device")
             device, card = handles[0]
-            yield AskedCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card, instance=device)
+            yield OpenCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card, instance=device)
     except pynvml.NVMLError as error:
         raise Unreachable(str(error)) from error
 
@@ -147,10 +147,10 @@ def own_bytes() -> int | None:
     containers, whose processes it knows by other numbers."""
     try:
         with first_card() as card:
-            holders = card.ask("nvmlDeviceGetComputeRunningProcesses")
+            holders = card.query("nvmlDeviceGetComputeRunningProcesses")
     except Unreachable:
         return None
-    return next((one.usedGpuMemory for one in holders if one.pid == os.getpid()), None)
+    return next((holder.usedGpuMemory for holder in holders if holder.pid == os.getpid()), None)
 
 
 def why_unreachable() -> str | None:
@@ -174,16 +174,16 @@ def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[s
     guide, "CUDA environment variables".)
     """
     words = [str(i) for i in range(len(cards))] if value is None else [word.strip() for word in value.split(",")]
-    every = [*cards, *(instance for found in instances.values() for instance in found)]
+    uuids = [*cards, *(uuid for of_card in instances.values() for uuid in of_card)]
     chosen: list[str] = []
     for word in words:
         if word.isdecimal():
-            named = cards[int(word) : int(word) + 1]
+            matches = cards[int(word) : int(word) + 1]
         else:
-            named = [known for known in every if known.startswith(word)] if word.startswith(("GPU-", "MIG-")) else []
-        if len(named) != 1:
+            matches = [uuid for uuid in uuids if uuid.startswith(word)] if word.startswith(("GPU-", "MIG-")) else []
+        if len(matches) != 1:
             break
-        device = (instances.get(named[0]) or named)[0]
+        device = (instances.get(matches[0]) or matches)[0]
         if device in chosen:
             return []
         chosen.append(device)
@@ -229,63 +229,63 @@ def _mig_instances(card: Any) -> list[Any]:
         return []
     if not enabled:
         return []
-    found = []
+    instances = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
-            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+            instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
         except pynvml.NVMLError_NotFound:  # indices have gaps
             continue
-    return found
+    return instances
 
 
 def _memory(device: Any) -> tuple[int, int, int]:
-    """Bytes: all of it, what programs can use, what they hold now."""
+    """Bytes of the device's memory: all of it, what programs can use, what they hold now."""
     import pynvml
 
     with suppress(pynvml.NVMLError):  # of drivers before 510, which count what they reserve as used
-        found = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
-        return int(found.total), int(found.total) - int(found.reserved), int(found.used)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+        return int(memory.total), int(memory.total) - int(memory.reserved), int(memory.used)
     try:
-        found = pynvml.nvmlDeviceGetMemoryInfo(device)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
     except pynvml.NVMLError_NotSupported:
-        # The host's memory is its own, as on GB10 (DGX Spark): what processes hold of it is known, no total.
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # The device shares the host's memory, as GB10 (DGX Spark) does: NVML reports what processes hold, but no total.
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-        held = sum(one.usedGpuMemory or 0 for one in holders)
-        return whole, int(0.8 * whole), held  # programs may have as much of it as on a processor
-    return int(found.total), int(found.total), int(found.used)
+        held = sum(holder.usedGpuMemory or 0 for holder in holders)
+        return total, int(0.8 * total), held  # programs may have as much of it as on a processor
+    return int(memory.total), int(memory.total), int(memory.used)
 
 
 def _describe(device: Any, card: Any) -> NvidiaDevice:
     import pynvml
 
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
-    marketed, reachable, held = _memory(device)
+    marketed, usable, held = _memory(device)
     name = _text(pynvml.nvmlDeviceGetName(device))
     profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
         uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
         name=name,
         marketed_bytes=marketed,
-        memory_bytes=reachable,
+        memory_bytes=usable,
         held_bytes=held,
         capability=f"{major}.{minor}",
-        power_limit_watts=_unusual_power_limit(card),
+        power_limit_watts=_changed_power_limit(card),
         mig_profile=profile[1] if profile else None,
     )
 
 
-def _unusual_power_limit(card: Any) -> int | None:
-    """Watts of the limit that was set, if it is not the default. Not the enforced one: other limits, such as a
-    laptop's, move that from moment to moment."""
+def _changed_power_limit(card: Any) -> int | None:
+    """Watts of the power limit that was set, if it is not the default. The enforced limit is not used: other limits,
+    such as a laptop's, move it from moment to moment."""
     import pynvml
 
     try:
         limit = pynvml.nvmlDeviceGetPowerManagementLimit(card)
-        usual = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(card)
+        default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(card)
     except pynvml.NVMLError:
         return None
-    return None if round(limit / 1000) == round(usual / 1000) else round(limit / 1000)
+    return None if round(limit / 1000) == round(default / 1000) else round(limit / 1000)
 
 
 def _text(value: str | bytes) -> str:

@@ -11,11 +11,11 @@ from autofit.core.outcome import StepSeconds
 STUDENT_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
 """95 % quantile of Student's t for 1 to 15 degrees of freedom (NIST/SEMATECH e-Handbook, section 1.3.6.7.2)."""
 NORMAL_95 = statistics.NormalDist().inv_cdf(0.95)
-"""The same for more degrees of freedom: the normal distribution's."""
+"""95 % quantile of the normal distribution, used for more degrees of freedom."""
 MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
 MOST_REPEATS = 30
-"""Timed steps, however much they scatter."""
+"""Most timed steps, however much they scatter."""
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -34,7 +34,7 @@ def relative_spread(values: Sequence[float]) -> float | None:
 
 
 def step_seconds(values: Sequence[float]) -> StepSeconds:
-    """Those of a trial with these timed steps."""
+    """Median, 95 % quantile and relative spread of a trial's timed steps."""
     import numpy
 
     return StepSeconds(

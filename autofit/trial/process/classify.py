@@ -13,7 +13,7 @@ from autofit.core.units import format_bytes
 from autofit.trial.measure import process_memory
 
 _DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
-"""The line with which torch's allocator refuses, as it stands in the message of whatever exception carries it."""
+"""The line with which torch's allocator refuses, in the message of any exception that carries it."""
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 NO_ROOM_BYTES = 64 * 1024**2
@@ -41,7 +41,7 @@ _DEVICE_ALONE = _signs(
     r"cuda api failed with status 2\b",  # bitsandbytes: cudaErrorMemoryAllocation
     "cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
 )
-"""Nothing but the device's memory is meant by these, in an exception and on standard error."""
+"""These mean the device's memory and nothing else, in an exception and on standard error."""
 _DEVICE = _signs(_DEVICE_ALONE.pattern, "(cuda|hip) (error: )?out of memory", "cublas_status_alloc_failed")
 """On standard error, these count as the device's. CUDA reports page-locked host memory that it could not get in the
 same words: where a process left nothing else, nothing tells the two apart."""
@@ -120,8 +120,8 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
 
 
 def device_failure(error: BaseException, phase: str) -> Crashed | None:
-    """The outcome for `error` if the device itself has failed, or torch was not built for it, which says nothing of the
-    config; None for any other."""
+    """The outcome for `error` if the device itself has failed, or torch was not built for it: neither says anything
+    about the config. None for any other error."""
     if _has_no_kernel_image(error) and (reason := _why_no_kernels()):
         return Crashed(reason=reason, phase=phase, transient=True)
     if _FAULT.search(str(error)):
@@ -136,8 +136,8 @@ def _has_no_kernel_image(error: BaseException) -> bool:
 
 
 def _why_no_kernels() -> str | None:
-    """What the installed torch lacks for the current device; None where torch's own kernels run, and only those of
-    another library, which a config chose, do not."""
+    """What the installed torch lacks for the current device; None if torch's kernels run, and only those of another
+    library that the config chose do not."""
     import torch
 
     try:
@@ -154,13 +154,13 @@ def _why_no_kernels() -> str | None:
     return None
 
 
-def device_gone(why: str, found: Outcome, phase: str) -> Crashed:
-    """The outcome of a trial that came to `found` without a measurement on a device that no longer answers."""
-    said = getattr(found, "reason", "")
+def device_gone(why: str, outcome: Outcome, phase: str) -> Crashed:
+    """The outcome of a trial that ended with `outcome`, not a measurement, on a device that no longer answers."""
+    reason = getattr(outcome, "reason", "")
     return Crashed(
         reason=f"{DEVICE_GONE}: {why}",
         phase=phase,
-        stderr_tail=getattr(found, "stderr_tail", "") or said,
+        stderr_tail=getattr(outcome, "stderr_tail", "") or reason,
         transient=True,
     )
 
@@ -205,17 +205,17 @@ def ended_without_result(
     """
     tail = "\n".join(stderr.splitlines()[-20:])
     host = not host_is_device
-    lack, is_devices = _memory_line(stderr)
-    fault = next((line for line in stderr.splitlines() if _FAULT.search(line)), None)
-    if fault is not None and status != -signal.SIGKILL and lack is None:
+    memory_line, is_of_device = _memory_line(stderr)
+    fault_line = next((line for line in stderr.splitlines() if _FAULT.search(line)), None)
+    if fault_line is not None and status != -signal.SIGKILL and memory_line is None:
         return Crashed(
-            reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
+            reason=f"the device has failed: {fault_line.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
         )
     name = _signal_name(-status) if status < 0 else None
     if name == "SIGKILL":
         return _killed(kernel_oom_kills, short_bytes, phase, host=host)
-    if status != 0 and lack is not None:
-        return OutOfMemory(reason=lack, phase=phase, signal=name, host=host and not is_devices)
+    if status != 0 and memory_line is not None:
+        return OutOfMemory(reason=memory_line, phase=phase, signal=name, host=host and not is_of_device)
     if name is None:
         reason = f"the trial's process exited with status {status} and no result"
         return Crashed(reason=reason, phase=phase, exit_code=status, stderr_tail=tail)
@@ -223,8 +223,8 @@ def ended_without_result(
         # Much native code does not survive a failed allocation.
         reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
         return OutOfMemory(reason=reason, phase=phase, signal=name, host=host)
-    said = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
-    reason = f"the trial's process died of {name}{f': {said}' if said else ''}"
+    message = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
+    reason = f"the trial's process died of {name}{f': {message}' if message else ''}"
     return Crashed(reason=reason, phase=phase, signal=name, stderr_tail=tail)
 
 
@@ -237,7 +237,7 @@ def _signal_name(number: int) -> str:
 
 
 def _memory_line(stderr: str) -> tuple[str | None, bool]:
-    """The last line that speaks of memory that could not be had, and whether it was the device's; None without one."""
+    """The last line that reports a lack of memory, if any, and whether it was the device's memory."""
     if (line := _matching_line(stderr, _DEVICE)) is not None:
         return line, True
     return _matching_line(stderr, _ON_STDERR), False
@@ -258,14 +258,14 @@ def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host:
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
 
 
-def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False, **shown: Any) -> TimedOut:
-    """The outcome of a child that was killed at its deadline, or when the user interrupted it; `shown` are the other
-    fields of the outcome."""
+def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False, **fields: Any) -> TimedOut:
+    """The outcome of a child that was killed at its deadline, or when the user interrupted it; `fields` are the
+    other fields of the outcome."""
     how = "interrupted" if interrupted else "not finished"
     reason = f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}"
     if phase == LAUNCH:
         reason += f", without a word from the program: {HOW_TO_REPORT}"
-    return TimedOut(reason=reason, deadline_seconds=deadline_seconds, phase=phase, **shown)
+    return TimedOut(reason=reason, deadline_seconds=deadline_seconds, phase=phase, **fields)
 
 
 def stopped(phase: str) -> Crashed:
@@ -287,17 +287,17 @@ def kernel_oom_kills() -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """How many more these are than `before`; None where that is not known."""
+    """How many processes the kernel has killed for memory since the count was `before`; None where that is None."""
     return None if before is None else (kernel_oom_kills() or 0) - before
 
 
 def _no_room() -> bool:
-    left = process_memory.room()
-    return left is not None and left < NO_ROOM_BYTES
+    room = process_memory.room()
+    return room is not None and room < NO_ROOM_BYTES
 
 
-def _first_line(text: str, otherwise: str = "out of memory") -> str:
-    return text.splitlines()[0][:500] if text else otherwise
+def _first_line(text: str, default: str = "out of memory") -> str:
+    return text.splitlines()[0][:500] if text else default
 
 
 def _matching_line(text: str, sign: re.Pattern[str]) -> str | None:

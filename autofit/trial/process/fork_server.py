@@ -51,10 +51,10 @@ from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
-"""Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
-SELDOM = 100_000
-"""New objects between two garbage collections while libraries are imported, which Python's 700 makes a fifth longer.
-With none at all, the process would keep 8 MiB more."""
+"""Signs that the driver was initialised in this process before the fork; children are then spawned instead."""
+GC_THRESHOLD = 100_000
+"""New objects between two garbage collections while libraries are imported. With Python's default of 700, importing
+takes a fifth longer; with no collection at all, the process would keep 8 MiB more."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
 
@@ -69,13 +69,13 @@ class ForkServer:
         self._had_device = False
         """Whether the driver has answered for an accelerator: if it does no longer, the device is gone."""
         self._listener: socket.socket | None = None
-        """Where the ranks of the next trial meet, if they meet here."""
+        """The socket at which the next trial's ranks meet, if this process has opened it."""
         adopt_orphans()
 
     def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
         before, thresholds = len(sys.modules), gc.get_threshold()
-        gc.set_threshold(SELDOM)
+        gc.set_threshold(GC_THRESHOLD)
         try:
             self._import(model_type, deepspeed=deepspeed)
         finally:
@@ -133,11 +133,11 @@ class ForkServer:
         on_cpu = hardware.kind == "cpu"
         held_before = None if on_cpu else nvml.held_bytes()
         ranks = 1 if rendezvous is None else rendezvous.ranks
-        left = process_memory.host_available() if on_cpu else None
-        short_bytes = host_shortage(request.memory_limit_bytes, ranks, left)
+        available = process_memory.host_available() if on_cpu else None
+        short_bytes = host_shortage(request.memory_limit_bytes, ranks, available)
         watch = None if on_cpu else HostWatch()
-        kills = classify.kernel_oom_kills()
-        segments = shared_memory.segments()
+        kills_before = classify.kernel_oom_kills()
+        segments_before = shared_memory.segments()
         try:
             child = self._start(request.to_json(), started - request.seconds_since_asked, environment)
         except OSError as error:
@@ -154,7 +154,7 @@ class ForkServer:
                     phase=child.phase,
                     room=child.room,
                     stderr=child.tail(),
-                    kernel_oom_kills=classify.kills_since(kills),
+                    kernel_oom_kills=classify.kills_since(kills_before),
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
                 )
@@ -166,12 +166,12 @@ class ForkServer:
         finally:
             child.end(kill=True)
             child.output.close()
-            shared_memory.remove_orphans(segments)
+            shared_memory.remove_orphans(segments_before)
             if held_before is not None:
                 _await_device(held_before)
         self._had_device |= held_before is not None
-        if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=self._had_device and not on_cpu)):
-            outcome = classify.device_gone(gone, outcome, child.phase)
+        if not isinstance(outcome, Fits) and (why := _why_gone(child, had_device=self._had_device and not on_cpu)):
+            outcome = classify.device_gone(why, outcome, child.phase)
         seconds = time.monotonic() - started - child.recording_seconds
         return Attempt(outcome=outcome, seconds=seconds, device_state=device.state())
 
@@ -184,12 +184,12 @@ class ForkServer:
         watch: HostWatch | None,
         device: DeviceWatch,
     ) -> tuple[int, Outcome | None]:
-        """Listen to the child until it ends or its time is over, then end it; its exit status, and its outcome where it
-        has one. Raises what `commands` and `watch` raise."""
-        deadline, allowance, longest = request.deadline_seconds, _allowance(request), _longest_step(request)
-        ends = started + deadline, started + allowance
+        """Listen to the child until it ends or its time is over, then end it. Returns its exit status, and its outcome
+        if it has one. Raises what `commands` and `watch` raise."""
+        deadline, allowance = request.deadline_seconds, _allowance(request)
+        longest_step, end_times = _longest_step(request), (started + deadline, started + allowance)
         finished = self._listen(
-            child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
+            child, lambda: min(end_times[not child.earned], child.useless_at(longest_step)), commands, watch, device
         )
         device.end()
         if child.recording:
@@ -200,16 +200,16 @@ class ForkServer:
             child.recording_seconds = time.monotonic() - answered_at
         status = child.end(kill=not finished)
         if not finished and child.result is None:
-            most = deadline if child.earned else allowance
-            return status, _unfinished(child, min(most, time.monotonic() - started))
+            limit = deadline if child.earned else allowance
+            return status, _unfinished(child, min(limit, time.monotonic() - started))
         return status, child.result
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
         read_end, write_end = os.pipe()
-        passed = [write_end]
+        inherited = [write_end]
         if self._listener is not None:
-            passed.append(self._listener.fileno())
+            inherited.append(self._listener.fileno())
             data = {**data, "listener": self._listener.fileno()}
         if self._spawn:
             module = "autofit.trial.process.spawned"
@@ -221,7 +221,7 @@ class ForkServer:
                 stderr=output,
                 env={**os.environ, **environment},
                 close_fds=True,
-                pass_fds=passed,
+                pass_fds=inherited,
                 start_new_session=True,
             )
             assert process.stdin is not None
@@ -299,7 +299,7 @@ class ForkServer:
 
 
 def _stopped(child: ChildProcess, seconds: float, *, interrupted: bool) -> Outcome:
-    """The outcome of a child that is stopped after so many seconds, by the user or because another rank has failed."""
+    """The outcome of a child that is stopped after `seconds`, by the user or because another rank has failed."""
     child.take_rest()
     if child.result is not None:
         return child.result
@@ -307,22 +307,22 @@ def _stopped(child: ChildProcess, seconds: float, *, interrupted: bool) -> Outco
 
 
 def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = False) -> TimedOut:
-    """The outcome of a child that has not ended in so many seconds, with what it has shown."""
-    least = child.least_step_seconds
+    """The outcome of a child that has not ended after `seconds`, with what it has measured so far."""
+    step_seconds = child.least_step_seconds
     return classify.timed_out(
         deadline_seconds=seconds,
         phase=child.phase,
         interrupted=interrupted,
         phases_entered=child.phases_entered,
-        least_step_seconds=least,
-        is_proven=least is not None and least == child.shown_seconds,
+        least_step_seconds=step_seconds,
+        is_proven=step_seconds is not None and step_seconds == child.shown_seconds,
         peak_bytes=child.peak_bytes,
         timed_seconds=child.timed_seconds,
     )
 
 
 def _allowance(request: TrialRequest) -> float:
-    """Seconds that the trial may take unless it earns more. Of several ranks the first judges it, for all of them."""
+    """Seconds that the trial may take unless it earns more. The first of several ranks judges for all of them."""
     deadline, allowance = request.deadline_seconds, request.allowance_seconds
     return min(deadline, allowance) if allowance is not None and _judges(request) else deadline
 
@@ -333,7 +333,7 @@ def _judges(request: TrialRequest) -> bool:
 
 
 def _longest_step(request: TrialRequest) -> float:
-    """Seconds of an optimizer step beyond which the trial is of no use; infinite where any is."""
+    """Seconds of an optimizer step beyond which the trial is of no use; infinite if no step is too slow."""
     useful = useful_speed([rival.tokens_per_second for rival in request.rivals], request.least_tokens_per_second)
     if not useful or not _judges(request):
         return math.inf
@@ -347,19 +347,19 @@ def device_is_touched() -> bool:
 
 
 def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
-    """Why the device that the trial had can be used no longer; None if it can."""
+    """Why the trial's device can no longer be used; None if it can."""
     if child.is_stuck:
         return "its driver does not let a killed trial end"
     return nvml.why_unreachable() if had_device else None
 
 
 def _await_device(held_before: int) -> None:
-    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free; but
-    for 64 MiB, as other processes' fluctuates, too."""
+    """Wait until no more of the device's memory is held than before the trial, so that the next one finds it free.
+    64 MiB more are tolerated: other processes' memory fluctuates, too."""
     until = time.monotonic() + DEVICE_BACK_SECONDS
     while (held := nvml.held_bytes()) is not None and held > held_before + 64 * MIB:
         if time.monotonic() > until:
-            return  # then it is another process's
+            return  # another process holds it
         time.sleep(0.05)
 
 
@@ -371,29 +371,29 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
-    host = ForkServer(arguments.entry, spawn=arguments.spawn)
+    server = ForkServer(arguments.entry, spawn=arguments.spawn)
     if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
-        host.preload(None)
+        server.preload(None)
     commands = Commands(0)
     while (command := commands.next()) is not None:
         if "stop" in command:
             continue  # its trial has ended meanwhile
         if "listen" in command:
-            answer = _listening_answer(host, command["listen"])
+            answer = _listening_answer(server, command["listen"])
         else:
             request = TrialRequest.from_json(command)
             if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
-                host.preload(request.job.model.config.get("model_type"), deepspeed=uses_deepspeed(request.config))
+                server.preload(request.job.model.config.get("model_type"), deepspeed=uses_deepspeed(request.config))
             try:
-                answer = host.run(request, commands).to_json()
+                answer = server.run(request, commands).to_json()
             except EOFError:
                 return
         answers.write(json.dumps(answer) + "\n")
 
 
-def _listening_answer(host: ForkServer, address: str) -> dict[str, Any]:
+def _listening_answer(server: ForkServer, address: str) -> dict[str, Any]:
     try:
-        return {"port": host.listen(address)}
+        return {"port": server.listen(address)}
     except OSError as error:
         return {"error": f"no port at {address} can be had: {error.strerror or error}"}
 

@@ -23,40 +23,40 @@ from autofit.trial.program.environment import keeping_users
 from autofit.trial.request import TrialRequest
 
 ENDING_SECONDS = 5.0
-"""How long the parent may take to end."""
+"""How long the fork server may take to end."""
 LONGEST_WAIT_MS = 2**31 - 1
 """Most that poll(2) waits: 24 days."""
 GRACE_SECONDS = 120.0
-"""How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
+"""How long after a trial's deadline the fork server may be silent: after that it hangs itself, in the driver."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
-    """Environment of the fork server and its children, for one device: the `number`th of the visible ones of `kind`.
+    """Environment of the fork server and its children, for the `number`th visible device of `kind`.
 
     Raises `EnvironmentLacks` where the user's settings of CUDA's allocator make memory unmeasurable.
     """
     device = nvml.visible(number) if kind == "cuda" else None
     # By its id, because CUDA numbers devices by speed and NVML by slot.
-    chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
-    ours = {
+    visible_devices = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
+    variables = {
         "AUTOFIT_DEVICE_KIND": kind,
         # Otherwise DeepSpeed probes for the device itself whenever it is imported.
         "DS_ACCELERATOR": kind,
         **(dict.fromkeys(ALLOCATOR, allocator_settings()) if kind == "cuda" else {}),
-        # Lets torch see devices through NVML, without initialising the driver in the parent.
+        # Lets torch see devices through NVML, without initialising the driver in the fork server.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # Trials of autofit's own step download nothing, and say nothing that is not their own.
+        # Trials of autofit's own step download nothing, and libraries print nothing.
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    return {**os.environ, **chosen, **keeping_users(ours)}
+    return {**os.environ, **visible_devices, **keeping_users(variables)}
 
 
 class TrialRunner:
     """Runs trials one after another in fresh children of one fork server; one runner per device.
 
-    Used from one thread, except for `stop`. A parent that dies is restarted for the next trial.
+    Used from one thread, except for `stop`. A fork server that dies is restarted for the next trial.
     """
 
     def __init__(
@@ -73,24 +73,24 @@ class TrialRunner:
         if spawn:
             self._command.append("--spawn")
         self._process: subprocess.Popen[str] | None = None
-        self._complaints: IO[bytes] | None = None
-        """The parent's standard error: evidence if it cannot even start."""
+        self._server_stderr: IO[bytes] | None = None
+        """The fork server's standard error: evidence if it cannot even start."""
         self._running = False
-        self._speaking = threading.Lock()
-        """Held while a command is sent to the parent, so that a stop reaches the trial that it was meant for."""
+        self._write_lock = threading.Lock()
+        """Held while a command is sent to the fork server, so that a stop reaches the trial that it was meant for."""
 
     def start(self) -> None:
-        """Start the parent now, so that its imports overlap with other work."""
+        """Start the fork server now, so that its imports overlap with other work."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
-            self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the parent runs)
+            self._server_stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the fork server runs)
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints,
+                stderr=self._server_stderr,
                 text=True,
                 start_new_session=True,
             )
@@ -100,19 +100,19 @@ class TrialRunner:
         self.start()
         process = self._process
         assert process is not None
-        patience = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
+        patience_seconds = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
         try:
-            answer = self._asked(process, request.to_json(), patience)
+            answer = self._asked(process, request.to_json(), patience_seconds)
         except TimeoutError:
             self.close()
             reason = "the trial's parent process does not answer: the device's driver may hang"
-            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=patience)
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=patience_seconds)
         if answer is None:
             return Attempt(outcome=self._parent_died(process), seconds=0.0)
         return Attempt.from_json(answer)
 
     def listen(self, address: str) -> int:
-        """Have the parent open a port at `address` where the next trial's ranks meet; its number. Raises `OSError`."""
+        """Have the fork server open a port at `address` for the next trial's ranks; its number. Raises `OSError`."""
         self.start()
         process = self._process
         assert process is not None
@@ -126,33 +126,33 @@ class TrialRunner:
     def stop(self, why: str = "another rank has failed") -> None:
         """End the running trial, if there is one; `attempt` then says that it was stopped or, if `why` is
         `INTERRUPTED`, what it has shown so far. For another thread to call."""
-        with self._speaking:
+        with self._write_lock:
             process = self._process
             if self._running and process is not None:
-                self._tell(process, {"stop": why})
+                self._send(process, {"stop": why})
 
     def _asked(
         self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
     ) -> dict[str, Any] | None:
-        """The parent's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""
+        """The fork server's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""
         assert process.stdout is not None
-        with self._speaking:
-            self._tell(process, line)
+        with self._write_lock:
+            self._send(process, line)
             self._running = True
         try:
-            waiting = select.poll()  # `select.select` takes no descriptor beyond 1023
-            waiting.register(process.stdout, select.POLLIN)
-            if not waiting.poll(min(1000.0 * patience_seconds, LONGEST_WAIT_MS)):
+            poller = select.poll()  # `select.select` takes no descriptor beyond 1023
+            poller.register(process.stdout, select.POLLIN)
+            if not poller.poll(min(1000.0 * patience_seconds, LONGEST_WAIT_MS)):
                 raise TimeoutError
             answer = process.stdout.readline()
         except ValueError:
             answer = ""
         finally:
-            with self._speaking:
+            with self._write_lock:
                 self._running = False
         return json.loads(answer) if answer else None
 
-    def _tell(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
+    def _send(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # it died or was closed, as the missing answer will show
             process.stdin.write(json.dumps(line) + "\n")
@@ -162,9 +162,9 @@ class TrialRunner:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(ENDING_SECONDS)
         lines: list[str] = []
-        if self._complaints is not None:
-            self._complaints.seek(0)
-            lines = self._complaints.read().decode(errors="replace").splitlines()
+        if self._server_stderr is not None:
+            self._server_stderr.seek(0)
+            lines = self._server_stderr.read().decode(errors="replace").splitlines()
         self.close()
         status = process.returncode
         how = "says nothing more and does not end" if status is None else f"ended with status {status}"
@@ -176,24 +176,24 @@ class TrialRunner:
         )
 
     def hang_up(self) -> None:
-        """Have the parent end itself and any trial it runs, without waiting for it."""
+        """Have the fork server end itself and any trial it runs, without waiting for it."""
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
 
     def close(self) -> None:
-        """End the parent and any trial it runs."""
+        """End the fork server and any trial it runs."""
         self.hang_up()
         process, self._process = self._process, None
-        complaints, self._complaints = self._complaints, None
-        if complaints is not None:
-            complaints.close()
+        server_stderr, self._server_stderr = self._server_stderr, None
+        if server_stderr is not None:
+            server_stderr.close()
         if process is None:
             return
         assert process.stdout is not None
         try:
-            # A parent that is stuck in the driver does not even end when it is killed.
+            # A fork server that is stuck in the driver does not even end when it is killed.
             process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()

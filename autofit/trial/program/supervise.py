@@ -34,69 +34,69 @@ if TYPE_CHECKING:
 BEFORE_LIMIT_BYTES = 4 * GIB
 """Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
 torch, transformers and thread pools map 1.5 GiB on 2 cores, of which they touch a quarter."""
-_ENDING = ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM")
+_FATAL_SIGNALS = ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM")
 """Signals whose negative a launcher exits with. Those below are left out: a program's own `exit(-1)` is no SIGHUP."""
-_PASSED_ON = {
+_SIGNALS_BY_STATUS = {
     **{128 + number: -number for number in signal.Signals},
-    **{256 - signal.Signals[name]: -signal.Signals[name] for name in _ENDING},
+    **{256 - signal.Signals[name]: -signal.Signals[name] for name in _FATAL_SIGNALS},
 }
-"""An exit status that says which signal has ended what the program ran, as shells and launchers give it -> minus that
-signal's number."""
+"""The exit status by which shells and launchers report a signal that ended their program -> minus that signal's
+number."""
 
 
 def run_program(request: TrialRequest, events: EventPipe, *, asked_at: float) -> Outcome:
     """Run the workload's program for the config, until it has reported an outcome or has ended. Raises `UsageError` for
     a command that no longer exists as it was."""
     job = request.job
-    held = None if job.hardware.kind == "cpu" else nvml.held_bytes()
+    held_bytes = None if job.hardware.kind == "cpu" else nvml.held_bytes()
     events.enter(classify.LAUNCH)
-    place = f"autofit-trial-{secrets.token_hex(16)}"
+    address = f"autofit-trial-{secrets.token_hex(16)}"
     adopt_orphans()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(f"\0{place}")
+        listener.bind(f"\0{address}")
         listener.listen()
-        kills = classify.kernel_oom_kills()
+        kills_before = classify.kernel_oom_kills()
         try:
-            process = _started(request, place)
+            process = _start_program(request, address)
         except OSError as error:
             return Unsupported(reason=f"the program cannot be started: {error}")
-        told = {
+        greeting = {
             "request": request.to_json(),
             "asked_at": asked_at,
             "started_at": time.monotonic(),
-            "held_bytes": held,
+            "held_bytes": held_bytes,
         }
-        relay = _Relay(events=events, told=(json.dumps(told) + "\n").encode())
+        relay = _Relay(events=events, greeting=(json.dumps(greeting) + "\n").encode())
         try:
             outcome = relay.follow(process, listener)
         finally:
             _end(process)
     if outcome is not None:
         return outcome
-    return _without_result(
+    return _outcome_without_result(
         process.returncode,
         relay,
-        classify.kills_since(kills),
+        classify.kills_since(kills_before),
         on_cpu=job.hardware.kind == "cpu",
     )
 
 
-def _started(request: TrialRequest, place: str) -> subprocess.Popen[bytes]:
+def _start_program(request: TrialRequest, address: str) -> subprocess.Popen[bytes]:
     """The program, in a process group of its own within the trial's session; it ends with this process."""
     job = request.job
     assert job.workload.program is not None
-    words = Command.parse(job.workload.program).arguments(request.config, job.workload, source_of(job.model))
+    arguments = Command.parse(job.workload.program).arguments(request.config, job.workload, source_of(job.model))
     on_cpu = job.hardware.kind == "cpu"
     return subprocess.Popen(
-        words,
-        env=of_program(place, threads_per_rank(job.hardware, None, sharing=request.sharing)),
+        arguments,
+        env=of_program(address, threads_per_rank(job.hardware, None, sharing=request.sharing)),
         cwd=request.folder,
         process_group=0,
-        preexec_fn=partial(_in_program, request.memory_limit_bytes + BEFORE_LIMIT_BYTES if on_cpu else None),
+        preexec_fn=partial(_set_up_process, request.memory_limit_bytes + BEFORE_LIMIT_BYTES if on_cpu else None),
     )
 
 
-def _in_program(most_bytes: int | None) -> None:
+def _set_up_process(most_bytes: int | None) -> None:
     """In the new process, before the program replaces it."""
     die_with_parent()
     if most_bytes is not None:
@@ -108,8 +108,8 @@ class _Relay:
     """Passes on what a program reports."""
 
     events: EventPipe
-    told: bytes
-    """What whoever reports is told first."""
+    greeting: bytes
+    """The first line that a reporting process is sent."""
     steps: int = 0
     """Optimizer steps that were reported."""
     outcome: Outcome | None = None
@@ -144,7 +144,7 @@ class _Relay:
             self._connection = connection
             self._selector.register(connection, selectors.EVENT_READ)
             with suppress(BrokenPipeError):
-                connection.sendall(self.told)
+                connection.sendall(self.greeting)
 
     def _read(self) -> None:
         assert self._connection is not None
@@ -171,7 +171,7 @@ class _Relay:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the program, by itself within two seconds or else by force, and everything that it has started."""
+    """End the program, by force if it takes longer than two seconds, and everything that it has started."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -180,27 +180,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     end_orphans()
 
 
-def _without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
-    """The outcome of a program that ended by itself with this `status` before its trial had."""
-    written = _written()
-    status = _PASSED_ON.get(status, status)
+def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
+    """The outcome of a program that ended by itself with `status` before its trial had one."""
+    output = _last_output()
+    status = _SIGNALS_BY_STATUS.get(status, status)
     if status == 0:
-        # Whatever the config: the next search is not to take it for an answer.
-        tail = "\n".join(written.splitlines()[-20:])
+        # This says nothing about the config, so the next search must not take it for an answer.
+        tail = "\n".join(output.splitlines()[-20:])
         return Crashed(reason=_too_early(relay.steps), phase=relay.events.phase, stderr_tail=tail, transient=True)
-    found = classify.ended_without_result(
+    outcome = classify.ended_without_result(
         status=status,
         phase=relay.events.phase,
         room=None,
-        stderr=written,
+        stderr=output,
         kernel_oom_kills=kernel_oom_kills,
         host_is_device=on_cpu,
     )
-    if isinstance(found, Crashed) and found.exit_code is not None:
+    if isinstance(outcome, Crashed) and outcome.exit_code is not None:
         return replace(
-            found, reason=f"the program exited with status {status}: {lines_of(written, 'it said nothing')[-1]}"
+            outcome, reason=f"the program exited with status {status}: {lines_of(output, 'it said nothing')[-1]}"
         )
-    return found
+    return outcome
 
 
 def _too_early(steps: int) -> str:
@@ -210,8 +210,8 @@ def _too_early(steps: int) -> str:
     return f"the program ended after {steps} optimizer steps: let it train for at least 33"
 
 
-def _written() -> str:
-    """The last that the program has written, up to 8 KiB: its output is this process's own, a file."""
+def _last_output() -> str:
+    """The end of the program's output, up to 8 KiB: it writes to the same file as this process."""
     try:
         size = os.fstat(2).st_size
         return os.pread(2, 8192, max(0, size - 8192)).decode(errors="replace")
