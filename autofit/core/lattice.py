@@ -46,11 +46,11 @@ class Axis:
     """Pairs (a, b) where a step with a is claimed to do all the work of one with b and more, all else equal, so that it
     cannot be faster."""
     does: str = ""
-    """What the axis decides, in a sentence."""
+    """A sentence on what the axis decides."""
     meanings: Mapping[Value, str] = field(default_factory=dict)
     """What each value does and what it needs; empty where values are numbers."""
     where: str = "everywhere"
-    """Where the axis's values are valid, as far as they have that in common."""
+    """Where the axis's values are valid: the condition that all of them share."""
 
     @property
     def numeric(self) -> bool:
@@ -58,7 +58,7 @@ class Axis:
         return not self.values
 
     def of(self, config: Config) -> Value | None:
-        """The config's value, also where it goes without saying; None where the axis does not apply."""
+        """The config's value, even if the config leaves it out; None where the axis does not apply."""
         value = config.get(self.name)
         return self.recipe if value is None and self.is_unsaid else value
 
@@ -78,9 +78,9 @@ class Axis:
                 check_count(f"value of {self.name}", value)
                 return value
             raise unknown(f"value of {self.name}", value, ["a whole number of at least 1"])
-        for known in self.values:
-            if type(known) is type(value) and known == value:
-                return known
+        for valid in self.values:
+            if type(valid) is type(value) and valid == value:
+                return valid
         raise unknown(f"value of {self.name}", value, self.values)
 
     def parse(self, text: str) -> Value:
@@ -89,9 +89,9 @@ class Axis:
             if text.isdecimal() and len(text) > len(str(LARGEST_COUNT)):
                 raise UsageError(f"value of {self.name} is too long for a number")
             return self.check(int(text) if text.isdecimal() else text)
-        for known in self.values:
-            if spelled(known) == text.strip().lower():
-                return known
+        for value in self.values:
+            if spelled(value) == text.strip().lower():
+                return value
         raise unknown(f"value of {self.name}", text, self.values)
 
     def effect(self, value: Value) -> Effect:
@@ -163,7 +163,7 @@ class Config:
         return Config.of({**dict(self.items), **changes})
 
     def without(self, *axes: str) -> Config:
-        """The part of the config that these axes have no part in."""
+        """The config without its values of these axes."""
         return Config(tuple(item for item in self.items if item[0] not in axes))
 
     def __iter__(self) -> Iterator[str]:
@@ -201,16 +201,16 @@ class Lattice:
     """The place of each config."""
     values: tuple[tuple[tuple[str, Value], ...], ...] = field(init=False, repr=False, compare=False)
     """The axes' values of each config, as `values_of` gives them."""
-    _every: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
+    _all_values: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
     """Every axis value of any config."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "row_of", {config: row for row, config in enumerate(self.configs)})
         object.__setattr__(self, "values", tuple(map(self.values_of, self.configs)))
-        object.__setattr__(self, "_every", frozenset(value for values in self.values for value in values))
+        object.__setattr__(self, "_all_values", frozenset(value for values in self.values for value in values))
 
     def values_of(self, config: Config) -> tuple[tuple[str, Value], ...]:
-        """Axis and value of a config, also where the value goes without saying."""
+        """Axis and value of each axis of a config, including the values that it leaves out."""
         unsaid = ((a.name, a.recipe) for a in self.axes if a.is_unsaid and a.recipe is not None)
         return (*config.items, *(item for item in unsaid if item[0] not in config))
 
@@ -221,21 +221,21 @@ class Lattice:
 
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least as much memory as `config`, not including itself."""
-        own = dict(self.values_of(config))
-        heavier = self._with(config, lambda axis, value: axis.is_lighter_or_equal(own.get(axis.name), value))
+        values = dict(self.values_of(config))
+        heavier = self._with(config, lambda axis, value: axis.is_lighter_or_equal(values.get(axis.name), value))
         return tuple(c for c in heavier if self.holds(config, c))
 
     def below(self, config: Config) -> tuple[Config, ...]:
         """The configs that need no more memory than `config`, not including itself."""
-        own = dict(self.values_of(config))
-        lighter = self._with(config, lambda axis, value: axis.is_lighter_or_equal(value, own.get(axis.name)))
+        values = dict(self.values_of(config))
+        lighter = self._with(config, lambda axis, value: axis.is_lighter_or_equal(value, values.get(axis.name)))
         return tuple(c for c in lighter if self.holds(c, config))
 
     def _with(self, config: Config, accepts: Callable[[Axis, Value], bool]) -> Iterator[Config]:
         """The configs other than `config`, on the same axes, all of whose values are accepted. Every axis value is
         judged once: a lattice has tens of thousands of configs, but few values."""
         axes = {axis.name: axis for axis in self.axes}
-        accepted = {(name, value) for name, value in self._every if name not in axes or accepts(axes[name], value)}
+        accepted = {(name, value) for name, value in self._all_values if name not in axes or accepts(axes[name], value)}
         count = len(self.values_of(config))
         return (
             c

@@ -18,16 +18,16 @@ from autofit.core.errors import UsageError
 MOST_TOKENS = 2**31 - 1
 """Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
 GROUPS = 200
-"""Into how many groups of equal size a data set's sequences are summed up."""
+"""Number of groups of equal size that summarise a data set's sequences."""
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
-"""What tokenised data sets call a sequence's tokens."""
+"""Names that tokenised data sets give to a sequence's tokens."""
 COUNTS = ("length", "n_tokens", "num_tokens")
-"""What they call the number of these."""
+"""Names that they give to the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The lengths of a data set's sequences, summed up."""
+    """A summary of the lengths of a data set's sequences."""
 
     tokens: tuple[int, ...]
     """Mean tokens of each group of equally many sequences, shortest first."""
@@ -36,7 +36,7 @@ class Lengths:
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> Lengths:
-        """Those of sequences with so many tokens each, at least one of them; raises `UsageError`."""
+        """The lengths of sequences with these numbers of tokens. Raises `UsageError` for none, or invalid ones."""
         try:
             ordered = sorted(map(index, counts))
         except TypeError:
@@ -44,22 +44,24 @@ class Lengths:
         if not ordered:
             raise UsageError("no sequence has a length: give the number of tokens of at least one")
         if not 2 <= ordered[0] <= ordered[-1] <= MOST_TOKENS:
-            wrong = ordered[0] if ordered[0] < 2 else ordered[-1]
-            raise UsageError(f"a sequence has {wrong} tokens: a next-token loss needs 2, and {MOST_TOKENS} are enough")
+            invalid = ordered[0] if ordered[0] < 2 else ordered[-1]
+            raise UsageError(
+                f"a sequence has {invalid} tokens: a next-token loss needs 2, and {MOST_TOKENS} are enough"
+            )
         groups = min(GROUPS, len(ordered))
         bounds = [place * len(ordered) // groups for place in range(groups + 1)]
         means = (sum(ordered[start:end]) / (end - start) for start, end in pairwise(bounds))
         return cls(tuple(map(round, means)), ordered[-1])
 
     @classmethod
-    def given(cls, what: str | Path | Iterable[int] | None) -> Lengths | None:
-        """Those that a user gives, as a file or as the tokens of each sequence; raises `UsageError`."""
-        if what is None or isinstance(what, Lengths):
-            return what
-        return read_lengths(what) if isinstance(what, str | Path) else cls.of(what)
+    def given(cls, lengths: str | Path | Iterable[int] | None) -> Lengths | None:
+        """The lengths that a user gives as a file, or as the number of tokens of each sequence. Raises `UsageError`."""
+        if lengths is None or isinstance(lengths, Lengths):
+            return lengths
+        return read_lengths(lengths) if isinstance(lengths, str | Path) else cls.of(lengths)
 
     def cut(self, most: int) -> Lengths:
-        """Those of the same sequences, where longer ones are cut to `most` tokens."""
+        """The lengths after cutting sequences to at most `most` tokens."""
         return Lengths(tuple(min(length, most) for length in self.tokens), min(self.longest, most))
 
 
@@ -69,9 +71,9 @@ def mean(tokens: Sequence[int], power: int = 1) -> float:
 
 
 def padded(tokens: Sequence[int], sequences: int) -> Batches:
-    """The length of a micro-batch of so many sequences, which are drawn at random and padded to the longest of them.
+    """Lengths of micro-batches of `sequences` sequences, which are drawn at random and padded to the longest of them.
 
-    `tokens` are those of `Lengths`, of the groups from which sequences are drawn.
+    `tokens` are `Lengths.tokens` of the groups from which sequences are drawn.
     """
     # The longest of n draws comes from one of the first i of k groups with probability (i / k) ** n.
     reached = [(place / len(tokens)) ** sequences for place in range(len(tokens) + 1)]
@@ -79,7 +81,7 @@ def padded(tokens: Sequence[int], sequences: int) -> Batches:
 
 
 def grouped(tokens: Sequence[int], sequences: int, micro_batches: int) -> Batches:
-    """The same where the sequences of so many micro-batches are sorted by length and then cut into them."""
+    """Lengths of micro-batches where the sequences of `micro_batches` are sorted by length, then cut into these."""
     cuts = min(micro_batches, len(tokens))
     # The longest of n in order lies beyond their middle by half of what n - 1 of them span.
     beyond = (1.0 - 1.0 / sequences) / (2.0 * micro_batches)
@@ -88,7 +90,7 @@ def grouped(tokens: Sequence[int], sequences: int, micro_batches: int) -> Batche
 
 
 def _quantile(tokens: Sequence[int], share: float) -> float:
-    """The length that so many of the sequences do not exceed, between the means of their groups."""
+    """The length that `share` of the sequences do not exceed, interpolated between the means of their groups."""
     place = min(max(share * len(tokens) - 0.5, 0.0), len(tokens) - 1.0)
     below = int(place)
     above = min(below + 1, len(tokens) - 1)
@@ -97,32 +99,33 @@ def _quantile(tokens: Sequence[int], share: float) -> float:
 
 @lru_cache(maxsize=16)
 def packed(tokens: tuple[int, ...], row: int) -> Batches:
-    """The same where sequences share rows of `row` tokens, as many as have room: the longest first, each in the row
-    with the least room that takes it (best-fit decreasing, trl's `bfd`). None is cut, so that this is also
-    the least that trainers fill which cut them.
+    """Lengths of micro-batches where sequences share rows of `row` tokens.
+
+    The longest comes first, each in the row with the least room that takes it (best-fit decreasing, trl's `bfd`). No
+    sequence is cut: trainers that cut them fill rows at least as well.
     """
     rows: list[tuple[int, tuple[int, ...]]] = []  # the room that is left, and what is in the row
-    every = sorted(tokens * -(-1000 // len(tokens)), reverse=True)  # a thousand show how well they fill rows
-    for length in every:
+    lengths = sorted(tokens * -(-1000 // len(tokens)), reverse=True)  # a thousand show how well they fill rows
+    for length in lengths:
         place = bisect_left(rows, (length,))
-        room, held = rows.pop(place) if place < len(rows) else (row, ())
-        insort(rows, (room - length, (*held, length)))
+        room, contents = rows.pop(place) if place < len(rows) else (row, ())
+        insort(rows, (room - length, (*contents, length)))
     filled = len(rows) - rows[-1][0] / row  # more data would fill the emptiest
     # The shortest first, so that a beginning of the row has several.
-    whole = [tuple(sorted((*held, room) if room else held)) for room, held in rows]
-    squares = {each: sum(length**2 for length in each) for each in whole}
-    attended = math.fsum(squares[each] for each in whole) / len(whole)
+    full_rows = [tuple(sorted((*contents, room) if room else contents)) for room, contents in rows]
+    squares = {full: sum(length**2 for length in full) for full in full_rows}
+    attended = math.fsum(squares[full] for full in full_rows) / len(full_rows)
 
-    def typical(some: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-        return min(some, key=lambda each: abs(squares[each] - attended))
+    def typical(candidates: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        return min(candidates, key=lambda full: abs(squares[full] - attended))
 
     return Batches(
         ((row, 1.0),),
-        rows=filled / len(every),
-        row=typical(whole),
-        shared_row=typical([each for each in whole if len(each) > 1] or whole),
+        rows=filled / len(lengths),
+        row=typical(full_rows),
+        shared_row=typical([full for full in full_rows if len(full) > 1] or full_rows),
         attended=attended / row**2,
-        most_in_row=max(map(len, whole)),
+        most_in_row=max(map(len, full_rows)),
     )
 
 
@@ -135,19 +138,19 @@ class Batches:
     rows: float = 1.0
     """Rows for each sequence: fewer than one where sequences share them."""
     row: tuple[int, ...] = ()
-    """The tokens of each sequence in the row that stands for all where sequences share them, the rest as one more. Its
-    squared lengths, to which attention within each is proportional, sum to about what those of all rows do in the mean.
+    """Tokens of each sequence in a representative row where sequences share rows; the row's empty rest counts as one
+    more. Attention is proportional to the sum of the squared lengths, which is about the mean over all rows.
     """
     shared_row: tuple[int, ...] = ()
-    """The same of the rows that several sequences share, as far as there are such: a mask is built for these alone."""
+    """A representative of the rows with several sequences, if any: a mask is built for these alone."""
     attended: float = 1.0
-    """What attention does within each sequence of all rows, over what it does in rows of one sequence."""
+    """Attention's work within the sequences of all rows, over its work in rows of one sequence."""
     most_in_row: int = 1
     """The most sequences that share a row."""
 
     @property
     def tokens(self) -> float:
-        """What is computed for each sequence, padding included."""
+        """Tokens that are computed for each sequence, padding included."""
         return self.rows * self.moment(1)
 
     def moment(self, power: int) -> float:
@@ -176,9 +179,9 @@ class Batches:
         return ((short, 1.0 - of_long), (long, of_long))
 
     def weights(self, lengths: Sequence[int]) -> list[float]:
-        """What is known at these lengths, weighted so that the sum is the mean over micro-batches of whatever is a
-        polynomial of the length of a degree below their number."""
-        found = []
+        """The weight of each of n `lengths`, with which the sum of a function's values there is its mean over
+        micro-batches: exact for a polynomial of the length of a degree below n."""
+        weights = []
         for length in lengths:
             others = [other for other in lengths if other != length]
             # Lagrange's polynomial, 1 at `length` and 0 at the others, as coefficients from the lowest power on.
@@ -186,14 +189,14 @@ class Batches:
             for other in others:
                 scaled = [c / (length - other) for c in polynomial]
                 polynomial = [a - other * b for a, b in zip([0.0, *scaled], [*scaled, 0.0], strict=True)]
-            found.append(math.fsum(c * self.moment(power) for power, c in enumerate(polynomial)))
-        return found
+            weights.append(math.fsum(c * self.moment(power) for power, c in enumerate(polynomial)))
+        return weights
 
 
 def read_lengths(file: str | Path) -> Lengths:
-    """Those in a file that has one number of tokens a line, or in JSON lines with the tokens of each sequence.
+    """The lengths in a file that has one number of tokens a line, or JSON lines with the tokens of each sequence.
 
-    Raises `UsageError` that names the line which says something else.
+    Raises `UsageError` that names the first line with anything else.
     """
     path = Path(file).expanduser()
     try:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from autofit.core.errors import UsageError
 
 LARGEST_INTEGER = 2**63 - 1
-"""Of 64 bits: what databases and torch's generators accept."""
+"""The largest signed integer of 64 bits: databases and torch's generators accept no larger one."""
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
 _BYTES = {
@@ -20,7 +20,7 @@ _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 
 _NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)"
-"""Of no more digits than an int and a float can be made of."""
+"""A number with no more digits than `int` and `float` parse."""
 _SIZE = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)", re.ASCII)
 _TOKENS = re.compile(rf"{_NUMBER}\s*([kmbt]?)", re.IGNORECASE | re.ASCII)
 _BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
@@ -121,11 +121,11 @@ def format_duration(seconds: float) -> str:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02d} s"
-    if whole < 100 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
-    return f"{whole / 86400:.1f} d"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} m {whole_seconds % 60:02d} s"
+    if whole_seconds < 100 * 3600:
+        return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} m"
+    return f"{whole_seconds / 86400:.1f} d"

@@ -1,4 +1,4 @@
-"""What a search may spend, and what is left of it."""
+"""The time and trials that a search may spend, and what is left of them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LEAST_DEADLINE_SECONDS = 90.0
 """No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
 
 ALLOWANCE_SHARE = 0.1
-"""Share of the time budget, `USUAL_SECONDS` where there is none, that any trial may take: a wrong belief may cost that,
-and not the search."""
+"""Share of the time budget (`USUAL_SECONDS` without one) that any trial may take: a wrong prediction may cost that
+much, but not the search."""
 ALLOWANCE_FACTOR = 1.5
-"""Multiple of its expected duration that a trial may take, where that is more."""
+"""Multiple of its expected duration that a trial may take, if that is longer than `ALLOWANCE_SHARE` allows."""
 
 
 def wall_clock() -> float:
@@ -50,7 +50,7 @@ class Budget:
 
     @property
     def seconds_left(self) -> float | None:
-        """What is left of the time budget; None without one."""
+        """Seconds left of the time budget; None without one."""
         return None if self.limits.seconds is None else self.limits.seconds - self.elapsed_seconds
 
     def trials_left(self, begun: int) -> float:
@@ -59,24 +59,23 @@ class Budget:
 
     def left_for_trial(self, reserved_seconds: float = 0.0) -> float:
         """Seconds that a trial begun now may take before the search's time is over; infinite without a budget."""
-        left = self.seconds_left
-        # A trial begun in time may overrun the budget by that: to kill it then would waste what it has cost.
-        return float("inf") if left is None else max(0.0, left - reserved_seconds) + 10.0
+        seconds_left = self.seconds_left
+        # A trial begun in time may overrun the budget by 10 s: to kill it then would waste what it has cost.
+        return float("inf") if seconds_left is None else max(0.0, seconds_left - reserved_seconds) + 10.0
 
     def is_spent(self, begun: int) -> bool:
         """Whether no further trial may begin."""
-        left = self.seconds_left
-        return self.trials_left(begun) <= 0 or (left is not None and left <= 0)
+        seconds_left = self.seconds_left
+        return self.trials_left(begun) <= 0 or (seconds_left is not None and seconds_left <= 0)
 
     def allowance_seconds(self, expected_seconds: float) -> float:
-        """What a trial that should take `expected_seconds` may take unless it shows that it may be the best."""
+        """Seconds that a trial expected to take `expected_seconds` may take unless it shows that it may be the best."""
         total = USUAL_SECONDS if self.limits.seconds is None else self.limits.seconds
-        share = ALLOWANCE_SHARE * total
-        return max(share, ALLOWANCE_FACTOR * expected_seconds)
+        return max(ALLOWANCE_SHARE * total, ALLOWANCE_FACTOR * expected_seconds)
 
     def patience_seconds(self, expected_seconds: float) -> float:
-        """After how long a trial that should take `expected_seconds` is taken to hang: five times as long or, with a
-        time budget, a fifth of that: five hangs may use it up, one may not."""
+        """Seconds after which a trial expected to take `expected_seconds` counts as hung: five times that or, if
+        longer, a fifth of the time budget: five hangs may use it up, one may not. Without a budget, the deadline."""
         if self.limits.seconds is None:
             return self.limits.deadline_seconds
         patience = max(LEAST_DEADLINE_SECONDS, 0.2 * self.limits.seconds, 5.0 * expected_seconds)

@@ -76,7 +76,7 @@ class SearchLoop:
         self._show()
 
     def winner(self) -> Point | None:
-        """What would be recommended now."""
+        """The point that would be recommended now."""
         return choose(
             self.state.points(),
             memory_limit_bytes=self.plan.limits.memory_bytes,
@@ -85,12 +85,12 @@ class SearchLoop:
         )
 
     def quickest(self) -> Candidate | None:
-        """Of the open configs that are worth a trial, the one whose trial should end first; None if none is."""
+        """The open config that is worth a trial and whose trial should end first; None if there is none."""
         return min(self._acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
     def kept_waiting(self) -> str | None:
-        """Why a trial was not even begun, if one was not: the device was another process's."""
+        """Why a trial was not even begun, if one was not: another process held the device."""
         return self._scheduler.kept_waiting
 
     @property
@@ -99,15 +99,15 @@ class SearchLoop:
         return {} if self._predictions is None else self._predictions.beyond_host
 
     def _begin(self) -> None:
-        """What is known without any trial."""
+        """Set up the state that needs no trial."""
         job, limits = self.plan.job, self.plan.limits
         self._budget = Budget(limits=limits, clock=self.clock)
         self.state = LatticeState.of(self.plan)
         self.progress = Progress(candidates=len(self.plan.lattice.configs))
         dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
-        # What a user's program trains on, and from which weights, is its own.
-        alike = job.workload.program is None and not dropout and not job.hardware.is_emulated
-        self._baselines = FamilyBaselines(comparable=alike)
+        # A user's program chooses its own data and initial weights.
+        comparable = job.workload.program is None and not dropout and not job.hardware.is_emulated
+        self._baselines = FamilyBaselines(comparable=comparable)
         self._scheduler = Scheduler(
             budget=self._budget,
             open_pool=self.open_pool,
@@ -119,25 +119,25 @@ class SearchLoop:
         self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:
-        """Begin with what earlier trials have shown."""
+        """Begin with the results of earlier trials."""
         self._begin()
-        known, limits = self.log.known(self.plan.job), self.plan.limits
+        trials_by_config, limits = self.log.known(self.plan.job), self.plan.limits
         self._note_repeatability()
-        self.state.recall_bounds(trial for attempts in known.values() for trial in attempts)
-        stored = answers(known, self.plan.lattice, limits.memory_bytes, limits.deadline_seconds)
+        self.state.recall_bounds(trial for attempts in trials_by_config.values() for trial in attempts)
+        stored = answers(trials_by_config, self.plan.lattice, limits.memory_bytes, limits.deadline_seconds)
         for config, trial in stored.items():
             checked = self._checked(trial)
-            self._adviser.recall(checked if checked is trial else self.log.keep(checked), known[config])
+            self._adviser.recall(checked if checked is trial else self.log.keep(checked), trials_by_config[config])
         self.progress.from_store = len(stored)
-        self._leave_out_what_loses_workers(trial for attempts in known.values() for trial in attempts)
+        self._rule_out_lost_workers(trial for attempts in trials_by_config.values() for trial in attempts)
         self._refute()
         self._show()
 
-    def _leave_out_what_loses_workers(self, earlier: Iterable[Trial]) -> None:
-        """Configs during whose trials too many workers were lost: they would cost every search as many again."""
-        self._scheduler.lost_workers = lost_workers(earlier)
-        lost = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
-        left_out = [c for c in lost if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
+    def _rule_out_lost_workers(self, trials: Iterable[Trial]) -> None:
+        """Rule out configs whose trials have lost too many workers: they would cost every search as many again."""
+        self._scheduler.lost_workers = lost_workers(trials)
+        configs = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
+        left_out = [c for c in configs if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
         if left_out:
             _log.warning(
                 "autofit: configs left out because %d workers were lost while each of them ran: %s (--fresh tries "
@@ -157,7 +157,7 @@ class SearchLoop:
                     config=config,
                     memory_limit_bytes=self.plan.limits.memory_bytes,
                     deadline_seconds=self._budget.patience_seconds(expected),
-                    # How long a user's program takes before its first step, nothing has shown.
+                    # Nothing tells how long a user's program takes before its first step.
                     allowance_seconds=None if by_user else self._budget.allowance_seconds(expected),
                     timing_seconds=TIMING_SECONDS,
                     rivals=self._rivals(config),
@@ -166,10 +166,10 @@ class SearchLoop:
                 self._scheduler.begin(request, reserved_seconds=self._verification_seconds())
             if not self._scheduler.in_flight:
                 return
-            shown, cut = self._scheduler.collect()
-            for config in cut:
+            trials, cut_off = self._scheduler.collect()
+            for config in cut_off:
                 self._adviser.give_up(config)
-            for trial in shown:
+            for trial in trials:
                 self._adviser.tell(trial)
             self._refute()
             self._show()
@@ -190,8 +190,8 @@ class SearchLoop:
         in_flight = self._scheduler.in_flight
         if not in_flight or self._predictions is None:
             return True
-        following = self._acquisition.best(self._seconds_to_explore())
-        return following is None or self._predictions.held_beside(following.config, in_flight)
+        candidate = self._acquisition.best(self._seconds_to_explore())
+        return candidate is None or self._predictions.held_beside(candidate.config, in_flight)
 
     def _predict_once(self) -> bool:
         """Take the predictions into account; False if that was already done."""
@@ -219,15 +219,15 @@ class SearchLoop:
             return "the trial limit is reached"
         # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
         # must be broken that no config fixes.
-        lost = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
-        if self.progress.best is None and lost:
+        is_broken = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
+        if self.progress.best is None and is_broken:
             return f"{self.progress.failed} trials failed and none fitted"
         if self._acquisition.best(seconds) is not None:
             return None
         predicted_out = len(self._acquisition.predicted_out())
         if len(self.state.open) == predicted_out:
-            also = ", or predicted not to fit" if predicted_out else ""
-            return f"every config is measured or ruled out{also}"
+            addition = ", or predicted not to fit" if predicted_out else ""
+            return f"every config is measured or ruled out{addition}"
         if self._acquisition.best() is not None:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._acquisition.worthwhile_gain()
@@ -257,8 +257,8 @@ class SearchLoop:
         return self.state.trials[measured.config].seconds + timing_seconds - TIMING_SECONDS
 
     def _verification_timing(self) -> float:
-        """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget, but
-        what any other trial takes."""
+        """Seconds of timed repeats of the winner: no more than a tenth of a time budget, but at least as long as any
+        other trial's."""
         total = self.plan.limits.seconds
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
@@ -285,7 +285,7 @@ class SearchLoop:
         if self.state.does_not_fit(kept):
             self.progress.out_of_memory += 1
         elif worker_was_lost(kept.outcome):
-            pass  # of a lost node all trials are lost, which says little of each
+            pass  # a lost node loses all of its trials, which says little about each
         # A trial that went on for a whole deadline may hang within a micro-step, as if that were slow.
         elif not isinstance(kept.outcome, Fits) and (
             kept.least_step_seconds is None or kept.seconds >= self.plan.limits.deadline_seconds
@@ -295,32 +295,32 @@ class SearchLoop:
         return kept
 
     def _set_aside(self, trial: Trial, reason: str) -> None:
-        """Let a kept trial count no longer: it ran on a device that is not what it is called."""
+        """Stop counting a kept trial: its device is not what its name says."""
         self.log.set_aside(trial, reason)
         self.state.set_aside(trial, reason)
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""
         checked = self._baselines.checked(trial)
-        return checked if checked is trial else self._verdict(checked)
+        return checked if checked is trial else self._of_this_search(checked)
 
-    def _verdict(self, refuted: Trial) -> Trial:
+    def _of_this_search(self, refuted: Trial) -> Trial:
         """A trial that this search has found to be wrong, with this search's limit and the current time."""
         return replace(refuted, memory_limit_bytes=self.plan.limits.memory_bytes, recorded_at=now())
 
     def _refute(self) -> None:
-        """Store and tell the trials that later, plainer ones have shown to be wrong."""
+        """Store the trials that later, plainer ones have shown to be wrong, and tell the adviser."""
         for refuted in self._baselines.take_refuted():
-            self._adviser.tell(self.log.keep(self._verdict(refuted)))
+            self._adviser.tell(self.log.keep(self._of_this_search(refuted)))
 
     def _verify(self) -> bool:
-        """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
+        """Run the winner again in a fresh process, unless it has run twice; returns whether that gave a result."""
         winner = self.winner()
         return winner is not None and self._must_verify() and self._run_again(winner, self._verification_timing())
 
     def _contest(self) -> bool:
-        """Run again what may well be faster than the winner, for all that its one noisy trial has shown; returns
-        whether that has shown anything."""
+        """Run again a config that may well be faster than the winner, despite its one noisy trial; returns whether that
+        gave a result."""
         winner = self.winner()
         if winner is None or self._budget.is_spent(self._scheduler.ended):
             return False
@@ -328,7 +328,7 @@ class SearchLoop:
         return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
     def _run_again(self, measured: Point, timing_seconds: float) -> bool:
-        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown a thing.
+        """Run a fitting config again in a fresh process, if the limits allow; returns whether that gave a result.
 
         Its gradient is compared with plain training's, because it may be what is recommended.
         """
@@ -337,7 +337,7 @@ class SearchLoop:
         self._predict_once()  # takes time, so it comes before asking how much is left
         if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
-        self.progress.verifying, has_shown = True, False
+        self.progress.verifying, has_result = True, False
         request = TrialRequest(
             job=self.plan.job,
             config=measured.config,
@@ -349,22 +349,22 @@ class SearchLoop:
         )
         self._scheduler.begin(request)
         while self._scheduler.in_flight:
-            shown, _ = self._scheduler.collect()
-            has_shown = has_shown or bool(shown)
-            for trial in shown:
+            trials, _ = self._scheduler.collect()
+            has_result = has_result or bool(trials)
+            for trial in trials:
                 if not machinery_failed(trial.outcome):
                     self._adviser.tell(trial)
             self._refute()
-            self._note_repeatability()  # the second run shows more of it
+            self._note_repeatability()  # the second run tells more about it
             self._show()
         self.progress.verifying = False
-        return has_shown
+        return has_result
 
     def _note_repeatability(self) -> None:
         self.state.executions_differ(self.log.between_executions(self.plan.job.hardware))
 
     def _show(self) -> None:
-        self.log.check()  # every trial of a batch is kept by now, so that none of another worker is lost
+        self.log.check()  # only after every trial of a batch is kept, so that no other worker's is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight
         self.progress.slow_nodes = self._scheduler.slow
