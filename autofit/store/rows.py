@@ -1,6 +1,6 @@
-"""Values as rows and rows as values: which column holds what a trial says of itself.
+"""Turns values into rows and rows into values: which column holds which part of a trial.
 
-What a write adds to it, the number of its attempt and its search, are `attempts`' own columns.
+`attempts` fills the columns that a write adds: the number of the attempt and the search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def precise_now() -> str:
-    """The time as the store notes what it does itself, and orders searches: ISO 8601 in UTC, with microseconds."""
+    """The time for the store's own notes and the order of searches: ISO 8601 in UTC, with microseconds."""
     return datetime.now(UTC).isoformat()
 
 
@@ -57,32 +57,32 @@ def keep(
     if hardware is not None:
         body = hardware.to_json()
         # The digest is of the whole value; `Hardware.key` leaves out what changes neither memory nor speed.
-        own = {"digest": digest(body), "key": hardware.key, "name": hardware.name}
-        rows["hardware_digest"] = HardwareRow, "digest", {**own, "body": body}
+        identity = {"digest": digest(body), "key": hardware.key, "name": hardware.name}
+        rows["hardware_digest"] = HardwareRow, "digest", {**identity, "body": body}
     if stack is not None:
         rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": replace(stack, driver=None).to_json()}
     if workload is not None:
-        named = {"key": workload.key, "model": workload.model}
-        rows["workload_key"] = WorkloadRow, "key", {**named, "body": workload.to_json()}
+        identity = {"key": workload.key, "model": workload.model}
+        rows["workload_key"] = WorkloadRow, "key", {**identity, "body": workload.to_json()}
     for table, column, values in rows.values():
         primary = table.__table__.c[column]
         if connection.scalar(select(primary).where(primary == values[column])) is None:
             connection.execute(insert(table).values(values))
-    return {refers: values[column] for refers, (_, column, values) in rows.items()}
+    return {reference: values[column] for reference, (_, column, values) in rows.items()}
 
 
 def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> None:
     """Stores the rows in place of those with the same primary keys."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    adding = insert(table)
+    insertion = insert(table)
     columns = inspect(table).local_table.columns
-    newest = {column.name: adding.excluded[column.name] for column in columns if not column.primary_key}
+    new_values = {column.name: insertion.excluded[column.name] for column in columns if not column.primary_key}
     keys = [column for column in columns if column.primary_key]
-    connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=newest), rows)
+    connection.execute(insertion.on_conflict_do_update(index_elements=keys, set_=new_values), rows)
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database can hold it."""
+    """Whether every database can hold `text`."""
     return "\0" not in text and not _SURROGATE.search(text)
 
 
@@ -101,8 +101,8 @@ def storable(trial: Trial) -> Trial:
     texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
     if not any(map(_SURROGATE.search, texts.values())):
         return trial
-    mended = {name: _SURROGATE.sub("\ufffd", value) for name, value in texts.items()}
-    return replace(trial, outcome=outcome_from_json({**evidence, **mended}))
+    replaced = {name: _SURROGATE.sub("\ufffd", value) for name, value in texts.items()}
+    return replace(trial, outcome=outcome_from_json({**evidence, **replaced}))
 
 
 def trial_values(trial: Trial) -> Values:
@@ -125,16 +125,16 @@ def trial_values(trial: Trial) -> Values:
         raise ValueError(f"recorded_at {trial.recorded_at!r} has no time zone")
     check_text(trial.workload.model, "the model's name")
     check_text(trial.hardware.name, "the hardware's name")
-    measured = trial.measurement
+    measurement = trial.measurement
     values = {
         "hardware_key": trial.hardware.key,
         "config_key": trial.config.key,
         "memory_limit_bytes": trial.memory_limit_bytes,
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
-        "stopped_early": measured is not None and measured.stopped_early,
-        "device_bytes": measured and measured.device_bytes,
-        "tokens_per_second": measured and measured.tokens_per_second,
+        "stopped_early": measurement is not None and measurement.stopped_early,
+        "device_bytes": measurement and measurement.device_bytes,
+        "tokens_per_second": measurement and measurement.tokens_per_second,
         "seconds": trial.seconds,
         "recorded_at": trial.recorded_at,
         "config": trial.config.to_json(),
@@ -155,27 +155,27 @@ class Reader:
     """Reads trials. Remembers the few hardware, stack and workload values that all of them share."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[type, str], Any] = {}
+        self._values: dict[tuple[type, str], Any] = {}
 
     def hardware(self, connection: Connection, key: str) -> Hardware:
         """The hardware whose full value has this digest."""
         return self._value(connection, Hardware, HardwareRow, "digest", key)
 
     def stack(self, connection: Connection, key: str, driver: str | None = None) -> Stack:
-        found = self._value(connection, Stack, StackRow, "key", key)
-        return found if driver is None else replace(found, driver=driver)
+        stack = self._value(connection, Stack, StackRow, "key", key)
+        return stack if driver is None else replace(stack, driver=driver)
 
     def workload(self, connection: Connection, key: str) -> Workload:
         return self._value(connection, Workload, WorkloadRow, "key", key)
 
     def _value(self, connection: Connection, kind: type[V], table: type[Base], column: str, key: str) -> V:
-        if (kind, key) not in self._known:
+        if (kind, key) not in self._values:
             # Only then: building a statement takes longer than reading a trial, which needs three values.
             columns = table.__table__.c
-            found = connection.scalar(select(columns["body"]).where(columns[column] == key))
+            body = connection.scalar(select(columns["body"]).where(columns[column] == key))
             with readable(f"value {key}"):
-                self._known[kind, key] = kind.from_json(found or {})
-        value: V = self._known[kind, key]
+                self._values[kind, key] = kind.from_json(body or {})
+        value: V = self._values[kind, key]
         return value
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:

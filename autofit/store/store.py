@@ -34,7 +34,7 @@ from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
 
 class Conditions(TypedDict, total=False):
-    """What trials are asked for; what is absent or None matches any."""
+    """Conditions that trials must meet; one that is absent or None matches any."""
 
     hardware_key: str | None
     stack_key: str | None
@@ -61,9 +61,9 @@ class Store:
         self._database = database
         self._reader = Reader()
         self.queue = SearchQueue(database)
-        """What changes searches."""
+        """Changes searches."""
         self.access = Access(database)
-        """Who may ask over HTTP."""
+        """Decides who may use the HTTP API."""
         self.estimates = Estimates(database)
         self.probes = Probes(database)
 
@@ -99,7 +99,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """What opens it in another process; with the password, if there is one."""
+        """The URL that opens it in another process; with the password, if there is one."""
         return self._database.address.url.render_as_string(hide_password=False)
 
     @property
@@ -109,39 +109,39 @@ class Store:
         return None if path is None else path.absolute().parent
 
     def add(self, trial: Trial, *, lease: Lease | None = None, uid: str | None = None) -> Trial:
-        """Keeps `trial` for good before returning it with its `trial_id`; as one of the search whose lease is given.
+        """Commits `trial`, as one of the search whose lease is given, and returns it with its `trial_id`.
 
-        A write with the `uid` of an earlier one that has come through adds nothing: give one where a write that failed
-        is tried again, as it may have been committed all the same.
+        A write with the `uid` of a committed one adds nothing: give one where a failed write is tried again, as it may
+        have been committed all the same.
 
         A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
         Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
         Raises `ValueError` for a trial that JSON or SQL cannot hold, and `LeaseLost`.
         """
-        trial, own = storable(trial), uid or uuid4().hex
-        return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
+        trial, write_uid = storable(trial), uid or uuid4().hex
+        return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, write_uid)))
 
     def set_aside(self, trial: Trial, reason: str, *, lease: Lease | None = None) -> None:
-        """Lets a trial that was kept count no longer, because its device was not what it is called: it stays, with the
-        reason. Raises `LeaseLost`."""
+        """Stops counting a kept trial, because its device is not what its name says. It stays, with the reason. Raises
+        `LeaseLost`."""
         self._database.commit(lambda c: attempts.set_aside(c, trial.set_aside(reason), lease))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
-        """Keeps `trials`, `ROWS_AT_ONCE` at a time, between which other writers have their turn; returns how many were
-        added and how many repeated.
+        """Keeps `trials`, in batches of `ROWS_AT_ONCE`, so that other writers have their turn in between. Returns how
+        many were added and how many repeated.
 
-        A trial that is here already, with the same time and outcome, is not added again. Raises `ValueError` as `add`
+        A trial that is stored already, with the same time and outcome, is not added again. Raises `ValueError` as `add`
         does, and what `trials` raises: then earlier ones are kept, but none of those that come with the bad one.
         """
-        added, repeated, every = 0, 0, map(storable, trials)
-        while chunk := list(islice(every, ROWS_AT_ONCE)):
+        added, repeated, remaining = 0, 0, map(storable, trials)
+        while chunk := list(islice(remaining, ROWS_AT_ONCE)):
             new, old = self._database.commit(partial(attempts.add_new, trials=chunk))
             added, repeated = added + new, repeated + old
         return added, repeated
 
     def trial(self, trial_id: int) -> Trial | None:
-        found = self._all_trials(select(TrialRow).where(TrialRow.id == trial_id))
-        return found[0] if found else None
+        trials = self._all_trials(select(TrialRow).where(TrialRow.id == trial_id))
+        return trials[0] if trials else None
 
     def trials(
         self,
@@ -149,28 +149,28 @@ class Store:
         limit: int | None = None,
         before: int | None = None,
         newest_first: bool = False,
-        **asked: Unpack[Conditions],
+        **conditions: Unpack[Conditions],
     ) -> list[Trial]:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
         most `limit`. With `before`, only those with lower numbers."""
-        conditions = _where(asked) + ([] if before is None else [TrialRow.id < before])
+        clauses = _where(conditions) + ([] if before is None else [TrialRow.id < before])
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
-        query = select(TrialRow).where(*conditions).order_by(order)
+        query = select(TrialRow).where(*clauses).order_by(order)
         if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
-            page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit)
+            page = select(TrialRow.id).where(*clauses).order_by(order).limit(limit)
             query = select(TrialRow).where(TrialRow.id.in_(page)).order_by(order)
         return self._all_trials(query)
 
-    def count(self, **asked: Unpack[Conditions]) -> int:
+    def count(self, **conditions: Unpack[Conditions]) -> int:
         """How many trials meet every given condition, all attempts."""
-        counted = select(func.count(TrialRow.id)).where(*_where(asked))
-        return self._database.fetch(lambda c: c.scalar(counted)) or 0
+        query = select(func.count(TrialRow.id)).where(*_where(conditions))
+        return self._database.fetch(lambda c: c.scalar(query)) or 0
 
     def outcomes(self) -> dict[str, int]:
         """How many trials there are of each outcome."""
-        counted = select(TrialRow.outcome, func.count(TrialRow.id)).group_by(TrialRow.outcome)
-        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(counted)})
+        query = select(TrialRow.outcome, func.count(TrialRow.id)).group_by(TrialRow.outcome)
+        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(query)})
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -268,15 +268,15 @@ class Store:
         return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
 
     def search(self, search_id: str) -> Search | None:
-        found = self._read_searches(SearchRow.search_id == search_id)
-        return found[0] if found else None
+        searches = self._read_searches(SearchRow.search_id == search_id)
+        return searches[0] if searches else None
 
     def searches(
         self, *, stack_key: str | None = None, workload_key: str | None = None, limit: int | None = None
     ) -> list[Search]:
         """The searches under this stack and for this workload, where they are given; most recently begun first."""
-        asked = ((SearchRow.stack_key, stack_key), (SearchRow.workload_key, workload_key))
-        return self._read_searches(*(column == key for column, key in asked if key is not None), limit=limit)
+        keys = ((SearchRow.stack_key, stack_key), (SearchRow.workload_key, workload_key))
+        return self._read_searches(*(column == key for column, key in keys if key is not None), limit=limit)
 
     def _read_searches(self, *conditions: ColumnElement[bool], limit: int | None = None) -> list[Search]:
         def work(connection: Connection) -> list[Search]:
@@ -298,14 +298,14 @@ class Store:
                 yield self._reader.trial(connection, row)
 
 
-def _where(asked: Conditions) -> list[ColumnElement[bool]]:
-    workload, model = asked.get("workload") or {}, asked.get("model")
+def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
+    workload, model = conditions.get("workload") or {}, conditions.get("model")
     columns = ("hardware_key", "stack_key", "workload_key", "outcome", "search_id")
-    given = {name: asked.get(name) for name in columns}
-    found = [getattr(TrialRow, name) == value for name, value in given.items() if value is not None]
+    values = {name: conditions.get(name) for name in columns}
+    clauses = [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
     of_workload = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
     if model is not None:  # databases refuse to compare with what they cannot hold
         of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:
-        found.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
-    return found
+        clauses.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
+    return clauses

@@ -41,10 +41,10 @@ class Database:
         with translated(address):
             self.engine = _sqlite(address) if address.is_sqlite else _postgresql(address)
         # PostgreSQL must be told to show all statements of a read the same state, SQLite that a write begins.
-        reading = {} if address.is_sqlite else {"isolation_level": "REPEATABLE READ"}
-        writing = {"begin": "BEGIN IMMEDIATE"} if address.is_sqlite else {}
-        self._reader = self.engine.execution_options(**reading)
-        self._writer = self.engine.execution_options(**writing)
+        read_options = {} if address.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        write_options = {"begin": "BEGIN IMMEDIATE"} if address.is_sqlite else {}
+        self._reader = self.engine.execution_options(**read_options)
+        self._writer = self.engine.execution_options(**write_options)
         self.revision: str | None = None
         """The schema that every transaction must find: another program may upgrade it meanwhile. None: any."""
 
@@ -70,7 +70,7 @@ class Database:
                 self._check(connection)
                 return work(connection)
 
-        return self._patiently(attempt)
+        return self._with_retries(attempt)
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
@@ -84,9 +84,9 @@ class Database:
                 self._check(connection, writes=True)
                 return work(connection)
 
-        return self._patiently(lambda: retried(attempt, is_conflict, seconds=60.0, pause_seconds=0.01))
+        return self._with_retries(lambda: retried(attempt, is_conflict, seconds=60.0, pause_seconds=0.01))
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _with_retries(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
             # About what a server takes to restart.
             return retried(attempt, is_lost, seconds=10.0, pause_seconds=0.25)
@@ -97,10 +97,10 @@ class Database:
             return
         if writes and not self.address.is_sqlite:  # where a writer is alone anyway
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({LOCK})")
-        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        if found != self.revision:
+        revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        if revision != self.revision:
             raise StoreError(
-                f"the store {self.address} now has schema {found}, and this program began with {self.revision}",
+                f"the store {self.address} now has schema {revision}, and this program began with {self.revision}",
                 remedy="start it again, in the version that changed the store",
             )
 
@@ -116,7 +116,7 @@ def _from_text(text: str) -> Any:
 
 
 def _engine(address: Address, **options: Any) -> Engine:
-    # Beside the pool's five, as many connections as a server has threads that answer (Starlette's limit is 40).
+    # On top of the pool's five, as many connections as a server has threads that answer (Starlette's limit is 40).
     options |= {"max_overflow": 35}
     return create_engine(address.url, json_serializer=to_text, json_deserializer=_from_text, **options)
 

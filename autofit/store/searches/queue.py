@@ -1,4 +1,4 @@
-"""The life of searches in the store: asked for, claimed, renewed, given back, ended, cancelled."""
+"""The life of searches in the store: submitted, claimed, renewed, given back, ended, cancelled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Event(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """How the searches of a store are doing."""
+    """The state of the searches of a store."""
 
     searches: Mapping[str, int]
     """State -> number of searches."""
@@ -88,57 +88,59 @@ class SearchQueue:
         by: str | None = None,
         campaign_id: str | None = None,
     ) -> str:
-        """Queues a search for a runner with this hardware, and returns its id; or that of the queued or running search
-        with the same `digest`, or of the one that was asked for with the same `key`; an empty one is none.
+        """Queues a search for a runner with this hardware, and returns its id.
 
-        `by` names the token that asks, for the audit. Raises `KeyReused` if that one's digest is another,
-        and `QueueFull`.
+        If a search was submitted with the same `key`, or one with the same `digest` is queued or running, returns the
+        id of that one. An empty key is none. `by` names the token that asks, for the audit. Raises `KeyReused` if the
+        search with this key has another digest, and `QueueFull`.
         """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
         new["idempotency_key"] = key or None
         to_text(dict(request))
 
-        def found_or_made(connection: Connection) -> str:
-            asked = select(SearchRow.search_id, SearchRow.digest)
-            known = key and connection.execute(asked.where(SearchRow.idempotency_key == key)).one_or_none()
-            known = known or connection.execute(asked.where(SearchRow.digest == digest, is_active())).one_or_none()
-            if not known:
+        def find_or_create(connection: Connection) -> str:
+            query = select(SearchRow.search_id, SearchRow.digest)
+            row = key and connection.execute(query.where(SearchRow.idempotency_key == key)).one_or_none()
+            row = row or connection.execute(query.where(SearchRow.digest == digest, is_active())).one_or_none()
+            if not row:
                 waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
                 if (connection.scalar(waiting) or 0) >= MOST_WAITING:
                     raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
-                refers = keep(connection, workload=workload)
-                _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **refers)
+                references = keep(connection, workload=workload)
+                _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
                 tell(connection, search_id, 1, "queued", {"hardware": hardware_name})
                 return search_id
-            if known.digest != digest:
+            if row.digest != digest:
                 raise KeyReused(f"the idempotency key {key!r} was used for another request")
-            return str(known.search_id)
+            return str(row.search_id)
 
         def work(connection: Connection) -> str:
-            found = found_or_made(connection)
-            note(connection, by, "search", found)
-            return found
+            submitted = find_or_create(connection)
+            note(connection, by, "search", submitted)
+            return submitted
 
         return self._database.commit(work)
 
     def claim(
         self, owner: str, hardware: Collection[str] | None = None, *, search_id: str | None = None
     ) -> Lease | None:
-        """The lease of the search that has waited longest for one of this hardware (None: for any), or whose driver has
-        gone; None if there is none. With `search_id`, of that search alone."""
+        """Claims the search that has waited longest for one of this hardware (None: for any), or whose driver has gone.
+        Returns its lease; None if there is no such search. With `search_id`, considers that search alone."""
 
         def work(connection: Connection) -> Lease | None:
             running = SearchRow.state == "running"
-            gone = [o for o in connection.scalars(select(SearchRow.lease_owner).where(running)) if o and is_gone(o)]
-            left = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone)))
+            gone_owners = [
+                o for o in connection.scalars(select(SearchRow.lease_owner).where(running)) if o and is_gone(o)
+            ]
+            abandoned = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone_owners)))
             name = SearchRow.hardware_name
-            ours = name.is_not(None) if hardware is None else name.in_(hardware)
-            waiting = select(SearchRow).where(ours, or_(SearchRow.state == "queued", left))
+            on_hardware = name.is_not(None) if hardware is None else name.in_(hardware)
+            waiting = select(SearchRow).where(on_hardware, or_(SearchRow.state == "queued", abandoned))
             if search_id is not None:
                 waiting = waiting.where(SearchRow.search_id == search_id)
             first = waiting.order_by(SearchRow.started_at, SearchRow.search_id).limit(1)
             row = connection.execute(first.with_for_update(skip_locked=True)).one_or_none()
-            return None if row is None else _taken(connection, row, owner)
+            return None if row is None else _take_over(connection, row, owner)
 
         return self._database.commit(work)
 
@@ -154,10 +156,10 @@ class SearchQueue:
         request: Mapping[str, Any],
         campaign_id: str | None = None,
     ) -> Lease:
-        """The lease of a search that this process drives: of the one with this id if `owner` has claimed it, of the
-        queued or running one with the same `digest` if its driver has gone, or of one with this id that is not driven,
-        which is stored if it is new.
+        """The lease of a search that this process drives from now on.
 
+        It is the one with this id if `owner` has claimed it; else the queued or running one with the same `digest`, if
+        its driver has gone; else the one with this id that nobody drives, which is stored if it is new.
         Raises `UnderWay` if another driver has it, and `ValueError` if the request holds NaN or infinity.
         """
         check_text(search_id, "the search's id")
@@ -170,23 +172,25 @@ class SearchQueue:
             if row is None or row.lease_owner != owner:
                 same = query.where(SearchRow.digest == digest, is_active())
                 row = connection.execute(same).one_or_none() or row
-            refers = keep(connection, hardware, stack, workload)
+            references = keep(connection, hardware, stack, workload)
             if row is None:
-                _insert(connection, search_id=search_id, digest=digest, request={}, campaign_id=campaign_id, **refers)
+                _insert(
+                    connection, search_id=search_id, digest=digest, request={}, campaign_id=campaign_id, **references
+                )
                 row = connection.execute(by_id).one()
-            told = {"request": {**row.request, **request}, **refers}
+            values = {"request": {**row.request, **request}, **references}
             if row.state == "running" and row.lease_owner == owner:
-                _write(connection, _lease(row), "planned", {}, **told)
+                _write(connection, _lease(row), "planned", {}, **values)
                 return _lease(row)
             if row.state == "running" and row.held and not is_gone(row.lease_owner):
                 raise UnderWay(row.search_id, row.lease_owner)
-            anew = {"spent_seconds": 0.0, "spent_trials": 0} if row.state in ENDINGS else {}
-            return _taken(connection, row, owner, digest=digest, **told, **anew)
+            restart = {"spent_seconds": 0.0, "spent_trials": 0} if row.state in ENDINGS else {}
+            return _take_over(connection, row, owner, digest=digest, **values, **restart)
 
         return self._database.commit(work)
 
     def renew(self, lease: Lease, spent_seconds: float) -> None:
-        """Keeps a lease for another `LEASE_SECONDS`, and stores what the search has spent."""
+        """Extends a lease by `LEASE_SECONDS` from now, and stores what the search has spent."""
 
         def work(connection: Connection) -> None:
             expires = clock(connection) + LEASE_SECONDS
@@ -197,24 +201,24 @@ class SearchQueue:
         self._database.commit(work)
 
     def is_held(self, lease: Lease) -> bool:
-        """Whether a lease is still its search's."""
+        """Whether a lease is still the current one of its search."""
         query = select(SearchRow.search_id).where(*holds(lease))
         return self._database.fetch(lambda c: c.scalar(query)) is not None
 
     def give_back(self, lease: Lease, because: str, *, died: bool = False) -> None:
-        """Queues a search again whose driver has been interrupted, or has `died` of itself."""
-        back = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
+        """Queues a search again after its driver was interrupted, or `died` by itself."""
+        values = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
         body = {"because": because, **({"died": True} if died else {})}
-        self._database.commit(lambda c: _write(c, lease, "queued", body, **back))
+        self._database.commit(lambda c: _write(c, lease, "queued", body, **values))
 
     def deaths(self, search_id: str) -> int:
         """How often a search was given back because its driver had died."""
-        back = select(EventRow.body).where(EventRow.search_id == search_id, EventRow.kind == "queued")
-        bodies = self._database.fetch(lambda c: c.scalars(back).all())
+        query = select(EventRow.body).where(EventRow.search_id == search_id, EventRow.kind == "queued")
+        bodies = self._database.fetch(lambda c: c.scalars(query).all())
         return sum("died" in body for body in bodies)
 
     def end(self, lease: Lease, state: str, result: Mapping[str, Any] | None) -> None:
-        """Stores how a search ended and what it answered.
+        """Stores how a search ended, and its result.
 
         Raises `UsageError` for a state that is no ending, and `ValueError` if the result holds NaN or infinity.
         """
@@ -271,7 +275,7 @@ class SearchQueue:
         return self._database.fetch(work)
 
     def announce(self, hardware: Hardware) -> None:
-        """Makes hardware known that a runner has."""
+        """Stores hardware that a runner has."""
         self._database.commit(lambda c: keep(c, hardware))
 
     def hardware_names(self) -> list[str]:
@@ -285,14 +289,14 @@ def _insert(connection: Connection, **values: Any) -> None:
 
 
 def _write(connection: Connection, lease: Lease, kind: str, body: Mapping[str, Any], **values: Any) -> None:
-    """Changes a search under its lease, and says so in an event; raises `LeaseLost`."""
+    """Changes a search under its lease, and adds an event; raises `LeaseLost`."""
     tell(connection, lease.search_id, own_number(connection, lease, **values), kind, body)
 
 
-def _taken(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
+def _take_over(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
     epoch = row.lease_epoch + 1
-    own = {"lease_owner": owner, "lease_epoch": epoch, "lease_expires_at": clock(connection) + LEASE_SECONDS}
-    seq = number(connection, row.search_id, state="running", ended_at=None, result=None, **own, **values)
+    lease_values = {"lease_owner": owner, "lease_epoch": epoch, "lease_expires_at": clock(connection) + LEASE_SECONDS}
+    seq = number(connection, row.search_id, state="running", ended_at=None, result=None, **lease_values, **values)
     tell(connection, row.search_id, seq or 0, "running", {"epoch": epoch, "driver": owner})
     return _lease(connection.execute(select(SearchRow).where(SearchRow.search_id == row.search_id)).one())
 
