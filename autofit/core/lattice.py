@@ -99,7 +99,7 @@ class Axis:
         return self.effects.get(value, Effect.EXACT)
 
     def place(self, value: Value | None) -> int:
-        """Where a value stands among the axis's, lightest first; -1 where it does not apply, the last if unknown."""
+        """The value's place in `values`, lightest first, or the number itself; -1 for None, the last if unknown."""
         if value is None:
             return -1
         if self.numeric:

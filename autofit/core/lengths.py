@@ -1,4 +1,4 @@
-"""How long a data set's sequences are, and so how long its micro-batches, which are padded to their longest."""
+"""The lengths of a data set's sequences and of its micro-batches, which are padded to their longest sequence."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def packed(tokens: tuple[int, ...], row: int) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How long micro-batches are."""
+    """The lengths of micro-batches."""
 
     shares: tuple[tuple[int, float], ...]
     """(tokens of each row, probability), shortest first."""

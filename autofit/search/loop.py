@@ -41,7 +41,7 @@ class SearchLoop:
     """Called for the first trial that must be run: a search that the log answers starts no worker."""
     report: Callable[[Progress], None] = lambda progress: None
     clock: Callable[[], float] = wall_clock
-    """What the time budget is measured by: seconds since some moment."""
+    """The clock of the time budget: seconds since some moment."""
     state: LatticeState = field(init=False)
     progress: Progress = field(init=False)
     _acquisition: Acquisition = field(init=False)
@@ -241,7 +241,7 @@ class SearchLoop:
         return winner is not None and not winner.verified
 
     def _seconds_to_explore(self) -> float | None:
-        """What is left of the time budget after setting aside the winner's verification; None without a budget."""
+        """Seconds left of the time budget after setting aside the winner's verification; None without a budget."""
         left = self._budget.seconds_left
         return None if left is None else left - self._verification_seconds()
 

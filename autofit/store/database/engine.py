@@ -63,7 +63,7 @@ class Database:
             yield connection
 
     def fetch(self, work: Callable[[Connection], T]) -> T:
-        """What `work` reads; calls it again if the connection was lost. Raises `StoreError`."""
+        """Returns what `work` reads; calls it again if the connection was lost. Raises `StoreError`."""
 
         def attempt() -> T:
             with self._reader.connect() as connection:

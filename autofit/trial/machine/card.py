@@ -27,9 +27,9 @@ class CardWatch:
     process: int
     """The trial's process."""
     others_bytes: int | None
-    """What others held of the card's memory before the trial began."""
+    """Bytes of the card's memory that others held before the trial began."""
     _limits: CardState | None = field(init=False, default=None)
-    """What does not change while a trial runs."""
+    """The values that do not change while a trial runs."""
     _samples: list[CardState] = field(init=False, default_factory=list)
     _errors_before: int | None = field(init=False, default=None)
 

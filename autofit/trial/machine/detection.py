@@ -280,7 +280,7 @@ def _warn(message: str) -> None:
 
 
 ROCM_SECONDS = 600.0
-"""How long torch may take to be loaded and to ask, on a machine that others use."""
+"""How long loading torch and asking it may take on a machine that others use."""
 _ASK_ROCM = """
 import json, torch
 if torch.cuda.is_available():

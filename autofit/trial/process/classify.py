@@ -59,7 +59,7 @@ _FAULT = _signs(
 cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed assertion on the
 device are not among them: those are faults of what runs there."""
 DEVICE_GONE = "the device is gone"
-"""How the reason begins where the driver no longer answers for a device."""
+"""The beginning of the reason where the driver no longer answers for a device."""
 NO_KERNELS = "has no kernels for"
 """Part of the reason where the installed torch was not built for the device."""
 LATE_LOADED_BYTES = 2 * 1024**3
