@@ -15,8 +15,8 @@ time between steps; with `--trainers`, each trains as one of the known trainers 
 `--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
 the card refuses. The words must be those for the catalog's card, which are compared.
 
-Then it prints and exits as estimate_emulated.py does, of the predictions of now. Times on such a card mean nothing, and
-none is shown. About 4 s of a core per config.
+Then it prints and exits as estimate_emulated.py does, of the predictions recorded with the configs. Times on such a
+card mean nothing, and none is shown. About 4 s of a core per config.
 """
 
 from __future__ import annotations

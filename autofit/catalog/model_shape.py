@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = (
-    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
-)
-
-
+_EXPERTS_PER_TOKEN = "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"
 _SLIDING = ("sliding_attention", "chunked_attention", "hybrid_sliding")
 _NOT_QUADRATIC = ("linear_attention", "conv", "mamba", "recurrent", "mlp", "moe")
 """Types of layers, in transformers' words (`layer_types`). Llama 4's chunks count as windows; all other types count as
@@ -128,18 +125,16 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
     expert_parameters = sum(parameters[name].numel() for name in routed)
     chosen = expert_parameters * per_token // experts if experts else 0
     matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
-    layer_types = _layer_types(text)
-    window = _first_integer(text, ("sliding_window", "attention_chunk_size"))
-    sliding = sum(kind in _SLIDING for kind in layer_types) if window else 0
+    windows = _windows(text)
     return ModelShape(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         attention_width=_mean(text, _attention_width),
         attention_heads=_mean(text, _heads),
         key_heads=_mean(text, _key_heads),
-        full_attention_layers=sum(kind not in _NOT_QUADRATIC for kind in layer_types) - sliding,
-        sliding_layers=sliding,
-        sliding_window=window if sliding else 0,
+        full_attention_layers=windows[0],
+        sliding_layers=windows.total() - windows[0],
+        sliding_window=max(windows),
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -165,15 +160,25 @@ def _looked_up(model: nn.Module, head: Any) -> int:
     return sum(table.numel() for table in tables if head is None or table is not head.weight)
 
 
-def _layer_types(text: Any) -> list[str]:
-    same = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
-    return list(getattr(text, "layer_types", None) or [same] * text.num_hidden_layers)
+def _windows(text: Any) -> Counter[int]:
+    """How many layers attend to so many tokens at most; 0 stands for all that came before."""
+    layers = _layers(text)
+    windows = [_first_integer(layer, ("sliding_window", "attention_chunk_size")) for layer in layers]
+    types = getattr(text, "layer_types", None) or [_SLIDING[0] if window else "full_attention" for window in windows]
+    kinds = zip(windows, types, strict=False)
+    return Counter({0: 0}) + Counter(
+        window * (kind in _SLIDING) for window, kind in kinds if kind not in _NOT_QUADRATIC
+    )
+
+
+def _layers(text: Any) -> list[Any]:
+    """The config of each layer. One whose layers differ refuses to give the fields that differ."""
+    return list(text.per_layer_config) if text.is_heterogeneous else [text] * text.num_hidden_layers
 
 
 def _mean(text: Any, of: Callable[[Any], int]) -> int:
-    """The mean over layers, rounded down, if transformers says that they differ; else the value of every layer."""
-    # A config whose layers differ refuses to give the fields that differ.
-    layers = list(text.per_layer_config) if text.is_heterogeneous else [text]
+    """The mean over layers, rounded down."""
+    layers = _layers(text)
     return sum(of(layer) for layer in layers) // len(layers)
 
 

@@ -43,7 +43,10 @@ def spelled_out(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*positional: P.args, **named: P.kwargs) -> R:
-        arguments = whole.bind(*positional, **named)
+        try:
+            arguments = whole.bind(*positional, **named)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): {error}") from None
         arguments.apply_defaults()
         return function(*arguments.args, **arguments.kwargs)
 

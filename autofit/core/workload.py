@@ -37,7 +37,7 @@ class WorkloadFields:
     """What a workload and the options that ask for it have in common: each option, and what it is by default."""
 
     model: str
-    """Name in the catalog, hub id, or folder that holds the config.json, of which a workload has the name alone."""
+    """Name in the catalog, hub id, or folder that holds the config.json; a workload has the folder's name alone."""
     seq_len: int = 2048
     """Tokens per sequence, of the longest one if they have `lengths`."""
     global_batch: int = 64

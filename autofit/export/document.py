@@ -256,7 +256,8 @@ CHOOSE = "CHOOSE"
 def yaml_file(
     task: Recommended, merged: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str
 ) -> Export:
-    """For a trainer that reads one flat YAML file: the header, then the keys of each section of `made` below its title.
+    """For a trainer that reads one flat YAML file: the header, then the keys of each section of `merged` below its
+    title.
 
     Sections come in the order of `titles`; empty ones are left out.
     """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from shlex import quote
 
-from autofit.catalog.hardware import card, matching_cards
+from autofit.catalog.hardware import card, card_of, matching_cards
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
@@ -33,14 +33,15 @@ def frontier(
     memory_limit_bytes: int | None = None,
     store: Store,
 ) -> Frontier:
-    """The frontier of this workload on this hardware, for the most recently used stack under which anything fitted.
+    """The frontier of this workload on this hardware, for the most recently used stack under which a config of the
+    goal's methods fitted.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
-    measured = _frontier(question, device, goal, memory_limit_bytes, store)
+    measured = _of_methods(goal, _frontier(question, device, goal, memory_limit_bytes, store))
     if not measured.points:
         _tried_within(goal, question, measured, store)
     return measured
@@ -54,7 +55,7 @@ def recommend(
     goal: Goal | None = None,
     store: Store,
 ) -> Recommendation:
-    """The fastest measured config of the most faithful method that fits.
+    """The fastest measured config of the most faithful method that fits, under the stack that `frontier` answers for.
 
     The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other programs
     hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
@@ -79,10 +80,9 @@ def frontier_and_recommendation(
     goal = goal or Goal()
     device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
     limit = memory_limit_bytes or memory_limit(None, device, question.devices)
-    # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
-    all_methods = _frontier(question, device, replace(goal, method="any"), limit, store)
-    within_goal = all_methods.only(lambda config: config.text("method") in goal.methods)
-    return within_goal, lambda: recommendation(
+    # Methods outside the goal are listed as alternatives, or suggested if nothing within it fits.
+    all_methods = _frontier(question, device, goal, limit, store)
+    return _of_methods(goal, all_methods), lambda: recommendation(
         all_methods,
         memory_limit_bytes=limit,
         goal=goal,
@@ -147,18 +147,24 @@ def of_trial(trial: Trial, store: Store) -> Recommendation:
     )
 
 
+def _of_methods(goal: Goal, measured: Frontier) -> Frontier:
+    return measured.only(lambda config: config.text("method") in goal.methods)
+
+
 def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
+    """The frontier of all methods within the rest of the goal, under the newest stack under which a config of the
+    goal's methods fitted, or else under the newest of all."""
     workload = question if isinstance(question, Workload) else question.resolve()[1]
-    empty = None
+    any_method, newest = replace(goal, method="any"), None
     for stack in store.stacks(device.key, workload.key):
         measured = store.frontier(**context_keys(device, stack, workload), memory_limit_bytes=limit)
         if measured is not None:
-            measured = measured.only(within(goal, (p.config for p in measured.considered)))
-            if measured.points:
+            measured = measured.only(within(any_method, (p.config for p in measured.considered)))
+            if _of_methods(goal, measured).points:
                 return measured
-            empty = empty or measured
-    if empty is not None:
-        return empty
+            newest = newest or measured
+    if newest is not None:
+        return newest
     limit_option = None if limit == memory_limit(None, device, question.devices) else limit
     raise NotMeasured(
         f"{workload.model} with {' and '.join(_options_of(workload))} "
@@ -225,7 +231,9 @@ def find_hardware(name: str, store: Store, search: Callable[[], str] | None = No
     if exact is not None:
         return exact
     card_names = [c.name for c in matching_cards(name)]
-    measured = [h for h in stored if h.name in card_names]
+    # With another power limit it is the same card; an emulated one never stands for it.
+    cards = {h: card_of(h.name) for h in stored if not h.is_emulated}
+    measured = [h for h, known in cards.items() if known is not None and known.name in card_names]
     if len({h.name for h in measured}) == 1:
         return measured[0]
     if card_names:

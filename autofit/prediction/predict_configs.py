@@ -12,7 +12,6 @@ from autofit.estimate.estimate import Estimate
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.estimation import not_estimated
-from autofit.prediction.memory_deviations import memory_deviations
 from autofit.trial.machine.detection import cores
 from autofit.trial.measure.process_memory import host_available
 
@@ -28,8 +27,8 @@ def predict_all(
     report: Callable[[int, int], None] = lambda done, total: None,
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, timed at this hardware's speed and as sure of memory as the store's
-    trials show. What the `cache` lacks is made and kept, but for `only_known`.
+    """Every config's estimate, in the order given, timed at this hardware's speed. What the `cache` lacks is made and
+    kept, but for `only_known`.
 
     `report` is called with the number done and the total. Each config must be supported. One that cannot be traced is
     estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all are left out: the
@@ -59,8 +58,7 @@ def predict_all(
         cache.keep(new.values())
         estimates |= new
     rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
-    deviations = memory_deviations(job.hardware, store, job.workload.devices)
-    return {config: estimates[config].timed(job, rates).judged(deviations) for config in configs if config in estimates}
+    return {config: estimates[config].timed(job, rates) for config in configs if config in estimates}
 
 
 def processes() -> int:

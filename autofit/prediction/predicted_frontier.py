@@ -18,6 +18,7 @@ from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.prediction.estimate_cache import EstimateCache, readable
 from autofit.prediction.estimation import not_estimated, site
 from autofit.prediction.helpful_changes import GAIN
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.prediction.observed_allocator import as_trials_show
 from autofit.prediction.predict_configs import predict_all
 from autofit.techniques import Job, changes
@@ -103,7 +104,9 @@ def predict_frontier(
     possible = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         observed_job = as_trials_show(job, store)
-        predicted = predict_all(EstimateCache(observed_job, store), possible, memory_limit_bytes=limit, report=report)
+        unjudged = predict_all(EstimateCache(observed_job, store), possible, memory_limit_bytes=limit, report=report)
+        deviations = memory_deviations(job.hardware, store, job.workload.devices)
+    predicted = {config: estimate.judged(deviations) for config, estimate in unjudged.items()}
     estimates = list(predicted.values())
     fitting = [e for e in estimates if e.fits]
     if estimates and not fitting:

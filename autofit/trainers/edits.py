@@ -26,23 +26,24 @@ def edits_for(
     before: Task,
     after: Task,
     read: Callable[[Mapping[str, Any]], Config],
-    deepspeed: Mapping[str, Any] | None = None,
+    in_text: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[KeyPath, Any]:
     """The fewest edits by which a file's keys ask for the config of `after` in place of that of `before`, or for the
     nearest that the trainer can express.
 
     `read` tells what keys ask for. What the exports write alike for both stays as the user has it, and so do keys that
-    change neither memory nor speed. `deepspeed` holds the contents of the file that the key `deepspeed` names; settings
-    that replace the name start from them.
+    change neither memory nor speed. `in_text` holds the settings of keys whose value is text (`settings_in_text`): what
+    replaces the text starts from them.
     """
-    if deepspeed is not None and isinstance(values.get("deepspeed"), str):
-        inlined = {**values, "deepspeed": dict(deepspeed)}
+    if in_text:
+        inlined = {**values, **{name: dict(settings) for name, settings in in_text.items()}}
         edits = edits_for(trainer, inlined, before, after, read)
-        if not any(path[0] == "deepspeed" for path in edits):
-            return edits
-        changed = applied(inlined, edits).get("deepspeed")
-        other_edits = {path: value for path, value in edits.items() if path[0] != "deepspeed"}
-        return other_edits | (dict(_leaves(changed, ("deepspeed",))) if changed else {("deepspeed",): REMOVED})
+        changed = applied(inlined, edits)
+        replaced = {path[0] for path in edits} & in_text.keys()
+        edits = {path: value for path, value in edits.items() if path[0] not in replaced}
+        for name in sorted(replaced):
+            edits |= dict(_leaves(changed[name], (name,))) if changed.get(name) else {(name,): REMOVED}
+        return edits
     changed_axes = {axis for axis in trainer.table if before.config.get(axis) != after.config.get(axis)}
     keys_before, keys_after = (_exported_keys(trainer, task, values) for task in (before, after))
     edits = _edits(trainer, values, keys_before, keys_after, changed_axes)

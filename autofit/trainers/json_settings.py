@@ -10,6 +10,16 @@ from typing import Any
 from autofit.core.errors import UsageError
 from autofit.trainers.run import Where
 
+_TAKE_TEXT = ("deepspeed", "fsdp_config", "gradient_checkpointing_kwargs")
+"""Keys whose settings a file may hold as JSON text or, but for the last, in a file of their own."""
+
+
+def settings_in_text(values: Mapping[str, Any], where: Where) -> dict[str, Mapping[str, Any]]:
+    """The settings that a trainer's file with these keys holds as text or in other files, by key."""
+    texts = {name: values[name] for name in _TAKE_TEXT if isinstance(values.get(name), str)}
+    settings = {name: settings_of(name, text, where) for name, text in texts.items()}
+    return {name: mapping for name, mapping in settings.items() if mapping is not None}
+
 
 def settings_of(name: str, value: object, where: Where | None = None) -> Mapping[str, Any] | None:
     """The mapping that the key `name` holds as itself or as JSON text, which begins with a brace (transformers'

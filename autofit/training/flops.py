@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from autofit.catalog.models import ModelShape, shape
 from autofit.core.lattice import Config
-from autofit.core.lengths import mean
 from autofit.techniques import Job
 
 
-def flops_per_token(model: ModelShape, *, seq_len: float, full: bool) -> float:
-    """Floating-point operations per trained token that the mathematics requires; recomputation is not counted.
+def flops_per_token(model: ModelShape, *, lengths: tuple[int, ...], full: bool) -> float:
+    """Floating-point operations per trained token that the mathematics requires, in sequences of these lengths, which
+    are equally frequent; recomputation is not counted.
 
     Matrix products: per weight, 2 for the forward pass, 2 for the gradient of the inputs, and 2 for the gradient of the
     weight where it is trained (with adapters the base weights need none; the adapters' own products are below 2 % and
@@ -17,16 +19,17 @@ def flops_per_token(model: ModelShape, *, seq_len: float, full: bool) -> float:
     Chowdhery et al. 2022 (PaLM), appendix B, with the causal mask and sliding windows; the matrix products of full
     training are its 6N.
     """
-    attended = model.full_attention_layers * _attended(seq_len, seq_len)
-    attended += model.sliding_layers * _attended(seq_len, model.sliding_window)
+    attended = model.full_attention_layers * _attended(lengths, max(lengths))
+    attended += model.sliding_layers * _attended(lengths, model.sliding_window)
     return _product_flops(model, full=full) + 12.0 * model.attention_width * attended
 
 
-def _attended(seq_len: float, window: float) -> float:
-    """How many of its `window` last tokens a token of a sequence has before it, in the mean: half of a sequence that is
-    shorter than the window."""
-    window = min(window, seq_len)
-    return window - window * window / (2.0 * seq_len)
+@cache
+def _attended(lengths: tuple[int, ...], window: int) -> float:
+    """How many tokens a token attends to in the mean: half of those in a sequence or, beyond the window, as many as
+    that holds."""
+    within = ((length, min(window, length)) for length in lengths)
+    return sum(reach * length - reach * reach / 2.0 for length, reach in within) / sum(lengths)
 
 
 def _product_flops(model: ModelShape, *, full: bool) -> float:
@@ -38,10 +41,8 @@ def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
     peak = job.hardware.peak_flops
     if peak is None:
         return None
-    lengths = job.workload.lengths
-    # Attention's share of a token grows with its sequence, of which longer ones have more tokens.
-    seq_len = job.workload.seq_len if lengths is None else mean(lengths, 2) / mean(lengths)
-    flops = flops_per_token(shape(job.model), seq_len=seq_len, full=config["method"] == "full")
+    lengths = job.workload.lengths or (job.workload.seq_len,)
+    flops = flops_per_token(shape(job.model), lengths=lengths, full=config["method"] == "full")
     return tokens_per_second * flops / (peak * job.workload.devices)
 
 

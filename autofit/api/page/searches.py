@@ -72,7 +72,5 @@ def _values(search: Search) -> dict[str, Any]:
         "endings": ENDINGS,
         "recommended": result.get("recommendation"),
         "reason": result.get("reason"),
-        "fields": workload_query(
-            search.workload, hardware=search.hardware_name or getattr(search.hardware, "name", "")
-        ),
+        "fields": workload_query(search.workload, hardware=getattr(search.hardware, "name", search.hardware_name)),
     }

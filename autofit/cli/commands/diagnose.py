@@ -100,7 +100,8 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     in_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return data.decode("utf-16" if in_utf16 else "utf-8-sig", errors="replace").replace("\r\n", "\n")
+    text = data.decode("utf-16" if in_utf16 else "utf-8-sig", errors="replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar begins its line anew
 
 
 NEXT = "Add --config with your trainer's own file for where the bytes are, and what to change."

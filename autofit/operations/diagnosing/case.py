@@ -24,7 +24,7 @@ from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
-from autofit.trainers.json_settings import settings_of
+from autofit.trainers.json_settings import settings_in_text
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import TrainerFiles
@@ -64,7 +64,7 @@ class Case(Expressible):
         self._file, self._trainer, self._request, self._where = file, trainer, request, where
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
-        self._deepspeed = settings_of("deepspeed", self._values.get("deepspeed"), where)
+        self._in_text = settings_in_text(self._values, where)
         self.run = self._read(self._values)
         self.options = self._options()
         model, _ = self.options.resolve()
@@ -307,7 +307,7 @@ class Case(Expressible):
         values = self._values
         try:
             after = replace(self._task, config=config)
-            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, self._deepspeed)
+            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, self._in_text)
             run = self._read(applied(values, edits))
         except UsageError:  # the trainer refuses it
             return None

@@ -53,10 +53,10 @@ def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple
                     f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {similar[0].name}{others}"
                 )
         named = requested_card(user.hardware)
-        is_error_of_card = named is None or named in cards_of_size(failure.capacity_bytes)
-        if not is_error_of_card:
+        is_card_of_error = named is None or named in cards_of_size(failure.capacity_bytes)
+        if not is_card_of_error:
             notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
-        if user.memory_limit_bytes is None and is_error_of_card:
+        if user.memory_limit_bytes is None and is_card_of_error:
             card = named or detect()[0]
             free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals
             user = replace(user, memory_limit_bytes=free - failure.elsewhere_bytes)

@@ -159,18 +159,18 @@ class TrialRunner:
             process.stdin.flush()
 
     def _parent_died(self, process: subprocess.Popen[str]) -> Crashed:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_SECONDS)
+        try:
+            how = f"ended with status {process.wait(ENDING_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            how = "says nothing more and does not end"
         lines: list[str] = []
         if self._server_stderr is not None:
             self._server_stderr.seek(0)
             lines = self._server_stderr.read().decode(errors="replace").splitlines()
         self.close()
-        status = process.returncode
-        how = "says nothing more and does not end" if status is None else f"ended with status {status}"
         return Crashed(
             reason=f"the trial's parent process {how}",
-            exit_code=status,
+            exit_code=process.returncode,
             stderr_tail="\n".join(lines[-20:]),
             transient=True,
         )

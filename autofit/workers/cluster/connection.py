@@ -107,8 +107,9 @@ def _join(address: str | None) -> Connection:
         with _sigterm_kept(), _in_a_group_of_their_own():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
-        raise EnvironmentLacks(  # a private one has written to its folder why it does not start
-            f"Ray cannot be reached: {lines_of(error)[-1]}",
+        logs = "" if folder is None else f" (its logs are in {folder})"
+        raise EnvironmentLacks(
+            f"Ray cannot be reached: {lines_of(error)[-1]}{logs}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"
             if address
             else "run `autofit doctor`, or use --in-place",

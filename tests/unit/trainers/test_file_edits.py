@@ -19,7 +19,7 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
-from autofit.trainers.json_settings import settings_of
+from autofit.trainers.json_settings import settings_in_text
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS, TrainerFiles
@@ -220,7 +220,7 @@ def deepspeed_of(folder: Path, **changed: Value) -> Any:
         task,
         replace(task, config=wanted),
         lambda keys: trainer.read(keys, where).config,
-        settings_of("deepspeed", "ds_z3.json", where),
+        settings_in_text(DS_VALUES, where),
     )
     made = applied(DS_VALUES, edits)
     assert trainer.read(made, where).config == wanted
@@ -251,3 +251,20 @@ def test_what_takes_the_place_of_a_deepspeed_file_goes_on_with_what_is_in_it(tmp
     assert "offload_optimizer" not in made["zero_optimization"] or not made["zero_optimization"]["offload_optimizer"]
     kept = ("steps_per_print", "gradient_clipping", "bf16", "train_micro_batch_size_per_gpu")
     assert {name: made[name] for name in kept} == {name: own[name] for name in kept}
+
+
+def test_what_takes_the_place_of_settings_as_text_goes_on_with_what_is_in_them(tmp_path: Path) -> None:
+    own = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "cpu_ram_efficient_loading": True}
+    (tmp_path / "fsdp.json").write_text(json.dumps(own))
+    where, trainer = Where(folder=tmp_path, devices=2), READERS["transformers"]
+    plain = {name: value for name, value in DS_VALUES.items() if name != "deepspeed"}
+    for text in ("fsdp.json", json.dumps(own)):
+        values = {**plain, "fsdp": "full_shard auto_wrap", "fsdp_config": text}
+        run = trainer.read(values, where)
+        task, wanted = task_of(run), run.config.replace(offload="params")
+        after = replace(task, config=wanted)
+        in_text = settings_in_text(values, where)
+        edits = edits_for(trainer, values, task, after, lambda keys: trainer.read(keys, where).config, in_text)
+        edited = applied(values, edits)
+        assert trainer.read(edited, where).config == wanted
+        assert edited["fsdp_config"].items() >= own.items()

@@ -86,6 +86,7 @@ def test_what_embeddings_of_every_layer_look_up_is_not_multiplied() -> None:
     [
         ("llama", {}, 2, 0, 0),
         ("mistral", {"sliding_window": 128}, 0, 2, 128),
+        ("mistral", {"sliding_window": 128, "per_layer_config": {0: {"sliding_window": None}}}, 1, 1, 128),
         ("gemma3_text", {"num_hidden_layers": 6, "sliding_window": 512}, 1, 5, 512),
         ("qwen3_next", {"num_hidden_layers": 4}, 1, 0, 0),  # the others have linear attention
     ],

@@ -27,7 +27,7 @@ def test_a_full_step_costs_what_torch_counts(model: Model, attended: float) -> N
     # Eager attention computes what is masked, too, which the formula leaves out; the angles of rotary positions are one
     # more small product.
     masked = 12.0 * shaped.attention_width * shaped.layers * (seq_len - attended)
-    assert counted == pytest.approx(flops_per_token(shaped, seq_len=seq_len, full=True) + masked, rel=0.01)
+    assert counted == pytest.approx(flops_per_token(shaped, lengths=(seq_len,), full=True) + masked, rel=0.01)
 
 
 def test_llama_8b_costs_six_flops_per_weight_and_attention() -> None:
@@ -35,22 +35,24 @@ def test_llama_8b_costs_six_flops_per_weight_and_attention() -> None:
     matmul = 8_030_261_248 - 128_256 * 4096 - (2 * 32 + 1) * 4096
     assert shaped.active_matmul_parameters == matmul
     attention = 12 * 32 * 4096 * 2048 / 2
-    assert flops_per_token(shaped, seq_len=2048, full=True) == 6 * matmul + attention
-    assert flops_per_token(shaped, seq_len=2048, full=False) == 4 * matmul + attention
+    assert flops_per_token(shaped, lengths=(2048,), full=True) == 6 * matmul + attention
+    assert flops_per_token(shaped, lengths=(2048,), full=False) == 4 * matmul + attention
 
 
 def test_a_window_bounds_what_a_token_attends_to() -> None:
     shaped = shape(load("gemma-3-1b"))  # 4 layers see everything, 22 the last 512 tokens
     products = 6 * shaped.active_matmul_parameters
-    within, beyond = (flops_per_token(shaped, seq_len=n, full=True) - products for n in (512, 2048))
+    within, beyond = (flops_per_token(shaped, lengths=(n,), full=True) - products for n in (512, 2048))
     assert within == 12 * 1024 * 26 * 256
     by_hand = sum(min(position, 512) for position in range(2048)) / 2048
     assert beyond == pytest.approx(12 * 1024 * (4 * 1024 + 22 * by_hand), rel=1e-3)
+    both = flops_per_token(shaped, lengths=(512, 2048), full=True) - products
+    assert both == pytest.approx((512 * within + 2048 * beyond) / 2560)
 
 
 def test_utilisation_is_the_share_of_the_peak_and_unknown_without_one() -> None:
     asked = job(LLAMA, hardware=CUDA_HARDWARE)
-    needed = flops_per_token(shape(LLAMA), seq_len=16, full=True)
+    needed = flops_per_token(shape(LLAMA), lengths=(16,), full=True)
     assert mfu(asked, config(), 989e12 / needed) == pytest.approx(1.0)
     assert mfu(asked, config(), 0.4 * 989e12 / needed) == pytest.approx(0.4)
     two = replace(asked, workload=replace(asked.workload, devices=2))
