@@ -77,6 +77,11 @@ def test_the_client_has_the_signature_of_the_function(name: str) -> None:
     }
 
 
+def test_a_wrong_keyword_is_refused_by_the_functions_name() -> None:
+    with pytest.raises(TypeError, match=r"^recommend\(\): got an unexpected keyword argument 'seq_length'$"):
+        autofit.recommend(MODEL, seq_length=128)  # type: ignore[call-arg]
+
+
 def test_a_diagnosis_has_the_options_of_its_command() -> None:
     """The command can do without a file, for an error alone; there the function is `operations.read_traceback`."""
     ours, command = defaults(autofit.diagnose), defaults(diagnose_command.diagnose)

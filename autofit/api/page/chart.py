@@ -26,9 +26,9 @@ ROUTES = APIRouter(route_class=PageRoute)
 @ROUTES.get("/frontier/points")
 def points(query: Annotated[Question, Query()], store: OpenedStore, models: Models) -> Response:
     question = query.resolve(store, models)
-    frontier = operations.frontier(**question, store=store)
+    frontier = operations.frontier(question.workload, **question.conditions, store=store)
     trials = store.trials(**context_keys(frontier.hardware, frontier.stack, frontier.workload))
-    allowed = within(question["goal"], (t.config for t in trials))
+    allowed = within(question.goal, (t.config for t in trials))
     on_frontier = {p.trial_id for p in frontier.points}
     traces = {
         method: {

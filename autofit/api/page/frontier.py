@@ -11,7 +11,7 @@ from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
 from autofit.api.routes.common import OpenedStore
-from autofit.api.routes.query import Question
+from autofit.api.routes.query import Question, ResolvedQuestion
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import AutofitError, NothingFits
 from autofit.core.frontier import by_method
@@ -48,23 +48,23 @@ def frontier(request: Request, query: Annotated[Question, Query()], store: Opene
     except AutofitError as error:
         status, answer = status_of(error)[0], {"message": str(error), "frontier": None}
     # By its name: the question has the path of a model in the server's folder.
-    fields = workload_query(question["asked"], model=request.query_params["model"], hardware=question["hardware"])
+    fields = workload_query(question.workload, model=request.query_params["model"], hardware=question.hardware)
     if is_partial(request):
         return render(request, "_answer.html", status=status, fields=fields, **answer)
-    form = {**dict(request.query_params), "hardware": question["hardware"]}
+    form = {**dict(request.query_params), "hardware": question.hardware}
     values = {"fields": fields, "chosen": chosen(form.items()), "form": form}
     return render(request, "frontier.html", status=status, **values, **choices(store, models), **answer)
 
 
-def _answer(question: dict[str, Any], store: Store) -> dict[str, Any]:
+def _answer(question: ResolvedQuestion, store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    frontier, recommend = frontier_and_recommendation(**question, store=store)
+    frontier, recommend = frontier_and_recommendation(question.workload, **question.conditions, store=store)
     recommended, message = None, None
     try:
         recommended = recommend()
     except NothingFits as error:
         message = str(error)
-    limit = memory_limit(question["memory_limit_bytes"], frontier.hardware, frontier.workload.devices)
+    limit = memory_limit(question.memory_limit_bytes, frontier.hardware, frontier.workload.devices)
     return {
         "frontier": frontier,
         "tables": by_method(frontier.points),

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from autofit import export, operations
 from autofit.api.routes.common import Strict
-from autofit.api.routes.query import Question, TrialsQuery
+from autofit.api.routes.query import Question, ResolvedQuestion, TrialsQuery
 from autofit.api.routes.remembered import Content, Tagged, look, of_question
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import matching_cards
@@ -53,36 +53,37 @@ async def recommendation(query: Annotated[Recommended, Query()], request: Reques
             raise UsageError("an export states what was measured: leave provenance=predicted out")
         return await run_in_threadpool(_predicted, question, store, request)
     try:
-        tagged = await look(store, lambda: of_question(request, question["asked"], question["hardware"], store))
+        tagged = await look(store, lambda: of_question(request, question.workload, question.hardware, store))
         return await tagged.answer(partial(_measured, question, store, query))
     except NotMeasured:
-        if provenance == "measured" or format != "json" or not _is_predictable(question):
+        if provenance == "measured" or format != "json" or _predictable(question) is None:
             raise
         return await run_in_threadpool(_predicted, question, store, request)
 
 
-def _measured(question: dict[str, Any], store: Store, query: Recommended) -> Content:
-    answer = recommend(**question, store=store)
+def _measured(question: ResolvedQuestion, store: Store, query: Recommended) -> Content:
+    answer = recommend(question.workload, **question.conditions, store=store)
     if query.format == "json":
         return Content.json(answer.to_json())
-    exported = export.export(answer, format=query.format, source=operations.hub_id(question["asked"].model))
+    exported = export.export(answer, format=query.format, source=operations.hub_id(question.workload.model))
     if not query.anyway:
         export.check_memory(exported, query.format, trainer=query.trainer)
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
     return Content(exported.text, "text/plain; charset=utf-8", notes)
 
 
-def _is_predictable(question: dict[str, Any]) -> bool:
-    """Whether the model's architecture is at hand, and the hardware is a card of the catalog."""
-    return isinstance(question["asked"], operations.WorkloadOptions) and bool(matching_cards(question["hardware"]))
+def _predictable(question: ResolvedQuestion) -> operations.WorkloadOptions | None:
+    """The workload, where its model's architecture is at hand, and the hardware is a card of the catalog."""
+    workload = question.workload
+    return workload if isinstance(workload, operations.WorkloadOptions) and matching_cards(question.hardware) else None
 
 
-def _predicted(question: dict[str, Any], store: Store, request: Request) -> Response:
-    workload, hardware = question["asked"], question["hardware"]
-    if not _is_predictable(question):
-        raise UsageError(f"{workload.model} on {hardware} cannot be predicted: name a model and a card of the catalog")
-    conditions = {name: question[name] for name in ("goal", "memory_limit_bytes", "hardware")}
-    search = operations.SearchRequest(workload=workload, store=store.url, **conditions)
+def _predicted(question: ResolvedQuestion, store: Store, request: Request) -> Response:
+    workload, hardware = _predictable(question), question.hardware
+    if workload is None:
+        model = question.workload.model
+        raise UsageError(f"{model} on {hardware} cannot be predicted: name a model and a card of the catalog")
+    search = operations.SearchRequest(workload=workload, store=store.url, **question.conditions)
     document = request.app.state.predicting.call(predicted_recommendation, search)
     if document is None:
         raise NotMeasured(f"no speed can be predicted on {hardware}", remedy=f"run: {search_command(workload)}")
@@ -97,12 +98,14 @@ def _predicted(question: dict[str, Any], store: Store, request: Request) -> Resp
 async def frontier(query: Annotated[Question, Query()], request: Request) -> Response:
     store = request.app.state.store
 
-    def resolve() -> tuple[dict[str, Any], Tagged]:
+    def resolve() -> tuple[ResolvedQuestion, Tagged]:
         question = query.resolve(store, request.app.state.models)
-        return question, of_question(request, question["asked"], question["hardware"], store)
+        return question, of_question(request, question.workload, question.hardware, store)
 
     question, tagged = await look(store, resolve)
-    return await tagged.answer(lambda: Content.json(operations.frontier(**question, store=store).to_json()))
+    return await tagged.answer(
+        lambda: Content.json(operations.frontier(question.workload, **question.conditions, store=store).to_json())
+    )
 
 
 @ROUTES.get("/v1/trials", summary="Stored trials, newest first", responses=answers(TrialsAnswer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +15,7 @@ from autofit.core.outcome import OUTCOMES
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
-from autofit.operations.recommendation import find_hardware
+from autofit.operations.recommendation import WorkloadQuestion, find_hardware
 from autofit.store import Store
 from autofit.techniques.habits import TRAINERS, trainer_by_name
 
@@ -105,20 +105,34 @@ class GoalQuery(BaseModel):
         return Goal.of(self.method, self.min_rank, self.allow)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedQuestion:
+    """What `recommend` and `frontier` are asked."""
+
+    workload: WorkloadQuestion
+    goal: Goal
+    memory_limit_bytes: int | None
+    hardware: str
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The arguments of these operations beside the workload."""
+        return {name: getattr(self, name) for name in ("goal", "memory_limit_bytes", "hardware")}
+
+
 class Question(GoalQuery, WorkloadQuery):
     """The question that `recommend` and `frontier` answer."""
 
     memory_limit: str | None = Field(default=None, description="Such as 24GiB")
     hardware: str = Field(default="auto", description="Name of hardware with trials; auto: the only one")
 
-    def resolve(self, store: Store, models: NamedModels) -> dict[str, Any]:
-        """The arguments of those operations, by name."""
-        return {
-            "asked": self.workload(store, models),
-            "goal": self.goal(),
-            "memory_limit_bytes": as_bytes(self.memory_limit),
-            "hardware": only_hardware(store) if self.hardware == "auto" else self.hardware,
-        }
+    def resolve(self, store: Store, models: NamedModels) -> ResolvedQuestion:
+        return ResolvedQuestion(
+            workload=self.workload(store, models),
+            goal=self.goal(),
+            memory_limit_bytes=as_bytes(self.memory_limit),
+            hardware=only_hardware(store) if self.hardware == "auto" else self.hardware,
+        )
 
 
 class TrialsQuery(BaseModel):

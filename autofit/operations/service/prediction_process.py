@@ -47,8 +47,8 @@ class PredictionProcess:
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
         self._waiting_slots = threading.BoundedSemaphore(waiting)
         self._turn = threading.Lock()
-        """Held by the call that the process works for: ending the process costs no waiting call its answer. Work that goes
-        on after its time may be lost."""
+        """Held by the call that the process works for: ending the process costs no waiting call its answer. Work that
+        goes on after its time may be lost."""
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[Any] | None = None
         self._answers = 0

@@ -70,9 +70,12 @@ def test_an_error_may_be_in_any_encoding(
         assert done.code == 0 and "It failed in evaluation" in done.out, done.err
 
 
-def test_lines_of_a_text_from_windows_are_lines(autofit: Autofit, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [b"step 3\r\nKilled\r\n", b" 12% 10/100\rKilled\n"], ids=["Windows", "a progress bar"]
+)
+def test_every_way_to_end_a_line_is_one(autofit: Autofit, tmp_path: Path, given: bytes) -> None:
     path = tmp_path / "error.txt"
-    path.write_bytes(b"step 3\r\nKilled\r\n")
+    path.write_bytes(given)
     assert autofit("diagnose", "--traceback", str(path)).code == 0
 
 

@@ -21,7 +21,7 @@ from unit.operations.made_trials import (
 
 from autofit import operations
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import EnvironmentLacks, NothingFits
+from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured
 from autofit.core.outcome import Prediction, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
@@ -57,6 +57,20 @@ def test_failures_under_a_newer_stack_hide_nothing_that_an_older_one_measured(fi
     fill(filled, [({"method": "full"}, crashed())], job=make_job(stack=newer))
     assert operations.recommend(OPTIONS, store=filled).stack == STACK
     assert operations.frontier(OPTIONS, store=filled).stack == STACK
+    fill(filled, [({"method": "lora", "rank": 8}, fits(10, 1000))], job=make_job(stack=newer))
+    full, lora = Goal(method="full"), Goal(method="lora")
+    for answer in (operations.recommend, operations.frontier):
+        assert answer(OPTIONS, goal=full, store=filled).stack == STACK
+        assert answer(OPTIONS, goal=lora, store=filled).stack == newer
+
+
+def test_a_card_with_another_power_limit_is_found_by_the_cards_name(store: Store) -> None:
+    limited = replace(HARDWARE, name=f"{HARDWARE.name}-500w")
+    add(store, {"method": "full"}, fits(30, 3000), hardware=limited)
+    add(store, {"method": "full"}, fits(30, 3000), hardware=replace(HARDWARE, name="emulated-l4"))
+    assert find_hardware(HARDWARE.name, store) == limited
+    with pytest.raises(NotMeasured):
+        find_hardware("l4", store)
 
 
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:

@@ -269,7 +269,7 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
 
 KNOWN = """
 import sys
-from autofit.prediction.estimate_cache import KnownEstimates
+from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.predict_configs import predict_all
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import site
@@ -278,7 +278,7 @@ from autofit.techniques import complete, parse
 job = WorkloadOptions(model="smollm2-135m").job(site("h100-80g"))
 config = complete(parse("method=lora,checkpointing=offload"))
 with Store.open(sys.argv[1]) as store:
-    found = predict_all(KnownEstimates(job, store), [config], memory_limit_bytes=2**36)
+    found = predict_all(EstimateCache(job, store), [config], memory_limit_bytes=2**36)
 print(found[config].device_bytes, found[config].seconds_to_estimate, "torch" in sys.modules)
 """
 

@@ -53,8 +53,8 @@ def test_the_parent_of_gpu_trials_postpones_bitsandbytes(
 ) -> None:
     install(monkeypatch)
     code = """
-from autofit.trial.process.fork_server import Host, device_is_touched
-Host("entries:none", spawn=False).preload("llama")
+from autofit.trial.process.fork_server import ForkServer, device_is_touched
+ForkServer("entries:none", spawn=False).preload("llama")
 print(device_is_touched())
 """
     command, environment = [sys.executable, "-c", code], trial_environment("cuda")
@@ -66,8 +66,8 @@ print(device_is_touched())
 def test_a_parent_that_has_touched_the_device_starts_children_anew(fake_bitsandbytes: Path) -> None:
     # On the CPU nothing is postponed: the fake's import shows what the check would see.
     code = """
-from autofit.trial.process.fork_server import Host, device_is_touched
-made = Host("entries:none", spawn=False)
+from autofit.trial.process.fork_server import ForkServer, device_is_touched
+made = ForkServer("entries:none", spawn=False)
 made.preload(None)
 print(made._spawn, device_is_touched())
 """
@@ -80,8 +80,8 @@ def test_a_postponed_library_counts_as_installed_and_can_be_imported_afterwards(
     code = """
 import os, sys
 os.environ["AUTOFIT_DEVICE_KIND"] = "cuda"
-from autofit.trial.process.fork_server import Host
-Host("entries:none", spawn=False).preload("llama")
+from autofit.trial.process.fork_server import ForkServer
+ForkServer("entries:none", spawn=False).preload("llama")
 from peft.import_utils import is_bnb_available
 from transformers.utils import is_bitsandbytes_available
 assert "bitsandbytes" not in sys.modules
