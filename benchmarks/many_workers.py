@@ -122,7 +122,7 @@ def searched(recorded: Recorded, workers: int, store: Store) -> dict[str, Any]:
     asked = {"digest": search_id, "hardware": job.hardware, "stack": job.stack, "workload": job.workload}
     lease = store.queue.begin(search_id, new_owner(), **asked, request={})
     with Heartbeat(store.queue, lease) as held:
-        log = Counted(store, search_id, fresh=True, held=held)  # of other searches' trials it knows none
+        log = Counted(store, search_id, fresh=True, heartbeat=held)  # of other searches' trials it knows none
         found = search_on(pool, recorded.problem, 0, log=log, thorough=True)
         log.count_on(store, watch)
         found.run()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import tiny_model
 
-from autofit.catalog import cached_answer as module
+from autofit.catalog import answer_cache as module
 from autofit.catalog import models
 from autofit.catalog.answer_cache import cache_folder, cached_answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,12 @@ ERROR = (
 )
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+@pytest.fixture(autouse=True, scope="module")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Without trials. Several tests ask about the same files: what was estimated for one is known to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "store.db"))
+        yield
 
 
 @pytest.fixture
