@@ -65,9 +65,9 @@ class Lengths:
         return Lengths(tuple(min(length, most) for length in self.tokens), min(self.longest, most))
 
 
-def mean(tokens: Sequence[int], power: int = 1) -> float:
-    """The mean tokens of a sequence, or of a power of them."""
-    return math.fsum(length**power for length in tokens) / len(tokens)
+def mean(tokens: Sequence[int]) -> float:
+    """The mean tokens of a sequence."""
+    return math.fsum(tokens) / len(tokens)
 
 
 def padded(tokens: Sequence[int], sequences: int) -> Batches:

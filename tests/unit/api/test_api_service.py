@@ -342,8 +342,9 @@ def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
 def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
     process = PredictionProcess()
     try:
-        os.kill(process.call(number_of_process), signal.SIGKILL)
-        process.call(number_of_process)
+        ended = process.call(number_of_process)
+        os.kill(ended, signal.SIGKILL)
+        assert process.call(number_of_process) != ended
     finally:
         process.close()
 
