@@ -162,7 +162,7 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
             judgement = pace.judge(number, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=micro_steps_left)
         except TooSlow as slow:
             return replace(trial, outcome=slow.outcome(after_seconds=elapsed), seconds=elapsed)
-        least_step_seconds = judgement.get("least", least_step_seconds)
+        least_step_seconds = judgement.least_step_seconds or least_step_seconds
     return _killed(trial, _ends(pace, request), least_step_seconds or None, is_proven=least_step_seconds > 0.0)
 
 

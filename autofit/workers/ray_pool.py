@@ -26,9 +26,8 @@ from autofit.workers.cluster.connection import connect
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.pool import Completed
-from autofit.workers.slots.hiring import Hiring, Owner
+from autofit.workers.slots.hiring import Hiring
 from autofit.workers.slots.lacking import Lacking
-from autofit.workers.slots.patience import Patience
 from autofit.workers.slots.roster import Roster
 from autofit.workers.slots.running import Running
 from autofit.workers.slots.slot import Slot, State
@@ -87,8 +86,7 @@ class RayPool:
                 workers=workers,
                 is_private=address is None,
                 hiring=self._hiring,
-                patience=Patience(wanted=wanted, is_private=address is None),
-                check=self._lacking.later,
+                lacking=self._lacking,
             )
             self._roster.renew()
         except BaseException:
@@ -123,8 +121,7 @@ class RayPool:
         earlier ones are ended, and the pool's own bear its name and measure their device's rates. To be called before
         the first trial."""
         self._roster.comparing.usual = usual
-        self._hiring.owner = Owner(search_id=search_id, epoch=epoch)
-        self._hiring.end_predecessors()
+        self._hiring.claim(search_id, epoch)
         self._roster.hire_anew()
 
     def cannot(self, config: Config, job: Job) -> str | None:

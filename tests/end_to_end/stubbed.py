@@ -37,7 +37,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """In place of `autofit.trial.process.child.run`: takes a moment and reports the formula's speed. Each execution has
     a number of its own, which its bytes tell: two trials with the same one are one execution that was stored twice."""
     from autofit.core.outcome import Fits, Measurement, StepSeconds
-    from autofit.trial.process.child import EventPipe
+    from autofit.trial.process.events import Event, EventPipe
     from autofit.trial.request import TrialRequest
 
     request = TrialRequest.from_json({name: value for name, value in data.items() if name != "listener"})
@@ -65,7 +65,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         gradient_norms=(1.0, 1.0, 1.0),
         plain_gradient_norm=1.0 if request.compares_gradient else None,
     )
-    EventPipe(descriptor).result(Fits(measurement=measured))
+    EventPipe(descriptor).send(Event(result=Fits(measurement=measured)))
 
 
 def execution(folder: Path) -> int:

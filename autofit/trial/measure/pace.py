@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
@@ -12,6 +12,7 @@ from autofit.core.units import format_duration
 from autofit.core.workload import Workload
 from autofit.techniques import needs_process_group
 from autofit.techniques.axes.batching import micro_batches
+from autofit.trial.process.events import Event
 from autofit.trial.request import Rival, TrialRequest
 
 WARM_UPS = 2
@@ -169,9 +170,7 @@ class Pace:
             allowance_seconds=request.allowance_seconds,
         )
 
-    def judge(
-        self, number: int, micro_seconds: float, *, elapsed_seconds: float, micro_steps_left: float
-    ) -> dict[str, Any]:
+    def judge(self, number: int, micro_seconds: float, *, elapsed_seconds: float, micro_steps_left: float) -> Event:
         """The event to tell the trial's parent. Raises `TooSlow` where the trial is not worth its remaining seconds.
 
         `micro_seconds`: what the micro-step of that `number` took, the first being 1; `micro_steps_left`: as many are
@@ -181,12 +180,9 @@ class Pace:
         least_micro_seconds = micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
         likely_seconds = self.accumulation * micro_seconds * self.mean_share
-        event: dict[str, Any] = {}
-        if not self.earned and 0.0 < fastest * likely_seconds < self.tokens_per_step:
-            self.earned = event["earned"] = True
+        self.earned = self.earned or 0.0 < fastest * likely_seconds < self.tokens_per_step
         step_seconds = self.accumulation * self.least_share * least_micro_seconds
-        if number > 1:
-            event["least"] = step_seconds
+        event = Event(earned=self.earned, least_step_seconds=step_seconds if number > 1 else 0.0)
         if step_seconds <= 0.0:
             return event
         speed = self.tokens_per_step / step_seconds

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,20 +17,7 @@ from autofit.training.distributed.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.measure.meter import Meter
 from autofit.trial.measure.pace import OVERFLOWS
-
-
-class Progress(Protocol):
-    """Tells the parent what begins, so that it knows what a killed child was in."""
-
-    def __call__(self, phase: str, share: float | None = None, /) -> None:
-        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's."""
-
-
-Tell = Callable[[Mapping[str, Any]], None]
-"""Tells the parent anything else (`EventPipe.send`): the bytes of a phase's peak, and the seconds of a step, which are
-what is known of a trial that does not end."""
-Watch = Callable[[int, float], None]
-"""Called after each micro-step of the warm-up with its number, from 1 on, and its seconds."""
+from autofit.trial.process.events import Event, EventPipe
 
 
 @dataclass(slots=True)
@@ -67,8 +54,7 @@ class Steps:
         tokens: torch.Tensor,
         accumulation: int,
         meter: Meter,
-        progress: Progress,
-        tell: Tell,
+        events: EventPipe,
         ranks: Ranks | None = None,
         lengths: Sequence[tuple[int, float]] = (),
     ) -> None:
@@ -82,7 +68,7 @@ class Steps:
         """For each step since the last mean: weight, seconds of the slowest rank, and of this one."""
         self._accumulation = accumulation
         self._meter = meter
-        self._progress, self._tell = progress, tell
+        self._events = events
         self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
         self.latest_norm = math.nan
@@ -113,7 +99,7 @@ class Steps:
     def warm_up(
         self,
         enough: Callable[[float], int],
-        watch: Watch | None = None,
+        watch: Callable[[int, float], None] | None = None,
         *,
         brief: bool = False,
         evaluated: int | None = None,
@@ -125,7 +111,8 @@ class Steps:
         one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
         forward and backward had no optimizer states beside them; where sequences have lengths, timed steps are on
         shorter ones, so there are at least two. Then so many sequences are `evaluated` together, so that timed steps
-        train in what that leaves of the allocator's memory. Returns the seconds of the last step, as it ran.
+        train in what that leaves of the allocator's memory. `watch` is called after each micro-step with its number,
+        from 1 on, and its seconds. Returns the seconds of the last step, as it ran.
         """
         updates, slowest = 0, 0.0
         for number in range(OVERFLOWS):
@@ -174,7 +161,7 @@ class Steps:
     def _issue(
         self,
         observe: Callable[[str], Any],
-        watch: Watch | None = None,
+        watch: Callable[[int, float], None] | None = None,
         tokens: torch.Tensor | None = None,
         weight: float | None = None,
     ) -> None:
@@ -219,19 +206,19 @@ class Steps:
         self.seconds.append(math.fsum(weight * slowest for weight, slowest, _ in self._means))
         self.own_seconds.append(math.fsum(weight * own_seconds for weight, _, own_seconds in self._means))
         self.round_seconds = math.fsum(slowest for _, slowest, _ in self._means)
-        self._tell({"step": self.seconds[-1]})
+        self._events.send(Event(step_seconds=self.seconds[-1]))
         self._means.clear()
 
     @contextmanager
     def _booked(self, phase: str) -> Iterator[None]:
-        self._progress(phase)
+        self._events.enter(phase)
         with self._meter.phase(phase):
             yield
-        self._tell({"peak": self._meter.peaks[phase]})
+        self._events.send(Event(peak_bytes=self._meter.peaks[phase]))
 
     @contextmanager
     def _announced(self, phase: str) -> Iterator[None]:
-        self._progress(phase)
+        self._events.enter(phase)
         yield
 
 

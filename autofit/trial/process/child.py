@@ -1,50 +1,30 @@
-"""Inside the child: run one request, report events on a pipe, and let no exception escape."""
+"""Inside the child: run one request, report events on a pipe, and let no exception escape.
+
+Where forking a warm process is unsafe, `python -m autofit.trial.process.child ENTRY DESCRIPTOR ASKED_AT` is the child,
+with the request as JSON on standard input.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 import time
 import traceback
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import AutofitError, in_one_line
-from autofit.core.outcome import Crashed, Outcome, Unsupported
+from autofit.core.outcome import Crashed, Unsupported
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import TooSlow
+from autofit.trial.process.child_process import die_with_parent
 from autofit.trial.process.classify import device_failure, memory_failure
+from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
     from autofit.trial.measure.measurement import Ended
-
-
-class EventPipe:
-    """JSON lines sent to the parent. Standard output is left to whatever libraries print."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.phase = "start"
-
-    def enter(self, phase: str, share: float | None = None, /) -> None:
-        """Report that a phase begins, so that the parent knows which one a killed child was in, or work that is at
-        least that `share` of an optimizer step's."""
-        if phase != self.phase:
-            self.phase = phase
-            self.send({"phase": phase, "room": process_memory.room(), "share": share})
-        elif share is not None:
-            self.send({"share": share})
-
-    def result(self, outcome: Outcome, *, recording: bool = False) -> None:
-        """Report the trial's outcome, and whether a recording worth waiting for follows."""
-        self.send({"result": outcome.to_json(), "recording": recording})
-
-    def send(self, event: Mapping[str, Any]) -> None:
-        """Report anything else that `ChildProcess` or `_Relay` reads: what nobody knows is ignored."""
-        data = (json.dumps(event, allow_nan=False) + "\n").encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
 
 
 def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
@@ -54,7 +34,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     request = TrialRequest.from_json({name: value for name, value in data.items() if name != "listener"})
     ended = _run(request, events, asked_at, data.get("listener"))
     # The result goes first: a failed recording must not affect it.
-    events.result(ended.outcome, recording=ended.record is not None)
+    events.send(Event(result=ended.outcome, recording=ended.record is not None))
     if ended.record is not None:
         events.enter("recording")
         ended.record()
@@ -85,3 +65,13 @@ def _run(request: TrialRequest, events: EventPipe, asked_at: float, listener: in
             return Ended(outcome=failure)
         text = traceback.format_exc()
         return Ended(outcome=Crashed(reason=in_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))
+
+
+def main() -> None:
+    entry, descriptor, asked_at = sys.argv[1:]
+    die_with_parent()
+    resolve_name(entry)(json.load(sys.stdin), int(descriptor), float(asked_at))
+
+
+if __name__ == "__main__":
+    main()

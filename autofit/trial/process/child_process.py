@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from autofit.core.outcome import Outcome, outcome_from_json
+from autofit.core.outcome import Outcome, TimedOut
 from autofit.trial.measure.pace import ONCE_SECONDS
+from autofit.trial.process import classify
+from autofit.trial.process.events import Event
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_SECONDS = 60.0
@@ -35,13 +37,17 @@ class ChildProcess:
     """Its standard output and standard error: an unnamed file, which nobody needs to remove."""
     phase: str = "start"
     phases_entered: int = 0
-    room: int | None = None
-    """Bytes left of the memory limit when the phase began; None without a limit."""
+    room_bytes: int | None = None
+    """What was left of the memory limit when the phase began; None without a limit."""
     is_timing: bool = False
     """Whether its timed part has begun and not ended."""
     result: Outcome | None = None
     recording: bool = False
     """Whether recordings follow the result."""
+    answered_at: float = 0.0
+    """When the result came, monotonic seconds."""
+    recording_seconds: float = 0.0
+    """What recordings took after the result; not part of the trial's time."""
     earned: bool = False
     """Whether the trial has shown that it may beat every rival."""
     began: tuple[float, float] | None = None
@@ -53,8 +59,8 @@ class ChildProcess:
     """The most memory of any phase that has ended; None before the first."""
     timed_seconds: tuple[float, ...] = ()
     """Of each step since its timed part has begun."""
-    recording_seconds: float = 0.0
-    """What recordings took after the result; not part of the trial's time."""
+    status: int = 0
+    """Its exit status once it has ended, or minus the signal."""
     is_stuck: bool = False
     """Whether it was killed and has not ended."""
     _pending: bytes = b""
@@ -68,25 +74,26 @@ class ChildProcess:
         """Note the events in `chunk`, which has come through the pipe."""
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:
-            try:
-                event = json.loads(line)
-                self.phases_entered += "phase" in event
-                self.phase = event.get("phase", self.phase)
-                self.is_timing = event.get("timing", self.is_timing)
-                self.room = event.get("room", self.room)
-                self.earned = self.earned or "earned" in event
-                self.shown_seconds = max(self.shown_seconds, float(event.get("least", 0.0)))
-                if "peak" in event:
-                    self.peak_bytes = max(self.peak_bytes or 0, int(event["peak"]))
-                if "step" in event and self.is_timing:
-                    self.timed_seconds += (float(event["step"]),)
-                if event.get("share") is not None:
-                    self.began = time.monotonic(), float(event["share"])
-                if "result" in event:
-                    self.result = outcome_from_json(event["result"])
-                    self.recording = event.get("recording", False)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a broken event is no result: the exit status decides
+            # A broken event is no result: the exit status decides.
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._note(Event.from_json(json.loads(line)))
+
+    def _note(self, event: Event) -> None:
+        if event.phase is not None:
+            self.phase, self.room_bytes = event.phase, event.room_bytes
+            self.phases_entered += 1
+        if event.share is not None:
+            self.began = time.monotonic(), event.share
+        if event.timing is not None:
+            self.is_timing = event.timing
+        if event.step_seconds is not None and self.is_timing:
+            self.timed_seconds += (event.step_seconds,)
+        if event.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, event.peak_bytes)
+        self.earned = self.earned or event.earned
+        self.shown_seconds = max(self.shown_seconds, event.least_step_seconds)
+        if event.result is not None:
+            self.result, self.recording, self.answered_at = event.result, event.recording, time.monotonic()
 
     def take_rest(self) -> None:
         """Note the events that are in the pipe without waiting for more; a grandchild may hold it open."""
@@ -94,6 +101,20 @@ class ChildProcess:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.events, 65536):
                 self.take(chunk)
+
+    def timed_out(self, seconds: float, *, interrupted: bool = False) -> TimedOut:
+        """The outcome, with what it has measured so far, if it has not ended after `seconds`."""
+        step_seconds = self.least_step_seconds
+        return classify.timed_out(
+            deadline_seconds=seconds,
+            phase=self.phase,
+            interrupted=interrupted,
+            phases_entered=self.phases_entered,
+            least_step_seconds=step_seconds,
+            is_proven=step_seconds is not None and step_seconds == self.shown_seconds,
+            peak_bytes=self.peak_bytes,
+            timed_seconds=self.timed_seconds,
+        )
 
     @property
     def least_step_seconds(self) -> float | None:
@@ -115,11 +136,11 @@ class ChildProcess:
         """Whether it has ended; it is not reaped."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def end(self, *, kill: bool) -> int:
+    def end(self, *, kill: bool) -> None:
         """Reap it and kill its whole process group, at once or after it had two seconds to exit by itself, so that its
-        exit status is its own; returns that, or minus the signal. Safe to call twice."""
+        exit status is its own. Safe to call twice."""
         if self.pid == 0:
-            return 0
+            return
         until = time.monotonic() + (0.0 if kill else 2.0)
         while time.monotonic() < until and not self.has_died():
             time.sleep(0.002)
@@ -131,15 +152,14 @@ class ChildProcess:
         while not self.has_died() and not self.is_stuck:
             time.sleep(0.002)
             self.is_stuck = time.monotonic() > until
-        status = -signal.SIGKILL
         if self.is_stuck:
+            self.status = -signal.SIGKILL
             _STUCK.add(self.pid)
         else:
-            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = 0
         os.close(self.events)
         end_orphans(self._others)
-        return status
 
     def tail(self) -> str:
         """The last of its output, up to 8 KiB."""

@@ -5,55 +5,53 @@ from __future__ import annotations
 import re
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
-from autofit.core.units import format_bytes
+from autofit.core.units import GIB, MIB, format_bytes
 from autofit.trial.measure import process_memory
 
 _DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
 """The line with which torch's allocator refuses, in the message of any exception that carries it."""
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
-_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
-NO_ROOM_BYTES = 64 * 1024**2
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
+NO_ROOM_BYTES = 64 * MIB
 """With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
 
 
-def _signs(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.IGNORECASE)
+def _sign(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
 
 
-_HOST = _signs(
-    *("can't allocate memory", "cannot allocate memory", "not enough memory", "failed to allocate memory"),
-    *("std::bad_alloc", "could not create a memory object"),
+_HOST = _sign(
+    "can't allocate memory|cannot allocate memory|not enough memory|failed to allocate memory"
+    "|std::bad_alloc|could not create a memory object"
 )
 """Messages of torch, oneDNN, glibc and Python when a host allocation fails."""
-_AMBIGUOUS = _signs("could not (create|execute) a primitive")
+_AMBIGUOUS = _sign("could not (create|execute) a primitive")
 """oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
-_ON_STDERR = _signs(_HOST.pattern, "memoryerror", "thread creation failed", "out of memory")
-_THROWN = re.compile(r"^\s*what\(\):")
-"""How the C++ runtime begins the message of an exception that nobody caught, before it aborts."""
-_DEVICE_ALONE = _signs(
-    "(cuda|hip) driver error: out of memory",
-    r"triton error \[(cuda|hip)\]: out of memory",
-    r"error out of memory at line \d+ in file",  # bitsandbytes, which then exits
-    r"cuda api failed with status 2\b",  # bitsandbytes: cudaErrorMemoryAllocation
-    "cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
+_ON_STDERR = _sign(f"{_HOST.pattern}|memoryerror|thread creation failed|out of memory")
+_DEVICE_ALONE = _sign(
+    r"(cuda|hip) driver error: out of memory|triton error \[(cuda|hip)\]: out of memory"
+    r"|error out of memory at line \d+ in file"  # bitsandbytes, which then exits
+    r"|cuda api failed with status 2\b"  # bitsandbytes: cudaErrorMemoryAllocation
+    "|cudnn_status_alloc_failed|device_allocation_failed"  # cuDNN 8 and 9
 )
 """These mean the device's memory and nothing else, in an exception and on standard error."""
-_DEVICE = _signs(_DEVICE_ALONE.pattern, "(cuda|hip) (error: )?out of memory", "cublas_status_alloc_failed")
+_DEVICE = _sign(f"{_DEVICE_ALONE.pattern}|(cuda|hip) (error: )?out of memory|cublas_status_alloc_failed")
 """On standard error, these count as the device's. CUDA reports page-locked host memory that it could not get in the
 same words: where a process left nothing else, nothing tells the two apart."""
-_DRIVER = _signs("out of memory", "cublas_status_alloc_failed")
+_DRIVER = _sign("out of memory|cublas_status_alloc_failed")
 """Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails."""
-_HANDLE = _signs("(cublas|cudnn|cusolver)_status_not_initialized")
+_HANDLE = _sign("(cublas|cudnn|cusolver)_status_not_initialized")
 """Errors when creating a library's handle on a full device, though they have other causes too."""
-_FAULT = _signs(
-    *("no cuda-capable device is detected", "no rocm-capable device is detected", "no cuda gpus are available"),
-    *("cuda unknown error", "(cuda|hip) error: unknown error", "cuda driver initialization failed"),
-    r"cuda-capable device(\(s\) is/are|s are) busy or unavailable",
-    *("uncorrectable (ecc|nvlink) error", "gpu is lost", "driver shutting down", "system not yet initialized"),
+_FAULT = _sign(
+    "no (cuda|rocm)-capable device is detected|no cuda gpus are available"
+    "|cuda unknown error|(cuda|hip) error: unknown error|cuda driver initialization failed"
+    r"|cuda-capable device(\(s\) is/are|s are) busy or unavailable"
+    "|uncorrectable (ecc|nvlink) error|gpu is lost|driver shutting down|system not yet initialized"
 )
 """Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (CUDA runtime API,
 cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed assertion on the
@@ -62,7 +60,7 @@ DEVICE_GONE = "the device is gone"
 """The beginning of the reason where the driver no longer answers for a device."""
 NO_KERNELS = "has no kernels for"
 """Part of the reason where the installed torch was not built for the device."""
-LATE_LOADED_BYTES = 2 * 1024**3
+LATE_LOADED_BYTES = 2 * GIB
 """Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
 LAUNCH = "launch"
 """The phase of a user's program that has not yet reported to its trial."""
@@ -85,8 +83,9 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
     import torch
 
     text = str(error)
+    out_of_memory = partial(OutOfMemory, phase=phase)
     if isinstance(error, OverLimit):
-        return OutOfMemory(reason=text, phase=phase)
+        return out_of_memory(reason=text)
     if isinstance(error, DeviceBusy):
         return Crashed(reason=text, phase=phase, transient=True)
     match = _DEVICE_REQUEST.search(text)
@@ -95,27 +94,25 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
             reason = f"other processes took {format_bytes(missing)} of the device while the trial ran"
             return Crashed(reason=reason, phase=phase, transient=True)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
-        return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
-    if (line := _matching_line(text, _DEVICE_ALONE)) is not None:
-        return OutOfMemory(reason=line, phase=phase)
-    if isinstance(error, MemoryError) or _HOST.search(text) or (_AMBIGUOUS.search(text) and _no_room()):
+        return out_of_memory(reason=_first_line(match[0] if match else text), requested_bytes=requested)
+    if (line := _last_line(text, _DEVICE_ALONE)) is not None:
+        return out_of_memory(reason=line)
+    room = process_memory.room()
+    ambiguous = _AMBIGUOUS.search(text) and room is not None and room < NO_ROOM_BYTES
+    if isinstance(error, MemoryError) or _HOST.search(text) or ambiguous:
         match = _CPU_REQUEST.search(text)
-        return OutOfMemory(
-            reason=_first_line(text, "MemoryError"),
-            phase=phase,
-            requested_bytes=int(match[1]) if match else None,
-            host=not host_is_device,
-        )
+        requested = int(match[1]) if match else None
+        reason = _first_line(text or "MemoryError")
+        return out_of_memory(reason=reason, requested_bytes=requested, host=not host_is_device)
     if isinstance(error, RuntimeError):
         free = None if host_is_device else _device_free()
         # Libraries' handles, workspaces and kernels are of that order.
-        device_is_full = free is None or free < 512 * 1024**2
-        reason = _first_line(text)
+        device_is_full = free is None or free < 512 * MIB
         if _DRIVER.search(text):
             # With room on the device, what CUDA failed to get is page-locked host memory.
-            return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
+            return out_of_memory(reason=_first_line(text), host=not host_is_device and not device_is_full)
         if free is not None and device_is_full and _HANDLE.search(text):
-            return OutOfMemory(reason=reason, phase=phase)
+            return out_of_memory(reason=_first_line(text))
     return None
 
 
@@ -156,13 +153,8 @@ def _why_no_kernels() -> str | None:
 
 def device_gone(why: str, outcome: Outcome, phase: str) -> Crashed:
     """The outcome of a trial that ended with `outcome`, not a measurement, on a device that no longer answers."""
-    reason = getattr(outcome, "reason", "")
-    return Crashed(
-        reason=f"{DEVICE_GONE}: {why}",
-        phase=phase,
-        stderr_tail=getattr(outcome, "stderr_tail", "") or reason,
-        transient=True,
-    )
+    evidence = getattr(outcome, "stderr_tail", "") or getattr(outcome, "reason", "")
+    return Crashed(reason=f"{DEVICE_GONE}: {why}", phase=phase, stderr_tail=evidence, transient=True)
 
 
 def _device_free() -> int | None:
@@ -203,57 +195,44 @@ def ended_without_result(
     `room` is what was left of the memory limit when the phase began, in bytes; and `short_bytes` is how far the host
     fell short of the memory limits of all ranks when this one began, because others held memory.
     """
-    tail = "\n".join(stderr.splitlines()[-20:])
+    crashed = partial(Crashed, phase=phase, stderr_tail="\n".join(stderr.splitlines()[-20:]))
     host = not host_is_device
-    memory_line, is_of_device = _memory_line(stderr)
+    device_line = _last_line(stderr, _DEVICE)
+    memory_line = device_line or _last_line(stderr, _ON_STDERR)
     fault_line = next((line for line in stderr.splitlines() if _FAULT.search(line)), None)
     if fault_line is not None and status != -signal.SIGKILL and memory_line is None:
-        return Crashed(
-            reason=f"the device has failed: {fault_line.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
-        )
-    name = _signal_name(-status) if status < 0 else None
+        return crashed(reason=f"the device has failed: {fault_line.strip()[:500]}", transient=True)
+    name = None
+    if status < 0:
+        with suppress(ValueError):  # most real-time signals have no name
+            name = signal.Signals(-status).name
+        name = name or f"signal {-status}"
     if name == "SIGKILL":
         return _killed(kernel_oom_kills, short_bytes, phase, host=host)
     if status != 0 and memory_line is not None:
-        return OutOfMemory(reason=memory_line, phase=phase, signal=name, host=host and not is_of_device)
+        return OutOfMemory(reason=memory_line, phase=phase, signal=name, host=host and device_line is None)
     if name is None:
-        reason = f"the trial's process exited with status {status} and no result"
-        return Crashed(reason=reason, phase=phase, exit_code=status, stderr_tail=tail)
+        return crashed(reason=f"the trial's process exited with status {status} and no result", exit_code=status)
     if room is not None and room < NO_ROOM_BYTES:
         # Much native code does not survive a failed allocation.
         reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
         return OutOfMemory(reason=reason, phase=phase, signal=name, host=host)
-    message = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
-    reason = f"the trial's process died of {name}{f': {message}' if message else ''}"
-    return Crashed(reason=reason, phase=phase, signal=name, stderr_tail=tail)
-
-
-def _signal_name(number: int) -> str:
-    """Most real-time signals have no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _memory_line(stderr: str) -> tuple[str | None, bool]:
-    """The last line that reports a lack of memory, if any, and whether it was the device's memory."""
-    if (line := _matching_line(stderr, _DEVICE)) is not None:
-        return line, True
-    return _matching_line(stderr, _ON_STDERR), False
+    # So the C++ runtime begins the message of an exception that nobody caught, before it aborts.
+    message = _last_line(stderr, _sign(r"^\s*what\(\):")) if name == "SIGABRT" else None
+    return crashed(reason=f"the trial's process died of {name}{f': {message}' if message else ''}", signal=name)
 
 
 def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host: bool) -> OutOfMemory | Crashed:
     """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, as anybody may."""
+    crashed = partial(Crashed, phase=phase, signal="SIGKILL", transient=True)
     if kernel_oom_kills == 0:
-        reason = "the trial was killed, but not by the kernel's out-of-memory killer"
-        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
+        return crashed(reason="the trial was killed, but not by the kernel's out-of-memory killer")
     if short_bytes > 0:
-        reason = (
-            f"the kernel killed the trial: the host ran out of memory; {format_bytes(short_bytes)} of what the limit "
-            "allows were already taken when it began, by other ranks or other processes: name less with --memory-limit"
+        return crashed(
+            reason=f"the kernel killed the trial: the host ran out of memory; {format_bytes(short_bytes)} of what the "
+            "limit allows were already taken when it began, by other ranks or other processes: name less with "
+            "--memory-limit"
         )
-        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
 
@@ -277,12 +256,10 @@ def kernel_oom_kills() -> int | None:
     """Processes that the kernel has killed for memory so far in this control group, or else on this machine; None where
     it does not say."""
     for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
-        try:
+        with suppress(OSError):
             for line in path.read_text().splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
-        except OSError:
-            continue
     return None
 
 
@@ -291,15 +268,11 @@ def kills_since(before: int | None) -> int | None:
     return None if before is None else (kernel_oom_kills() or 0) - before
 
 
-def _no_room() -> bool:
-    room = process_memory.room()
-    return room is not None and room < NO_ROOM_BYTES
+def _first_line(text: str) -> str:
+    return text.splitlines()[0][:500] if text else "out of memory"
 
 
-def _first_line(text: str, default: str = "out of memory") -> str:
-    return text.splitlines()[0][:500] if text else default
-
-
-def _matching_line(text: str, sign: re.Pattern[str]) -> str | None:
+def _last_line(text: str, sign: re.Pattern[str]) -> str | None:
+    """The last line that has the sign."""
     lines = (line.strip()[:500] for line in reversed(text.splitlines()) if sign.search(line))
     return next(lines, None)

@@ -16,9 +16,7 @@ import gc
 import importlib
 import importlib.util
 import json
-import math
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -26,27 +24,27 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from autofit.core.outcome import Crashed, Fits, Outcome, TimedOut
+from autofit.core.outcome import Crashed, Fits
 from autofit.core.units import MIB
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial.attempt import Attempt
 from autofit.trial.limits import shared_memory
-from autofit.trial.limits.host_memory import HostExhausted, HostWatch, host_shortage
+from autofit.trial.limits.host_memory import HostWatch, host_shortage
 from autofit.trial.limits.swap_folder import explained, swap_folder
 from autofit.trial.machine import nvml
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure import process_memory
-from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent
-from autofit.trial.process.commands import Commands, Stopped
+from autofit.trial.process.commands import Commands
+from autofit.trial.process.following import Follower
 from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
@@ -106,11 +104,14 @@ class ForkServer:
 
                     AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
 
-    def listen(self, address: str) -> int:
-        """Open a port at `address` for the next trial to take over; returns its number. Raises `OSError`."""
+    def listen(self, address: str) -> dict[str, Any]:
+        """Open a port at `address` for the next trial to take over; its number, or why there is none, as JSON."""
         self._stop_listening()
-        self._listener = listening(address)
-        return int(self._listener.getsockname()[1])
+        try:
+            self._listener = listening(address)
+        except OSError as error:
+            return {"error": f"no port at {address} can be had: {error.strerror or error}"}
+        return {"port": self._listener.getsockname()[1]}
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
@@ -135,7 +136,7 @@ class ForkServer:
         ranks = 1 if rendezvous is None else rendezvous.ranks
         available = process_memory.host_available() if on_cpu else None
         short_bytes = host_shortage(request.memory_limit_bytes, ranks, available)
-        watch = None if on_cpu else HostWatch()
+        host = None if on_cpu else HostWatch()
         kills_before = classify.kernel_oom_kills()
         segments_before = shared_memory.segments()
         try:
@@ -146,23 +147,19 @@ class ForkServer:
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         device = DeviceWatch(hardware, child.pid, held_before, rendezvous)
+        follower = Follower(child=child, request=request, commands=commands, started=started, host=host, device=device)
         try:
-            status, outcome = self._follow(child, request, started, commands, watch, device)
+            outcome = follower.follow()
             if outcome is None:
                 outcome = classify.ended_without_result(
-                    status=status,
+                    status=child.status,
                     phase=child.phase,
-                    room=child.room,
+                    room=child.room_bytes,
                     stderr=child.tail(),
                     kernel_oom_kills=classify.kills_since(kills_before),
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
                 )
-        except Stopped as stop:
-            outcome = _stopped(child, time.monotonic() - started, interrupted=stop.interrupted)
-        except HostExhausted as error:
-            assert watch is not None
-            outcome = child.result or watch.outcome(error, child.phase)
         finally:
             child.end(kill=True)
             child.output.close()
@@ -170,39 +167,14 @@ class ForkServer:
             if held_before is not None:
                 _await_device(held_before)
         self._had_device |= held_before is not None
-        if not isinstance(outcome, Fits) and (why := _why_gone(child, had_device=self._had_device and not on_cpu)):
-            outcome = classify.device_gone(why, outcome, child.phase)
+        if not isinstance(outcome, Fits):
+            may_be_gone = self._had_device and not on_cpu
+            stuck = "its driver does not let a killed trial end" if child.is_stuck else None
+            why = stuck or (nvml.why_unreachable() if may_be_gone else None)
+            if why is not None:
+                outcome = classify.device_gone(why, outcome, child.phase)
         seconds = time.monotonic() - started - child.recording_seconds
         return Attempt(outcome=outcome, seconds=seconds, device_state=device.state())
-
-    def _follow(
-        self,
-        child: ChildProcess,
-        request: TrialRequest,
-        started: float,
-        commands: Commands,
-        watch: HostWatch | None,
-        device: DeviceWatch,
-    ) -> tuple[int, Outcome | None]:
-        """Listen to the child until it ends or its time is over, then end it. Returns its exit status, and its outcome
-        if it has one. Raises what `commands` and `watch` raise."""
-        deadline, allowance = request.deadline_seconds, _allowance(request)
-        longest_step, end_times = _longest_step(request), (started + deadline, started + allowance)
-        finished = self._listen(
-            child, lambda: min(end_times[not child.earned], child.useless_at(longest_step)), commands, watch, device
-        )
-        device.end()
-        if child.recording:
-            answered_at = time.monotonic()
-            # What a trial that has answered still writes does not count towards its deadline.
-            until = answered_at + 600.0
-            finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
-            child.recording_seconds = time.monotonic() - answered_at
-        status = child.end(kill=not finished)
-        if not finished and child.result is None:
-            limit = deadline if child.earned else allowance
-            return status, _unfinished(child, min(limit, time.monotonic() - started))
-        return status, child.result
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
@@ -212,10 +184,9 @@ class ForkServer:
             inherited.append(self._listener.fileno())
             data = {**data, "listener": self._listener.fileno()}
         if self._spawn:
-            module = "autofit.trial.process.spawned"
-            command = [sys.executable, "-m", module, self._entry, str(write_end), str(asked_at)]
+            module = "autofit.trial.process.child"
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", module, self._entry, str(write_end), str(asked_at)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -259,98 +230,11 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(code)  # skip finalisers: what they would clean up is the parent's
 
-    def _listen(
-        self,
-        child: ChildProcess,
-        deadline: Callable[[], float],
-        commands: Commands,
-        watch: HostWatch | None,
-        device: DeviceWatch,
-        *,
-        to_its_end: bool = False,
-    ) -> bool:
-        """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
-        deadline has passed. Raises what `commands` and `watch` raise."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.events, selectors.EVENT_READ)
-            selector.register(commands.descriptor, selectors.EVENT_READ)
-            while to_its_end or child.result is None:
-                if commands.waiting:
-                    commands.check()
-                if watch is not None:
-                    watch.check()
-                device.follow(child.is_timing)
-                left = deadline() - time.monotonic()
-                if left <= 0:
-                    return False
-                for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else 0.1)):
-                    if key.fd == commands.descriptor:
-                        commands.check()
-                        continue
-                    chunk = os.read(child.events, 65536)
-                    if not chunk:
-                        return True
-                    child.take(chunk)
-                    device.follow(child.is_timing)
-                if child.has_died():
-                    child.take_rest()
-                    return True
-        return True
-
-
-def _stopped(child: ChildProcess, seconds: float, *, interrupted: bool) -> Outcome:
-    """The outcome of a child that is stopped after `seconds`, by the user or because another rank has failed."""
-    child.take_rest()
-    if child.result is not None:
-        return child.result
-    return _unfinished(child, seconds, interrupted=True) if interrupted else classify.stopped(child.phase)
-
-
-def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = False) -> TimedOut:
-    """The outcome of a child that has not ended after `seconds`, with what it has measured so far."""
-    step_seconds = child.least_step_seconds
-    return classify.timed_out(
-        deadline_seconds=seconds,
-        phase=child.phase,
-        interrupted=interrupted,
-        phases_entered=child.phases_entered,
-        least_step_seconds=step_seconds,
-        is_proven=step_seconds is not None and step_seconds == child.shown_seconds,
-        peak_bytes=child.peak_bytes,
-        timed_seconds=child.timed_seconds,
-    )
-
-
-def _allowance(request: TrialRequest) -> float:
-    """Seconds that the trial may take unless it earns more. The first of several ranks judges for all of them."""
-    deadline, allowance = request.deadline_seconds, request.allowance_seconds
-    return min(deadline, allowance) if allowance is not None and _judges(request) else deadline
-
-
-def _judges(request: TrialRequest) -> bool:
-    """Whether this rank's time decides how long the trial goes on."""
-    return request.rendezvous is None or request.rendezvous.rank == 0
-
-
-def _longest_step(request: TrialRequest) -> float:
-    """Seconds of an optimizer step beyond which the trial is of no use; infinite if no step is too slow."""
-    useful = useful_speed([rival.tokens_per_second for rival in request.rivals], request.least_tokens_per_second)
-    if not useful or not _judges(request):
-        return math.inf
-    return request.job.workload.tokens_per_step / useful
-
 
 def device_is_touched() -> bool:
     """Whether this process has initialised CUDA, so that children forked from it cannot."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
-
-
-def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
-    """Why the trial's device can no longer be used; None if it can."""
-    if child.is_stuck:
-        return "its driver does not let a killed trial end"
-    return nvml.why_unreachable() if had_device else None
 
 
 def _await_device(held_before: int) -> None:
@@ -372,30 +256,24 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
     server = ForkServer(arguments.entry, spawn=arguments.spawn)
-    if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+    preloads = arguments.entry == DEFAULT_ENTRY and not arguments.spawn
+    if preloads:
         server.preload(None)
     commands = Commands(0)
     while (command := commands.next()) is not None:
         if "stop" in command:
             continue  # its trial has ended meanwhile
         if "listen" in command:
-            answer = _listening_answer(server, command["listen"])
+            answer = server.listen(command["listen"])
         else:
             request = TrialRequest.from_json(command)
-            if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+            if preloads:
                 server.preload(request.job.model.config.get("model_type"), deepspeed=uses_deepspeed(request.config))
             try:
                 answer = server.run(request, commands).to_json()
             except EOFError:
                 return
         answers.write(json.dumps(answer) + "\n")
-
-
-def _listening_answer(server: ForkServer, address: str) -> dict[str, Any]:
-    try:
-        return {"port": server.listen(address)}
-    except OSError as error:
-        return {"error": f"no port at {address} can be had: {error.strerror or error}"}
 
 
 if __name__ == "__main__":

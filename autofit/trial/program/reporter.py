@@ -18,8 +18,8 @@ from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.leak import leak
 from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
-from autofit.trial.process.child import EventPipe
 from autofit.trial.process.classify import memory_failure
+from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.environment import REPORT_TO
 from autofit.trial.request import TrialRequest
 
@@ -56,13 +56,7 @@ class Session:
         self._asked_at, self._started_at = float(start["asked_at"]), float(start["started_at"])
         self._events = EventPipe(self._socket.fileno())
         self._events.enter("build")
-        self._pace = Pace(
-            tokens_per_step=self.request.job.workload.tokens_per_step,
-            accumulation=1,  # whole steps are judged
-            rivals=self.request.rivals,
-            least_tokens_per_second=self.request.least_tokens_per_second,
-            allowance_seconds=self.request.allowance_seconds,
-        )
+        self._pace = Pace.of(self.request, accumulation=1)  # whole steps are judged
         self.steps = 0
         """Optimizer steps that were reported."""
         self._read_steps = 0
@@ -102,7 +96,7 @@ class Session:
             return  # a fork that has the socket too
         self._events.enter("step")
         self.steps += 1
-        self._events.send({"steps": self.steps})
+        self._events.send(Event(steps=self.steps))
         kept = loss.detach() if hasattr(loss, "detach") else loss
         self._queue.append((self._meter.mark(), kept, self._meter.in_use()))
         # As in the trials of autofit's own steps, an accelerator is not waited for before the next step is issued.
@@ -154,7 +148,7 @@ class Session:
             return
         self._seconds.append(seconds)
         self._in_use.append(in_use)
-        self._events.send({"step": seconds})
+        self._events.send(Event(step_seconds=seconds))
         elapsed = time.monotonic() - self._timing_since
         enough = len(self._seconds) >= least_repeats(seconds)
         settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
@@ -165,7 +159,7 @@ class Session:
             self._succeed(stopped_early=hopeless)
 
     def _succeed(self, *, stopped_early: bool) -> NoReturn:
-        self._events.send({"timing": False})
+        self._events.send(Event(timing=False))
         self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=stopped_early))))
 
     def _warm_up(self, seconds: float) -> None:
@@ -181,9 +175,9 @@ class Session:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
         self._events.send(event)
         if number >= warm_ups(seconds):
-            self._events.send({"peak": self._guarded(self._reading).peak_allocated})
+            self._events.send(Event(peak_bytes=self._guarded(self._reading).peak_allocated))
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
-            self._events.send({"timing": True})
+            self._events.send(Event(timing=True))
 
     def _reading(self) -> MemoryReading:
         reading = self._meter.reading()
@@ -241,7 +235,7 @@ class Session:
 
     def _finish(self, outcome: Outcome) -> NoReturn:
         """Report how the trial has ended, and wait to be ended: nothing that the program would still do is wanted."""
-        self._events.result(outcome)
+        self._events.send(Event(result=outcome))
         while self._socket.recv(1):
             pass
         raise SystemExit(0)  # whoever ran the trial has gone

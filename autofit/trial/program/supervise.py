@@ -14,22 +14,19 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import lines_of
-from autofit.core.outcome import Crashed, Outcome, Unsupported, outcome_from_json
+from autofit.core.outcome import Crashed, Outcome, Unsupported
 from autofit.core.units import GIB
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import nvml
 from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans
+from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.command import Command, source_of
 from autofit.trial.program.environment import of_program
 from autofit.trial.request import TrialRequest
-
-if TYPE_CHECKING:
-    from autofit.trial.process.child import EventPipe
 
 BEFORE_LIMIT_BYTES = 4 * GIB
 """Address space beyond the limit that a program on a processor may take until it reports, and the limit is enforced:
@@ -158,15 +155,16 @@ class _Relay:
             self._connection, self._pending = None, b""
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:
-            with suppress(ValueError):  # two processes that write at once; the exit status decides
-                self._pass_on(json.loads(line))
+            # Two processes may write at once; then the exit status decides.
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._pass_on(Event.from_json(json.loads(line)))
 
-    def _pass_on(self, event: dict[str, Any]) -> None:
-        if "result" in event:
-            self.outcome = outcome_from_json(event["result"])
+    def _pass_on(self, event: Event) -> None:
+        if event.result is not None:
+            self.outcome = event.result
             return
-        self.steps = max(self.steps, event.get("steps", 0))
-        self.events.phase = event.get("phase", self.events.phase)
+        self.steps = max(self.steps, event.steps)
+        self.events.phase = event.phase or self.events.phase
         self.events.send(event)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,23 +21,6 @@ NAMESPACE = "autofit"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """A driver of a search: who has a higher epoch of the same search has taken it over."""
-
-    search_id: str
-    epoch: int
-
-    def new_name(self) -> str:
-        return f"{self.search_id}/{self.epoch}/{uuid4().hex[:8]}"
-
-    def supersedes(self, name: str) -> bool:
-        """Whether a worker of this name belongs to an earlier driver of the same search."""
-        search_id, _, rest = name.partition("/")
-        epoch = rest.partition("/")[0]
-        return search_id == self.search_id and epoch.isdecimal() and int(epoch) < self.epoch
-
-
 @dataclass(slots=True, kw_only=True)
 class Hiring:
     """Asks for workers on behalf of one pool."""
@@ -47,8 +31,19 @@ class Hiring:
     driver: int | None
     """The process of this machine that they end with; None in a cluster, where the driver may be on another machine and
     Ray itself ends a lost driver's workers."""
-    owner: Owner | None = None
-    """None before the search is known: its workers have no name yet."""
+    _owner: str | None = None
+    """Search and epoch of the driver, with which its workers' names begin; None before the search is known."""
+
+    def claim(self, search_id: str, epoch: int) -> None:
+        """Workers are this driver's from now on. End those of the search's earlier drivers, which have lower epochs:
+        they may still run trials, which nobody stores, and would take time and memory from those of this one."""
+        self._owner = f"{search_id}/{epoch}"
+        for actor in self.ray.util.list_named_actors(all_namespaces=True):
+            named = re.fullmatch(rf"{re.escape(search_id)}/(\d+)/.*", actor["name"])
+            if actor["namespace"] == NAMESPACE and named is not None and int(named[1]) < epoch:
+                _log.info("autofit: ending worker %s of an earlier driver", actor["name"])
+                with suppress(ValueError):  # it has ended since it was listed
+                    self.ray.kill(self.ray.get_actor(actor["name"], namespace=NAMESPACE))
 
     def slot(self, demand: Demand) -> Slot:
         """The workers of one trial, which come up when Ray has their resources."""
@@ -69,39 +64,29 @@ class Hiring:
         self._hire(slot)
         slot.state, slot.heard, slot.placed_at = State.PENDING, [], time.monotonic()
 
-    def end_predecessors(self) -> None:
-        """End the workers of earlier drivers of the search, which may still run trials: they would take time and memory
-        from those of this one. Their trials are stored by nobody."""
-        assert self.owner is not None
-        for actor in self.ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == NAMESPACE and self.owner.supersedes(actor["name"]):
-                _log.info("autofit: ending worker %s of an earlier driver", actor["name"])
-                with suppress(ValueError):  # it has ended since it was listed
-                    self.ray.kill(self.ray.get_actor(actor["name"], namespace=NAMESPACE))
-
     def _hire(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
         # What comes up before the search is known is replaced before its first trial. Ranks on a CPU share its cores,
         # and would measure each other.
-        measures = self.owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
+        measures = self._owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
         slot.answers = [actor.site.remote(measures) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 
     def _worker(self, slot: Slot, rank: int) -> Any:
         place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        bundle = _without_zeros(slot.demand)
-        name_options = {} if self.owner is None else {"name": self.owner.new_name(), "namespace": NAMESPACE}
+        named = {} if self._owner is None else {"name": f"{self._owner}/{uuid4().hex[:8]}", "namespace": NAMESPACE}
         # What the user has set for this machine is no business of another.
         threads = None if self.driver is None else os.environ.get("OMP_NUM_THREADS")
+        others = {name: amount for name, amount in _without_zeros(slot.demand).items() if name not in ("CPU", "GPU")}
         worker = self.ray.remote(TrialActor).options(
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=4,  # a trial, what stops it, what asks what it waits for, and what shows the worker's end
             num_cpus=slot.demand.bundle["CPU"],
             num_gpus=slot.demand.bundle.get("GPU", 0),
-            resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
+            resources=others,
             scheduling_strategy=place(slot.placement, placement_group_bundle_index=rank),
-            **name_options,
+            **named,
         )
         return worker.remote(self.device, self.driver, threads)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +14,21 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
 from autofit.workers.cluster import nodes as cluster
-from autofit.workers.cluster.demand import DeviceRequest
+from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.slots.comparing import Comparing
 from autofit.workers.slots.hiring import Hiring
-from autofit.workers.slots.patience import Patience
+from autofit.workers.slots.lacking import Lacking
 from autofit.workers.slots.slot import Site, Slot, StartFailed, State
 
 RENEW_SECONDS = 2.0
 """Time between two looks at what the cluster has."""
 IDLE_SECONDS = 120.0
 """A slot of a cluster that has been idle for so long is given back."""
+NODES_SECONDS = 120.0
+"""How long a cluster may take to have its first suitable node, where no autoscaler says that it can add one."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,9 +42,7 @@ class Roster:
     is_private: bool
     """Whether nobody else uses this Ray, and no node can join it."""
     hiring: Hiring
-    patience: Patience
-    check: Callable[[Slot], str | None] = lambda slot: None
-    """Why a slot that has come up cannot run this search's trials; None if it can."""
+    lacking: Lacking
     slots: list[Slot] = field(default_factory=list)
     site: Site | None = None
     """What every slot's device and versions are like; None until the first is accepted."""
@@ -50,12 +53,16 @@ class Roster:
     """Names of slots whose trials are of no use, each with a sentence that says why."""
     nodes: list[Node] = field(default_factory=list)
     """As they were at the last look."""
+    none_since: float | None = None
+    """Since when there is neither a worker, up or starting, nor a node for one; by the monotonic clock."""
     _renewed: float = float("-inf")
     _up_at: float | None = None
     """When the first worker was up."""
     _failed_starts: Counter[str] = field(default_factory=Counter)
     _refusal: EnvironmentLacks | None = None
     """Why the last worker that was refused was."""
+    _messages: set[str] = field(default_factory=set)
+    """What the user has been told."""
 
     @property
     def up(self) -> list[Slot]:
@@ -107,9 +114,40 @@ class Roster:
             self._give_back(needed)
             self._ask()
             if any(slot.is_placed for slot in self.slots):
-                self.patience.none_since = None
+                self.none_since = None
             else:
-                self.patience.has_none(self.nodes, self._refusal, had_some=self.site is not None)
+                self._wait_for_any()
+
+    def _wait_for_any(self) -> None:
+        """No worker is up or starting: others' may end, however long that takes, or a node may join. Raises
+        `EnvironmentLacks` once that is waited for in vain, with the reason why the last worker that came up was not
+        taken, if one did."""
+        if self.wanted.capacity(self.nodes):
+            self.none_since = None
+            if not self.wanted.room(self.nodes):
+                self._say(f"others use all {self.wanted}: this search waits its turn")
+            return
+        is_coming = self.wanted.addable.get("GPU" if self.wanted.uses_gpus else "CPU")
+        # Where it is coming, a machine is rented and an image of many GB is loaded.
+        seconds = 0.0 if self.is_private else 1800.0 if is_coming else NODES_SECONDS
+        self.none_since = self.none_since or time.monotonic()
+        if time.monotonic() - self.none_since < seconds:
+            self._say(f"Ray has no {self.wanted} yet: waiting for a node")
+            return
+        if self._refusal is not None:
+            raise self._refusal
+        if self.site is not None:
+            raise EnvironmentLacks(
+                f"Ray has lost its last worker and has no other {self.wanted}",
+                remedy="check `ray status`, and run the same command when there are nodes again: it resumes",
+            )
+        check_capacity(self.wanted, self.nodes)
+
+    def _say(self, text: str) -> None:
+        """Tell the user, once."""
+        if text not in self._messages:
+            self._messages.add(text)
+            _log.warning("autofit: %s", text)
 
     def _take_in(self) -> bool:
         """Accept or refuse the slots whose workers have answered; returns whether Ray has placed any."""
@@ -161,13 +199,13 @@ class Roster:
         }
         if others:
             self._refuse(slot, tuple(others), self._difference(slot))
-        elif (lacks := self.check(slot)) is not None:
+        elif (lacks := self.lacking.later(slot)) is not None:
             self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
             slot.accept()
             self.comparing.note(slot)
             if slot.unmeasured is not None:
-                self.patience.say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
+                self._say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
             self.site = slot.site if len(self.up) == 1 else self.site
 
     def _compare(self) -> None:
@@ -178,9 +216,9 @@ class Roster:
         for slot, (node, what) in slow.items():
             sentence = f"{self._host(node)} is slow: {what}"
             if len(slow) == len(usable):
-                self.patience.say(f"{sentence}; it is used all the same, as there is no other")
+                self._say(f"{sentence}; it is used all the same, as there is no other")
                 continue
-            self.patience.say(f"{sentence}: its trials are set aside")
+            self._say(f"{sentence}: its trials are set aside")
             self.set_aside[slot.name] = sentence
             self.wanted.left_out.add(node)
             if slot.state is State.IDLE:
@@ -212,7 +250,7 @@ class Roster:
             return
         self.wanted.left_out.update(node_ids)
         if not self.is_private:
-            self.patience.say(f"{host} is left out: {reason}")
+            self._say(f"{host} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and

@@ -16,6 +16,7 @@ from typing import Any
 
 from autofit.core.outcome import Crashed
 from autofit.trial.process import child
+from autofit.trial.process.events import Event, EventPipe
 
 LATER_SECONDS = 1.0
 """By how much longer than its limit takes what takes too long."""
@@ -46,15 +47,15 @@ def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 def half_way(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Times two steps, says so with a file where the request names one, and never ends; ignores SIGTERM."""
-    events = child.EventPipe(descriptor)
+    events = EventPipe(descriptor)
     events.enter("forward", 0.5)
-    events.send({"peak": 3000})
+    events.send(Event(peak_bytes=3000))
     events.enter("backward")
-    events.send({"peak": 5000})
-    events.send({"step": 9.0})  # of the warm-up
-    events.send({"timing": True})
-    events.send({"step": 2.0})
-    events.send({"step": 4.0})
+    events.send(Event(peak_bytes=5000))
+    events.send(Event(step_seconds=9.0))  # of the warm-up
+    events.send(Event(timing=True))
+    events.send(Event(step_seconds=2.0))
+    events.send(Event(step_seconds=4.0))
     if data["profile"] is not None:
         Path(data["profile"]).touch()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -133,7 +134,7 @@ def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> No
 
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers at once and writes its recording after its deadline."""
-    child.EventPipe(descriptor).result(Crashed(reason="made"), recording=True)
+    EventPipe(descriptor).send(Event(result=Crashed(reason="made"), recording=True))
     time.sleep(data["deadline_seconds"] + LATER_SECONDS)
     with open(data["profile"], "w") as file:
         file.write("recorded")
@@ -141,7 +142,7 @@ def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
 
 def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers, then is killed while it records, as if out of memory."""
-    child.EventPipe(descriptor).result(Crashed(reason="made"), recording=True)
+    EventPipe(descriptor).send(Event(result=Crashed(reason="made"), recording=True))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -238,16 +239,16 @@ def crawl() -> None:
 
 def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """A micro-step begins that never ends."""
-    child.EventPipe(descriptor).enter("forward", 0.25)
+    EventPipe(descriptor).enter("forward", 0.25)
     time.sleep(3600.0)
 
 
 def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Takes longer than its allowance, which it has earned."""
-    events = child.EventPipe(descriptor)
-    events.send({"earned": True})
+    events = EventPipe(descriptor)
+    events.send(Event(earned=True))
     time.sleep(data["allowance_seconds"] + LATER_SECONDS)
-    events.result(Crashed(reason="late"))
+    events.send(Event(result=Crashed(reason="late")))
 
 
 def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:

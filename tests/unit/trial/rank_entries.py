@@ -17,6 +17,7 @@ import entries
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.process import child
+from autofit.trial.process.events import EventPipe
 
 Collective = Callable[[str], None]
 
@@ -33,7 +34,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         return
     from autofit.training.distributed.ranks import join
 
-    events = child.EventPipe(descriptor)
+    events = EventPipe(descriptor)
     place = Rendezvous.from_json(data["rendezvous"])
     ranks = join("cpu", place, timeout_seconds=data["deadline_seconds"] + 60.0, listener=data.get("listener"))
 

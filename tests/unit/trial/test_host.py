@@ -26,6 +26,8 @@ from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process
 from autofit.trial.process import fork_server as host
 from autofit.trial.process.commands import Commands
+from autofit.trial.process.events import EventPipe
+from autofit.trial.process.following import Follower
 from autofit.trial.process.runner import TrialRunner, trial_environment
 from autofit.trial.request import TrialRequest
 
@@ -140,12 +142,12 @@ def test_memory_that_never_comes_back_is_not_waited_for_for_ever(monkeypatch: py
 def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCard("GPU-a"))
 
-    def lost(listening: host.ForkServer, *given: Any, **options: Any) -> bool:
+    def lost(follower: Follower) -> bool:
         fake.failure = NVMLError_GpuIsLost("GPU is lost")
-        return original(listening, *given, **options)
+        return original(follower)
 
-    original = host.ForkServer._listen
-    monkeypatch.setattr(host.ForkServer, "_listen", lost)
+    original = Follower._listen
+    monkeypatch.setattr(Follower, "_listen", lost)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
@@ -231,6 +233,6 @@ def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
 
 def test_a_busy_device_is_a_transient_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     install_cuda(monkeypatch, others=20_000 * MIB)
-    outcome = child._run(on_card(memory_limit_bytes=20_000 * MIB), child.EventPipe(2), time.monotonic()).outcome
+    outcome = child._run(on_card(memory_limit_bytes=20_000 * MIB), EventPipe(2), time.monotonic()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "other processes hold 19.53 GiB" in outcome.reason

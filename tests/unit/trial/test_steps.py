@@ -12,7 +12,7 @@ import torch
 
 from autofit.trial.measure.steps import Steps, composed
 
-QUIET = (lambda phase, share=None: None), (lambda event: None)
+EVENTS = cast(Any, SimpleNamespace(enter=lambda phase: None, send=lambda event: None))
 """Tells nobody."""
 
 
@@ -76,7 +76,7 @@ class Counted:
 @pytest.mark.parametrize(("kind", "first_timed"), [("cpu", 3), ("cuda", 4)])
 def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
     meter = Queued(kind)
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), *QUIET)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), EVENTS)
     steps.warm_up(lambda seconds: 2)
     assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
@@ -89,7 +89,7 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
 def test_a_brief_warm_up_begins_with_one_micro_step(updates: int, rows: list[int]) -> None:
     meter = Queued("cpu")
     counted = Counted(meter)
-    steps = Steps(cast(Any, counted), torch.zeros(6, 1), 4, cast(Any, meter), *QUIET)
+    steps = Steps(cast(Any, counted), torch.zeros(6, 1), 4, cast(Any, meter), EVENTS)
     steps.warm_up(lambda seconds: updates, brief=True)
     attributed = len(meter.phases)
     steps.timed()
@@ -103,7 +103,7 @@ def test_a_brief_warm_up_begins_with_one_micro_step(updates: int, rows: list[int
 def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None:
     """Which the first update makes."""
     meter = Queued("cpu")
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(6, 1), 4, cast(Any, meter), *QUIET)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(6, 1), 4, cast(Any, meter), EVENTS)
     steps.warm_up(lambda seconds: updates)
     attributed = len(meter.phases)
     steps.timed()
@@ -112,7 +112,7 @@ def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None
 
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), *QUIET)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1, 1), 4, cast(Any, meter), EVENTS)
     steps.warm_up(lambda seconds: 2)
     meter.read.clear()
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_timed_step_is_the_mean_of_those_on_each_length(kind: str) -> None:
     meter = Queued(kind)
     counted = Counted(meter)
     lengths = ((3, 0.75), (7, 0.25))
-    steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), *QUIET, lengths=lengths)
+    steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), EVENTS, lengths=lengths)
     steps.warm_up(lambda seconds: 2)
     assert counted.lengths[:4] == [8, 8, 3, 7], "compiled for every length before it is timed"
     first = len(counted.lengths) + 1
@@ -146,7 +146,7 @@ def test_a_step_on_packed_rows_counts_as_much_as_they_take_the_place_of() -> Non
     """Every row is full: nothing else is trained than where all sequences are."""
     meter = Queued("cpu")
     counted = Counted(meter)
-    steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), *QUIET, lengths=((8, 0.2),))
+    steps = Steps(cast(Any, counted), torch.zeros(6, 8), 4, cast(Any, meter), EVENTS, lengths=((8, 0.2),))
     steps.warm_up(lambda seconds: 2)
     assert steps.timed() == 5.0 * 0.2 * 3
     assert counted.lengths == [8, 8, 8] and steps.losses == [1.0, 2.0, 3.0] and not steps.later_losses

@@ -27,7 +27,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES, Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.measure.leak import LEAK_STEPS
-from autofit.trial.measure.measurement import _with_shares
+from autofit.trial.measure.measurement import shares_of_a_step
 from autofit.trial.measure.pace import ONCE_SECONDS, Pace
 from autofit.trial.process import child_process, runner
 from autofit.trial.process.commands import INTERRUPTED
@@ -309,7 +309,7 @@ def test_what_has_ended_proves_a_bound_and_what_has_not_may_be_a_stall(monkeypat
     child.take(b'{"phase": "forward", "share": 0.25}\n')
     now[0] += ONCE_SECONDS + 1.0
     assert child.least_step_seconds == 4.0 > child.shown_seconds
-    child.take(b'{"least": 7.0}\n')
+    child.take(b'{"least_step_seconds": 7.0}\n')
     assert child.least_step_seconds == 7.0 == child.shown_seconds
     now[0] += 1.0
     assert child.least_step_seconds == 8.0 > child.shown_seconds
@@ -317,13 +317,9 @@ def test_what_has_ended_proves_a_bound_and_what_has_not_may_be_a_stall(monkeypat
 
 def test_an_evaluation_bounds_a_step_by_the_sequences_that_it_has() -> None:
     """Its forward pass takes less than training on as many: a long one is no long step."""
-    request, said = tiny_request(job=tiny_job(global_batch=4, eval_batch=12)), list[tuple[str, float | None]]()
-    progress = _with_shares(
-        lambda phase, share=None, /: said.append((phase, share)), request, Pace.of(request, accumulation=4)
-    )
-    for phase in ("forward", "optimizer", "evaluation", "setup"):
-        progress(phase)
-    assert said == [("forward", 0.25), ("optimizer", 1.0), ("evaluation", 3.0), ("setup", None)]
+    request = tiny_request(job=tiny_job(global_batch=4, eval_batch=12))
+    shares = shares_of_a_step(request, Pace.of(request, accumulation=4))
+    assert shares == {"forward": 0.25, "optimizer": 1.0, "evaluation": 3.0}
 
 
 @pytest.mark.parametrize(

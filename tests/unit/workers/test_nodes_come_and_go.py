@@ -27,7 +27,7 @@ from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
-from autofit.workers.slots import hiring, patience, roster
+from autofit.workers.slots import hiring, roster
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_without_a_node_trials_wait_for_the_next_and_not_for_ever(
     until(lambda: pool._lost() is not None and not pool._roster.up)
     pool.submit(asked(1))
     cluster.let_end(1)
-    until(lambda: pool._roster.patience.none_since, pool)
+    until(lambda: pool._roster.none_since, pool)
     another = cluster.add()
     ((_, attempt),) = collected(pool)
     assert isinstance(attempt.outcome, OutOfMemory)
-    monkeypatch.setattr(patience, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
     pool.submit(asked(2))
     cluster.remove(another)
     ((_, attempt),) = collected(pool)
@@ -172,7 +172,7 @@ def test_a_node_with_other_libraries_or_none_is_left_out(
 
 
 def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
     cluster.add(broken="yes")
     with pytest.raises(EnvironmentLacks, match="torch is not installed"):
         cluster.open().site()

@@ -1,0 +1,117 @@
+"""Follows a trial's child: listens to it until it ends or its time is over, and ends it."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import time
+from dataclasses import dataclass
+
+from autofit.core.outcome import Outcome
+from autofit.trial.limits.host_memory import HostExhausted, HostWatch
+from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.measure.pace import useful_speed
+from autofit.trial.process import classify
+from autofit.trial.process.child_process import ChildProcess
+from autofit.trial.process.commands import Commands, Stopped
+from autofit.trial.request import TrialRequest
+
+RECORDING_SECONDS = 600.0
+"""What a trial that has answered may still take for its recordings: no part of its time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """Used once, from one thread."""
+
+    child: ChildProcess
+    request: TrialRequest
+    commands: Commands
+    started: float
+    """When the trial began, monotonic seconds."""
+    host: HostWatch | None
+    """None on a processor."""
+    device: DeviceWatch
+
+    def follow(self) -> Outcome | None:
+        """The outcome, or None if the child has ended without one: then it has its exit status. Raises `EOFError` if
+        the other end of the commands has closed."""
+        child = self.child
+        try:
+            has_ended = self._listen()
+        except Stopped as stop:
+            child.take_rest()
+            if child.result is None and not stop.interrupted:
+                return classify.stopped(child.phase)
+            return child.result or child.timed_out(time.monotonic() - self.started, interrupted=True)
+        except HostExhausted as error:
+            return child.result or error.outcome(child.phase)
+        self.device.end()
+        if child.recording:
+            child.recording_seconds = time.monotonic() - child.answered_at
+        child.end(kill=not has_ended)
+        if child.result is None and not has_ended:
+            return child.timed_out(min(self._limit_seconds, time.monotonic() - self.started))
+        return child.result
+
+    def _listen(self) -> bool:
+        """Read events until the child has ended or answered; False once its time is over. Raises what the commands and
+        the host raise."""
+        child, device = self.child, self.device
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.events, selectors.EVENT_READ)
+            selector.register(self.commands.descriptor, selectors.EVENT_READ)
+            while child.result is None or child.recording:
+                if self.commands.waiting:
+                    self.commands.check()
+                if self.host is not None:
+                    self.host.check()
+                device.follow(child.is_timing)
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    return False
+                for key, _ in selector.select(timeout=min(left, 1.0 if self.host is None else 0.1)):
+                    if key.fd == self.commands.descriptor:
+                        self.commands.check()
+                        continue
+                    chunk = os.read(child.events, 65536)
+                    if not chunk:
+                        return True
+                    child.take(chunk)
+                    device.follow(child.is_timing)
+                    if child.result is not None:
+                        device.end()  # what it still records is no part of the trial
+                if child.has_died():
+                    child.take_rest()
+                    return True
+        return True
+
+    @property
+    def _until(self) -> float:
+        """When the child's time is over, monotonic seconds."""
+        if self.child.recording:
+            return self.child.answered_at + RECORDING_SECONDS
+        return min(self.started + self._limit_seconds, self.child.useless_at(self._longest_step_seconds))
+
+    @property
+    def _judges(self) -> bool:
+        """Whether this rank decides how long the trial goes on."""
+        return self.request.rendezvous is None or self.request.rendezvous.rank == 0
+
+    @property
+    def _limit_seconds(self) -> float:
+        """What the trial may take: more than its allowance only if it has earned that."""
+        deadline, allowance = self.request.deadline_seconds, self.request.allowance_seconds
+        if allowance is None or self.child.earned or not self._judges:
+            return deadline
+        return min(deadline, allowance)
+
+    @property
+    def _longest_step_seconds(self) -> float:
+        """An optimizer step beyond which the trial is of no use; infinite if no step is too slow."""
+        request = self.request
+        useful = useful_speed([rival.tokens_per_second for rival in request.rivals], request.least_tokens_per_second)
+        if not useful or not self._judges:
+            return math.inf
+        return request.job.workload.tokens_per_step / useful
