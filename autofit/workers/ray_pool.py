@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autofit.catalog.hardware import Card
 from autofit.core.device.hardware import Hardware, Stack
@@ -16,9 +16,8 @@ from autofit.core.lattice import Config
 from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import requirement_key
-from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
-from autofit.trial.machine.device_lock import NOT_BEGUN, GivenUp
+from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.process.group_runner import not_begun, tell_of_waiting
 from autofit.trial.request import TrialRequest
 from autofit.workers.cluster import nodes as cluster
@@ -41,7 +40,7 @@ class _Queued:
     """A request that waits for a worker."""
 
     request: TrialRequest
-    since: float
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
@@ -107,7 +106,6 @@ class RayPool:
         return self._roster.site
 
     def _wait_for_one(self) -> None:
-        """Return once a slot is up."""
         while not self._roster.up:
             self._pause(POLL_SECONDS)
             self._roster.renew()
@@ -117,9 +115,7 @@ class RayPool:
         return self._roster.set_aside
 
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
-        """The pool's trials are of this search from now on, which no other driver of it may disturb: the workers of
-        earlier ones are ended, and the pool's own bear its name and measure their device's rates. To be called before
-        the first trial."""
+        """As `Pool.claim`; the pool's own workers bear the search's name and measure their device's rates."""
         self._roster.comparing.usual = usual
         self._hiring.claim(search_id, epoch)
         self._roster.hire_anew()
@@ -134,8 +130,7 @@ class RayPool:
         return self._lacking.reason(config, job, self._roster.up)
 
     def submit(self, request: TrialRequest) -> None:
-        """Start `request` on an idle worker, or on the next one that is."""
-        self._queue.append(_Queued(request=request, since=time.monotonic()))
+        self._queue.append(_Queued(request=request))
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -151,7 +146,7 @@ class RayPool:
                 sharing=self._roster.sharing(slot),
             )
             slot.state = State.BUSY
-            slot.running = Running.begin(request, slot.actors, worker=slot.name, queued_seconds=queued.seconds)
+            slot.running = Running(request, slot.actors, worker=slot.name, queued_seconds=queued.seconds)
 
     def wait(self, timeout: float) -> list[Completed]:
         """The trials that ended, each with the hardware and stack of the worker that ran it, or that was lost with it.
@@ -229,14 +224,15 @@ class RayPool:
 
     def _not_begun(self) -> list[Completed]:
         """The trials that have waited for a worker as long as they may."""
-        late = [queued for queued in self._queue if queued.seconds > queued.request.wait_seconds]
-        for queued in late:
+        ended = []
+        for queued in [queued for queued in self._queue if queued.seconds > queued.request.wait_seconds]:
             self._queue.remove(queued)
-        return [(queued.request, _unstarted_attempt(queued)) for queued in late]
+            why = f"{NOT_BEGUN}: no worker was free for all of {format_duration(queued.seconds)}"
+            ended.append((queued.request, not_begun(why)))
+        return ended
 
     def close(self) -> None:
-        """Kill the workers and leave Ray; nothing the second time. A trial's processes end with their worker, because
-        its pipe closes."""
+        """Kill the workers and leave Ray; nothing the second time."""
         self._roster.close()
         self._leaving.close()
 
@@ -247,8 +243,3 @@ def _uses_gpus(device: str, card: Card | None, nodes: Iterable[Node], addable: M
     if device == "cpu":
         return False
     return device == "cuda" or card is not None or any(node.gpus for node in nodes) or bool(addable.get("GPU"))
-
-
-def _unstarted_attempt(queued: _Queued) -> Attempt:
-    waited = format_duration(queued.seconds)
-    return not_begun(GivenUp(f"{NOT_BEGUN}: no worker was free for all of {waited}"))

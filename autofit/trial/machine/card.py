@@ -37,29 +37,27 @@ class CardWatch:
         with suppress(nvml.Unreachable), nvml.first_card() as card:
             self._limits = CardState(
                 uuid=card.uuid,
-                sm_clock_max_mhz=_answer_or_none(lambda: card.query("nvmlDeviceGetMaxClockInfo", SM)),
-                power_limit_watts=_answer_or_none(lambda: card.query("nvmlDeviceGetPowerManagementLimit") / 1000),
-                power_limit_default_watts=_answer_or_none(
-                    lambda: card.query("nvmlDeviceGetPowerManagementDefaultLimit") / 1000
-                ),
+                sm_clock_max_mhz=card.ask("nvmlDeviceGetMaxClockInfo", SM),
+                power_limit_watts=_watts(card.ask("nvmlDeviceGetPowerManagementLimit")),
+                power_limit_default_watts=_watts(card.ask("nvmlDeviceGetPowerManagementDefaultLimit")),
                 others_bytes=self.others_bytes,
             )
-            self._errors_before = _answer_or_none(lambda: _errors(card))
+            self._errors_before = card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT)
 
     def look(self) -> None:
         """Sample the card's clocks, and all else that changes from moment to moment."""
         if self._limits is None:
             return
         with suppress(nvml.Unreachable), nvml.first_card() as card:
-            errors = _answer_or_none(lambda: _errors(card))
-            are_counted = errors is not None and self._errors_before is not None
+            errors = card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT)
+            before = self._errors_before
             self._samples.append(
                 CardState(
                     uuid=card.uuid,
-                    sm_clock_mhz=_answer_or_none(lambda: card.query("nvmlDeviceGetClockInfo", SM)),
-                    throttle_mask=_answer_or_none(lambda: card.query("nvmlDeviceGetCurrentClocksThrottleReasons")),
-                    others_share=_answer_or_none(lambda: self._others_share(card)),
-                    memory_errors=errors - self._errors_before if are_counted else None,  # type: ignore[operator]
+                    sm_clock_mhz=card.ask("nvmlDeviceGetClockInfo", SM),
+                    throttle_mask=card.ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
+                    others_share=self._others_share(card),
+                    memory_errors=None if errors is None or before is None else errors - before,
                 )
             )
 
@@ -82,10 +80,12 @@ class CardWatch:
         """The share of the multiprocessors' time that other processes used in the last sixth of a second or so. One
         whose last sample is a second older than another's is no longer at work. None where the driver has other
         process numbers, as in most containers."""
-        if self.process not in {process.pid for process in card.query("nvmlDeviceGetComputeRunningProcesses")}:
+        running = card.ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        samples = card.ask("nvmlDeviceGetProcessUtilization", 0)
+        if samples is None or self.process not in {process.pid for process in running}:
             return None
         latest: dict[int, Any] = {}
-        for sample in card.query("nvmlDeviceGetProcessUtilization", 0):
+        for sample in samples:
             if sample.pid not in latest or sample.timeStamp > latest[sample.pid].timeStamp:
                 latest[sample.pid] = sample
         newest = max((sample.timeStamp for sample in latest.values()), default=0)
@@ -98,13 +98,5 @@ def _condensed(samples: Sequence[CardState], name: str, condense: Callable[[list
     return condense(values) if values else None
 
 
-def _errors(card: nvml.OpenCard) -> int:
-    return int(card.query("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT))
-
-
-def _answer_or_none(query: Callable[[], T]) -> T | None:
-    """The answer; None where the card or its driver has none."""
-    try:
-        return query()
-    except nvml.Unreachable:
-        return None
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

@@ -82,7 +82,8 @@ def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool], until: floa
                 raise GivenUp(f"{NOT_BEGUN}: another autofit process used the device for all of {waited}") from None
             if not has_reported:
                 has_reported = True
-                waiting(_holder(lock))
+                holder = os.pread(lock, 20, 0)
+                waiting(int(holder) if holder.isdigit() else None)
             time.sleep(POLL_SECONDS)
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -92,11 +93,6 @@ def _release(lock: int) -> None:
     # Explicitly: a process forked meanwhile would keep the lock with its copy of the descriptor.
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
-
-
-def _holder(lock: int) -> int | None:
-    content = os.pread(lock, 20, 0)
-    return int(content) if content.isdigit() else None
 
 
 def _open_lock(device: str) -> int | None:

@@ -62,7 +62,7 @@ def devices() -> NvidiaDevices | None:
         with _session():
             handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
             return NvidiaDevices(
-                driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+                driver=pynvml.nvmlSystemGetDriverVersion(),
                 visible=tuple(_describe(*handle) for handle in handles),
             )
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -116,14 +116,13 @@ class OpenCard:
     instance: Any
     """The device's handle: a container may not ask for the memory of the card that its MIG instance is part of."""
 
-    def query(self, function: str, *arguments: Any) -> Any:
-        """The answer of one of NVML's functions about the card. Raises `Unreachable`."""
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The answer of one of NVML's functions about the card; None where the card or its driver has none."""
         import pynvml
 
-        try:
+        with suppress(pynvml.NVMLError, AttributeError):
             return getattr(pynvml, function)(self.handle, *arguments)
-        except (pynvml.NVMLError, AttributeError) as error:
-            raise Unreachable(str(error)) from error
+        return None
 
 
 @contextmanager
@@ -137,7 +136,7 @@ def first_card() -> Iterator[OpenCard]:
             if not handles:
                 raise Unreachable("there is no visible device")
             device, card = handles[0]
-            yield OpenCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card, instance=device)
+            yield OpenCard(uuid=pynvml.nvmlDeviceGetUUID(device), handle=card, instance=device)
     except pynvml.NVMLError as error:
         raise Unreachable(str(error)) from error
 
@@ -145,12 +144,10 @@ def first_card() -> Iterator[OpenCard]:
 def own_bytes() -> int | None:
     """Memory that this process holds of its first visible device; None where the driver does not say, as in most
     containers, whose processes it knows by other numbers."""
-    try:
-        with first_card() as card:
-            holders = card.query("nvmlDeviceGetComputeRunningProcesses")
-    except Unreachable:
-        return None
-    return next((holder.usedGpuMemory for holder in holders if holder.pid == os.getpid()), None)
+    with suppress(Unreachable), first_card() as card:
+        holders = card.ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        return next((holder.usedGpuMemory for holder in holders if holder.pid == os.getpid()), None)
+    return None
 
 
 def why_unreachable() -> str | None:
@@ -210,11 +207,11 @@ def _visible(value: str | None) -> list[tuple[Any, Any]]:
     instances: dict[str, list[str]] = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(pynvml.nvmlDeviceGetUUID(card))
+        uuid = pynvml.nvmlDeviceGetUUID(card)
         cards.append(uuid)
         handles[uuid] = (card, card)
         for instance in _mig_instances(card):
-            name = _text(pynvml.nvmlDeviceGetUUID(instance))
+            name = pynvml.nvmlDeviceGetUUID(instance)
             instances.setdefault(uuid, []).append(name)
             handles[name] = (instance, card)
     return [handles[uuid] for uuid in visible_ids(value, cards, instances)]
@@ -231,10 +228,8 @@ def _mig_instances(card: Any) -> list[Any]:
         return []
     instances = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
-        try:
+        with suppress(pynvml.NVMLError_NotFound):  # indices have gaps
             instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
-        except pynvml.NVMLError_NotFound:  # indices have gaps
-            continue
     return instances
 
 
@@ -261,10 +256,10 @@ def _describe(device: Any, card: Any) -> NvidiaDevice:
 
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
     marketed, usable, held = _memory(device)
-    name = _text(pynvml.nvmlDeviceGetName(device))
+    name = pynvml.nvmlDeviceGetName(device)
     profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
-        uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
+        uuid=pynvml.nvmlDeviceGetUUID(device),
         name=name,
         marketed_bytes=marketed,
         memory_bytes=usable,
@@ -286,7 +281,3 @@ def _changed_power_limit(card: Any) -> int | None:
     except pynvml.NVMLError:
         return None
     return None if round(limit / 1000) == round(default / 1000) else round(limit / 1000)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,16 +13,14 @@ MI300 counts. Those of Intel are no GPUs. AMD's of class 0x0300, with a screen, 
 _MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 
 
-def gpus() -> dict[str, int]:
+def gpus() -> Counter[str]:
     """How many GPUs of AMD and Intel there are, without those inside of Intel's processors, which are on the first
     bus; empty where the kernel lists none."""
-    return dict(Counter(_makers()))
-
-
-def _makers() -> Iterator[str]:
+    counts: Counter[str] = Counter()
     for device in DEVICES.glob("*"):
         with suppress(OSError):
             maker = _MAKERS.get((device / "vendor").read_text().strip())
             is_inside = maker == "Intel" and device.name.startswith("0000:00:")
             if maker is not None and not is_inside and (device / "class").read_text().startswith(_CLASSES[maker]):
-                yield maker
+                counts[maker] += 1
+    return counts

@@ -102,15 +102,8 @@ def _ticks(session: int) -> Iterator[tuple[int, int]]:
 
 
 def _heat_events(allowed: Iterable[int]) -> int | None:
-    counts = [
-        count
-        for core in allowed
-        if (count := _number(CORES / f"cpu{core}" / "thermal_throttle" / "core_throttle_count")) is not None
-    ]
+    counts = []
+    for core in allowed:
+        with suppress(OSError, ValueError):
+            counts.append(int((CORES / f"cpu{core}" / "thermal_throttle" / "core_throttle_count").read_text()))
     return sum(counts) if counts else None
-
-
-def _number(file: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(file.read_text())
-    return None

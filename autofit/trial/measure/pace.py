@@ -54,12 +54,6 @@ def least_repeats(step_seconds: float) -> int:
     return max(1, min(3, int(LONG_SECONDS / max(step_seconds, 1e-9))))
 
 
-def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:
-    """Seconds that the warm-up of such a trial takes, each of whose steps is so many micro-steps."""
-    brief = is_brief(step_seconds / micro_steps)
-    return step_seconds / micro_steps if brief else warm_ups(step_seconds) * step_seconds
-
-
 class Mixed(NamedTuple):
     """What steps on sequences with lengths take, over what a mean step takes."""
 
@@ -85,10 +79,12 @@ class Mixed(NamedTuple):
     def warm_up_seconds(self, step_seconds: float, micro_steps: int) -> float:
         """Seconds before the first timed step: on the longest sequences at least twice, then once on each length."""
         longest = self.longest * step_seconds
+        micro_step = longest / micro_steps
+        seconds = micro_step if is_brief(micro_step) else warm_ups(longest) * longest
         if self.is_one_length:
-            return warm_up_seconds(longest, micro_steps)
+            return seconds
         second = longest if warm_ups(longest) == 1 else 0.0
-        return warm_up_seconds(longest, micro_steps) + second + self.together * step_seconds
+        return seconds + second + self.together * step_seconds
 
 
 FULL = Mixed()

@@ -114,16 +114,10 @@ def _hung(late: Mapping[int, TimedOut], failures: Mapping[int, Outcome]) -> Time
     waiting = sorted(rank for rank in failures if rank not in hanging)
     reason = "; ".join(f"rank {rank}: {late[rank].reason}" for rank in hanging)
     if waiting:
-        reason += f" ({_listed(waiting)} waiting in phase {', '.join(sorted({_phase(failures[r]) for r in waiting}))})"
+        ranks = f"rank{'s' if len(waiting) > 1 else ''} {', '.join(map(str, waiting))}"
+        phases = sorted({getattr(failures[rank], "phase", None) or "start" for rank in waiting})
+        reason += f" ({ranks} waiting in phase {', '.join(phases)})"
     return replace(late[hanging[0]], reason=reason)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _phase(outcome: Outcome) -> str:
-    return getattr(outcome, "phase", None) or "start"
 
 
 def _together(ranks: Sequence[Measurement]) -> Measurement:

@@ -27,9 +27,9 @@ def tell_of_waiting(holder: int | None) -> bool:
     return True
 
 
-def not_begun(error: device_lock.GivenUp) -> Attempt:
-    """The attempt of a trial that waited in vain for its device."""
-    return Attempt(outcome=Crashed(reason=str(error), transient=True), seconds=0.0)
+def not_begun(reason: str) -> Attempt:
+    """The attempt of a trial that waited in vain for its device, or could not meet its ranks."""
+    return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=0.0)
 
 
 class GroupRunner:
@@ -54,20 +54,17 @@ class GroupRunner:
             ) as waited:
                 return replace(self._attempt(request.after_waiting(waited)), waited_seconds=waited)
         except device_lock.GivenUp as error:
-            return not_begun(error)
+            return not_begun(str(error))
 
     def _attempt(self, request: TrialRequest) -> Attempt:
-        if len(self._runners) == 1:
+        ranks = len(self._runners)
+        if ranks == 1:
             return self._runners[0].attempt(request)
         self.start()
         try:
             port = self._runners[0].listen(LOOPBACK)
         except OSError as error:
-            return Attempt(outcome=Crashed(reason=f"the ranks cannot meet: {error}", transient=True), seconds=0.0)
-        return self._run_all(request, port)
-
-    def _run_all(self, request: TrialRequest, port: int) -> Attempt:
-        ranks = len(self._runners)
+            return not_begun(f"the ranks cannot meet: {error}")
         gathering = Gathering(ranks=ranks)
         with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
             running = {}

@@ -59,19 +59,11 @@ class TrialRunner:
     Used from one thread, except for `stop`. A fork server that dies is restarted for the next trial.
     """
 
-    def __init__(
-        self,
-        *,
-        kind: str = "cpu",
-        device: int = 0,
-        entry: str = DEFAULT_ENTRY,
-        spawn: bool = False,
-    ) -> None:
+    def __init__(self, *, kind: str = "cpu", device: int = 0, entry: str = DEFAULT_ENTRY, spawn: bool = False) -> None:
         """For the `device`th visible device of `kind` on this machine."""
         self._environment = trial_environment(kind, device)
-        self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry]
-        if spawn:
-            self._command.append("--spawn")
+        spawning = ["--spawn"] if spawn else []
+        self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry, *spawning]
         self._process: subprocess.Popen[str] | None = None
         self._server_stderr: IO[bytes] | None = None
         """The fork server's standard error: evidence if it cannot even start."""
@@ -79,8 +71,8 @@ class TrialRunner:
         self._write_lock = threading.Lock()
         """Held while a command is sent to the fork server, so that a stop reaches the trial that it was meant for."""
 
-    def start(self) -> None:
-        """Start the fork server now, so that its imports overlap with other work."""
+    def start(self) -> subprocess.Popen[str]:
+        """Start the fork server now, so that its imports overlap with other work, unless it runs; returns it."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
@@ -94,12 +86,11 @@ class TrialRunner:
                 text=True,
                 start_new_session=True,
             )
+        return self._process
 
     def attempt(self, request: TrialRequest) -> Attempt:
         """Run `request`. A trial's failure never raises."""
-        self.start()
-        process = self._process
-        assert process is not None
+        process = self.start()
         patience_seconds = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
         try:
             answer = self._asked(process, request.to_json(), patience_seconds)
@@ -113,9 +104,7 @@ class TrialRunner:
 
     def listen(self, address: str) -> int:
         """Have the fork server open a port at `address` for the next trial's ranks; its number. Raises `OSError`."""
-        self.start()
-        process = self._process
-        assert process is not None
+        process = self.start()
         answer = self._asked(process, {"listen": address})
         if answer is None:
             raise OSError(self._parent_died(process).reason)
@@ -168,12 +157,8 @@ class TrialRunner:
             self._server_stderr.seek(0)
             lines = self._server_stderr.read().decode(errors="replace").splitlines()
         self.close()
-        return Crashed(
-            reason=f"the trial's parent process {how}",
-            exit_code=process.returncode,
-            stderr_tail="\n".join(lines[-20:]),
-            transient=True,
-        )
+        reason, tail = f"the trial's parent process {how}", "\n".join(lines[-20:])
+        return Crashed(reason=reason, exit_code=process.returncode, stderr_tail=tail, transient=True)
 
     def hang_up(self) -> None:
         """Have the fork server end itself and any trial it runs, without waiting for it."""

@@ -153,9 +153,7 @@ class Roster:
         """Accept or refuse the slots whose workers have answered; returns whether Ray has placed any."""
         placed = False
         for slot in self.pending:
-            before = slot.is_placed
-            slot.look(self.ray)
-            placed = placed or slot.is_placed is not before
+            placed = slot.look(self.ray) or placed
             if slot.is_placed and not slot.heard:
                 try:
                     slot.hear(self.ray)
@@ -231,12 +229,12 @@ class Roster:
         except EnvironmentLacks as uneven:
             return uneven
         (hardware, stack), *_ = slot.heard
-        if self.site is None or hardware.key != self.site[0].key:
-            other = self.wanted.card.name if self.site is None and self.wanted.card else None
-            wanted = other or (self.site[0].name if self.site is not None else "something else")
+        card, site = self.wanted.card, self.site
+        if site is None or hardware.key != site[0].key:
+            wanted = site[0].name if site is not None else card.name if card is not None else "something else"
             reason = f"the workers there have {hardware.name}, and the search is for {wanted}"
             return EnvironmentLacks(reason, remedy="name the hardware to search on with --hardware")
-        reason = f"the library versions there differ: {stack}, not {self.site[1]}"
+        reason = f"the library versions there differ: {stack}, not {site[1]}"
         return EnvironmentLacks(reason, remedy="use one image on all nodes")
 
     def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:

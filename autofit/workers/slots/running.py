@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from autofit.core.errors import lines_of
@@ -20,45 +20,31 @@ GRACE_SECONDS = 60.0
 """A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Running:
     """A request that a slot's workers are running."""
 
-    request: TrialRequest
-    """As the workers run it: with their own hardware and stack."""
-    queued_seconds: float
-    """How long it waited for a worker."""
-    worker: str
-    """The slot's name."""
-    actors: Sequence[Any]
-    place: Any
-    """Ray's reference to the place where the ranks meet; None for a single worker."""
-    answers: dict[Any, int]
-    """Ray's references to the answers still to come, with the rank of each."""
-    gathering: Gathering
-    since: float = field(default_factory=time.monotonic)
-    waits: Any = None
-    """Ray's reference to the answer to what it waits for; None before that is asked."""
-    asked_at: float = field(default_factory=time.monotonic)
-    """When that was asked last, or else when it began."""
-
-    @classmethod
-    def begin(cls, request: TrialRequest, actors: Sequence[Any], *, worker: str, queued_seconds: float) -> Running:
-        """Ask the workers to run `request`, which has waited for them. Nothing blocks here: Ray passes each answer on
-        as the next call's argument."""
-        document, ranks, place = request.after_waiting(queued_seconds).to_json(), len(actors), None
+    def __init__(self, request: TrialRequest, actors: Sequence[Any], *, worker: str, queued_seconds: float) -> None:
+        """Ask the workers of the slot named `worker` to run `request`, which has waited for them. Nothing blocks here:
+        Ray passes each answer on as the next call's argument."""
+        self.request = request
+        """As the workers run it: with their own hardware and stack."""
+        self.since = time.monotonic()
+        self._worker, self._actors, self._queued_seconds = worker, actors, queued_seconds
+        document, ranks = request.after_waiting(queued_seconds).to_json(), len(actors)
+        self._gathering = Gathering(ranks=ranks)
+        self._place: Any = None
+        """Ray's reference to the place where the ranks meet; None for a single worker."""
         if ranks > 1:
-            place = actors[0].listen.remote(request.wait_seconds, *[actor.where.remote() for actor in actors])
-        answers = {actor.run.remote(document, place, rank): rank for rank, actor in enumerate(actors)}
-        return cls(
-            request=request,
-            queued_seconds=queued_seconds,
-            worker=worker,
-            actors=actors,
-            place=place,
-            answers=answers,
-            gathering=Gathering(ranks=ranks),
-        )
+            wheres = [actor.where.remote() for actor in actors]
+            self._place = actors[0].listen.remote(request.wait_seconds, *wheres)
+        self.answers: dict[Any, int] = {
+            actor.run.remote(document, self._place, rank): rank for rank, actor in enumerate(actors)
+        }
+        """Ray's references to the answers still to come, with the rank of each."""
+        self._waits: Any = None
+        """Ray's reference to the answer to what it waits for; None before that is asked."""
+        self._asked_at = self.since
+        """When that was asked last, or else when it began."""
 
     @property
     def is_overdue(self) -> bool:
@@ -68,43 +54,42 @@ class Running:
         """Take a worker's answer; returns what the trial came to, or None while other ranks go on.
 
         Raises `RayError` if the worker was lost."""
-        self.gathering.take(self.answers.pop(reference), _answered(ray, reference))
-        return self.ended(self.gathering.attempt()) if self.gathering.complete else None
+        self._gathering.take(self.answers.pop(reference), _answered(ray, reference))
+        return self._ended(self._gathering.attempt()) if self._gathering.complete else None
 
     def lost(self, why: Exception, host: str, *, out_of_memory: bool) -> Attempt:
         """What the trial came to whose worker was lost on the machine `host`: out of host memory if Ray's memory
         monitor has ended it, which is no reason to run it again."""
         lines = lines_of(why)
-        reason = (
-            f"its Ray worker on {host} was lost: {next((line for line in lines if ' because ' in line), lines[-1])}"
-        )
+        because = next((line for line in lines if " because " in line), lines[-1])
+        reason = f"its Ray worker on {host} was lost: {because}"
         outcome: Outcome = Crashed(reason=reason, transient=True, worker_lost=True)
         if out_of_memory:
             outcome = OutOfMemory(reason=reason, host=True)
-        return self.ended(Attempt(outcome=outcome, seconds=time.monotonic() - self.since, node=host))
+        return self._ended(Attempt(outcome=outcome, seconds=time.monotonic() - self.since, node=host))
 
-    def ended(self, attempt: Attempt) -> Attempt:
-        return replace(attempt, worker=self.worker, waited_seconds=attempt.waited_seconds + self.queued_seconds)
+    def _ended(self, attempt: Attempt) -> Attempt:
+        return replace(attempt, worker=self._worker, waited_seconds=attempt.waited_seconds + self._queued_seconds)
 
     def stop_overdue_ranks(self) -> None:
         """Stop those that go on although another has failed."""
-        for rank in self.gathering.overdue():
-            self.actors[rank].stop.remote(self.place)
+        for rank in self._gathering.overdue():
+            self._actors[rank].stop.remote(self._place)
 
     def note_waiting(self, ray: Any, tell: Callable[[int | None], object]) -> None:
         """Ask now and then whether the trial waits for its device: then `tell` is called, and nothing is overdue."""
-        if self.waits is None:
-            if time.monotonic() - self.asked_at >= ASK_SECONDS:
-                self.asked_at = time.monotonic()
-                self.waits = self.actors[0].waits_for.remote()
+        if self._waits is None:
+            if time.monotonic() - self._asked_at >= ASK_SECONDS:
+                self._asked_at = time.monotonic()
+                self._waits = self._actors[0].waits_for.remote()
             return
-        if not ray.wait([self.waits], timeout=0)[0]:
+        if not ray.wait([self._waits], timeout=0)[0]:
             return
         with suppress(ray.exceptions.RayError):  # it was lost, as its trial will show
-            if (holder := ray.get(self.waits)) is not None:
+            if (holder := ray.get(self._waits)) is not None:
                 self.since = time.monotonic()
                 tell(holder or None)
-        self.waits = None
+        self._waits = None
 
 
 def _answered(ray: Any, reference: Any) -> Attempt:

@@ -78,14 +78,16 @@ class Slot:
     def is_up(self) -> bool:
         return self.state in (State.IDLE, State.BUSY)
 
-    def look(self, ray: Any) -> None:
-        """See whether Ray has placed a pending slot by now."""
-        if not self.is_placed:
-            table = ray.util.placement_group_table(self.placement)
-            if table.get("state") == "CREATED":
-                where = table["bundles_to_node_id"]
-                self.node_ids = tuple(where[rank] for rank in range(self.demand.ranks))
-                self.placed_at = time.monotonic()
+    def look(self, ray: Any) -> bool:
+        """Whether Ray has placed a pending slot since the last look."""
+        if self.is_placed:
+            return False
+        table = ray.util.placement_group_table(self.placement)
+        if table.get("state") == "CREATED":
+            where = table["bundles_to_node_id"]
+            self.node_ids = tuple(where[rank] for rank in range(self.demand.ranks))
+            self.placed_at = time.monotonic()
+        return self.is_placed
 
     def hear(self, ray: Any) -> None:
         """Note what the workers have answered, if all have. Raises `EnvironmentLacks` with the reason if one cannot

@@ -115,7 +115,7 @@ class TrialActor:
                     attempt = self._runner.attempt(trial.after_waiting(waited))
                     return replace(attempt, waited_seconds=waited).to_json()
             except device_lock.GivenUp as error:
-                return not_begun(error).to_json()
+                return not_begun(str(error)).to_json()
         trial = replace(trial.after_waiting(place["waited"]), rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place
