@@ -37,38 +37,38 @@ HERE = cpu()
 
 def test_every_part_measures_what_predictions_need() -> None:
     """Real products, kernels and training steps, of a Llama so small that they take no time."""
-    found = run(tiny_model(layers=4), HERE, STACK)
-    assert [part.failure for part in found.parts] == [None] * len(found.parts)
-    assert set(KINDS) - set(found.seconds_per) == {"update/8bit"}, "one kernel on accelerators only"
-    assert all(rate > 0 for rate in found.seconds_per.values())
-    assert [step.layers for step in found.steps] == [4, 2]
+    probe = run(tiny_model(layers=4), HERE, STACK)
+    assert [part.failure for part in probe.parts] == [None] * len(probe.parts)
+    assert set(KINDS) - set(probe.seconds_per) == {"update/8bit"}, "one kernel on accelerators only"
+    assert all(rate > 0 for rate in probe.seconds_per.values())
+    assert [step.layers for step in probe.steps] == [4, 2]
     guess = prior(HERE)
     assert guess is not None
-    rates = rates_of(found, guess)
-    for step in found.steps:
+    rates = rates_of(probe, guess)
+    for step in probe.steps:
         assert step.work is not None and seconds(step.work, rates) > 0
-    assert found.device_state is not None and found.device_state.processor is not None
-    assert found.device_state.processor.own_seconds > 0.0, "what the process used was read before it was gone"
-    assert Probe.from_json(found.to_json()) == found
+    assert probe.device_state is not None and probe.device_state.processor is not None
+    assert probe.device_state.processor.own_seconds > 0.0, "what the process used was read before it was gone"
+    assert Probe.from_json(probe.to_json()) == probe
 
 
 def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_goes_on() -> None:
-    found = run(tiny_model(), HERE, STACK, child=children.probe, silent_seconds=5.0)
-    assert {part.name: part.failure for part in found.parts} == {
+    probe = run(tiny_model(), HERE, STACK, child=children.probe, silent_seconds=5.0)
+    assert {part.name: part.failure for part in probe.parts} == {
         "first": None,
         "hangs": "its process ended: nothing was heard of it for 5 s",
         "dies": "its process ended: the driver has gone away",
         "fails": "RuntimeError: no such kernel",
         "last": None,
     }
-    assert found.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
+    assert probe.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
 
 
 def test_a_part_in_which_the_process_is_killed_may_be_measured_again() -> None:
-    found = run(tiny_model(), HERE, STACK, parts=["first"], child=children.killed)
-    (part,) = found.parts
+    probe = run(tiny_model(), HERE, STACK, parts=["first"], child=children.killed)
+    (part,) = probe.parts
     assert part.failure is not None and "it was killed" in part.failure
-    assert found.cut_short == ("first",)
+    assert probe.cut_short == ("first",)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_the_buffer_is_larger_than_the_caches(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_that_ends_between_two_parts_costs_none() -> None:
-    found = run(tiny_model(), HERE, STACK, child=children.between)
-    assert [(part.name, part.failure) for part in found.parts] == [(name, None) for name in children.NAMES]
+    probe = run(tiny_model(), HERE, STACK, child=children.between)
+    assert [(part.name, part.failure) for part in probe.parts] == [(name, None) for name in children.NAMES]
 
 
 def leap(monkeypatch: pytest.MonkeyPatch, at: Callable[[dict[str, object]], bool]) -> None:
@@ -125,17 +125,17 @@ def leap(monkeypatch: pytest.MonkeyPatch, at: Callable[[dict[str, object]], bool
 
 def test_libraries_that_load_slowly_leave_the_parts_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     leap(monkeypatch, lambda event: "parts" in event)
-    found = run(tiny_model(), HERE, STACK, child=children.between, most_seconds=3600.0, loading_seconds=86400.0)
-    assert [(part.name, part.failure) for part in found.parts] == [(name, None) for name in children.NAMES]
+    probe = run(tiny_model(), HERE, STACK, child=children.between, most_seconds=3600.0, loading_seconds=86400.0)
+    assert [(part.name, part.failure) for part in probe.parts] == [(name, None) for name in children.NAMES]
 
 
 def test_what_is_left_when_the_time_is_over_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     leap(monkeypatch, lambda event: event.get("begin") == children.NAMES[1])
-    found = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=3600.0)
-    first, second, *others = found.parts
+    probe = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=3600.0)
+    first, second, *others = probe.parts
     assert first.failure is None and second.failure == f"its process ended: {OUT_OF_TIME}"
     assert {part.failure for part in others} == {OUT_OF_TIME}
-    assert [part.name for part in found.parts] == children.NAMES
+    assert [part.name for part in probe.parts] == children.NAMES
 
 
 def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
@@ -209,8 +209,8 @@ def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() 
 
 def test_ranks_reduce_and_gather_and_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(torch.device("cpu"))
-    found = {name: rate for one in ranks.measure(bench, [dict(os.environ)] * 2) for name, rate in one.items()}
-    assert set(found) == {collective(name) for name in COLLECTIVES} and min(found.values()) > 0
+    rates = {name: rate for one in ranks.measure(bench, [dict(os.environ)] * 2) for name, rate in one.items()}
+    assert set(rates) == {collective(name) for name in COLLECTIVES} and min(rates.values()) > 0
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "there-is-no-such-interface")
     with pytest.raises(RuntimeError, match=r"rank [01]: "):
         list(ranks.measure(bench, [dict(os.environ)] * 2))

@@ -30,7 +30,7 @@ def made(seconds: float, state: DeviceState | None = None) -> Probe:
 
 
 @pytest.mark.parametrize(
-    ("shown", "waited", "best"),
+    ("measured", "waited", "best"),
     [
         ([made(1.0)], [], 1.0),
         ([made(2.0, BUSY), made(1.0)], [5.0], 1.0),
@@ -38,12 +38,12 @@ def made(seconds: float, state: DeviceState | None = None) -> Probe:
     ],
 )
 def test_what_comes_and_goes_makes_no_device_slow(
-    monkeypatch: pytest.MonkeyPatch, shown: list[Probe], waited: list[float], best: float
+    monkeypatch: pytest.MonkeyPatch, measured: list[Probe], waited: list[float], best: float
 ) -> None:
     pauses: list[float] = []
-    probes: Iterator[Probe] = iter(shown)
+    probes: Iterator[Probe] = iter(measured)
     monkeypatch.setattr(short.time, "sleep", pauses.append)
     monkeypatch.setattr(short, "_measured", lambda hardware, stack: next(probes))
-    found = short.short_probe(CUDA_HARDWARE, STACK)
-    assert found.parts[0].seconds_per == {"product/bf16/nt": best} and pauses == waited
+    probe = short.short_probe(CUDA_HARDWARE, STACK)
+    assert probe.parts[0].seconds_per == {"product/bf16/nt": best} and pauses == waited
     assert next(probes, None) is None

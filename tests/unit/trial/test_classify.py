@@ -23,14 +23,17 @@ def on_gpu(error: Exception) -> OutOfMemory | Crashed | None:
     return memory_failure(error, "backward", host_is_device=False)
 
 
-def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed:
+def died(
+    status: int, stderr: str = "", *, kernel_oom_kills: int | None = 0, on_cpu: bool = False, short_bytes: int = 0
+) -> OutOfMemory | Crashed:
+    """The outcome of a child that ended so in its backward pass."""
     return ended_without_result(
-        status=-9,
-        phase="forward",
+        status=status,
+        phase="backward",
         room=None,
-        stderr="",
-        kernel_oom_kills=booked,
-        host_is_device=False,
+        stderr=stderr,
+        kernel_oom_kills=kernel_oom_kills,
+        host_is_device=on_cpu,
         short_bytes=short_bytes,
     )
 
@@ -100,39 +103,30 @@ OF_THE_DEVICE = [
 ]
 
 
-@pytest.mark.parametrize("said", OF_THE_DEVICE)
+@pytest.mark.parametrize("message", OF_THE_DEVICE)
 @pytest.mark.parametrize("status", [1, -6])
-def test_words_that_mean_the_devices_memory_alone(monkeypatch: pytest.MonkeyPatch, said: str, status: int) -> None:
+def test_words_that_mean_the_devices_memory_alone(monkeypatch: pytest.MonkeyPatch, message: str, status: int) -> None:
     install_cuda(monkeypatch)  # a card with room: its state decides nothing here
     CudaMeter()
-    raised = on_gpu(RuntimeError(f"while it trained\n{said}\nmore"))
-    left = ended_without_result(
-        status=status,
-        phase="backward",
-        room=None,
-        stderr=f"begins\n{said}\nterminate called",
-        kernel_oom_kills=0,
-        host_is_device=False,
-    )
+    raised = on_gpu(RuntimeError(f"while it trained\n{message}\nmore"))
+    left = died(status, f"begins\n{message}\nterminate called")
     for outcome in (raised, left):
         assert isinstance(outcome, OutOfMemory) and not outcome.host, outcome
-        assert outcome.reason == said
+        assert outcome.reason == message
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "CUDA API failed with status 209",
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         "Error invalid argument at line 380 in file /src/csrc/pythonInterface.cpp",
     ],
 )
-def test_other_words_of_the_same_libraries_are_a_crash(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_other_words_of_the_same_libraries_are_a_crash(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     install_cuda(monkeypatch)
-    left = ended_without_result(
-        status=1, phase="backward", room=None, stderr=said, kernel_oom_kills=0, host_is_device=False
-    )
-    assert on_gpu(RuntimeError(said)) is None and isinstance(left, Crashed)
+    left = died(1, message)
+    assert on_gpu(RuntimeError(message)) is None and isinstance(left, Crashed)
 
 
 def no_kernel_image() -> RuntimeError:
@@ -155,12 +149,12 @@ def test_torch_without_kernels_for_the_card_is_not_the_configs_fault(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
-    found = device_failure(no_kernel_image(), "build")
+    failure = device_failure(no_kernel_image(), "build")
     if torch_has_some:  # it is another library, which the config chose, that has none
-        assert found is None
+        assert failure is None
         return
-    assert found is not None and found.transient
-    assert found.reason == (
+    assert failure is not None and failure.transient
+    assert failure.reason == (
         "torch 2.12.0 has no kernels for Tesla V100 (compute capability 7.0; it has sm_75, sm_80): "
         "install another build (TORCH_INDEX)"
     )
@@ -168,17 +162,13 @@ def test_torch_without_kernels_for_the_card_is_not_the_configs_fault(
 
 def test_what_nobody_caught_is_told_of_an_abort() -> None:
     stderr = "terminate called after throwing an instance of 'c10::Error'\n  what():  the ring is broken\nFrame #0\n"
-    outcome = ended_without_result(
-        status=-6, phase="backward", room=None, stderr=stderr, kernel_oom_kills=0, host_is_device=False
-    )
+    outcome = died(-6, stderr)
     assert isinstance(outcome, Crashed) and not outcome.transient
     assert outcome.reason == "the trial's process died of SIGABRT: what():  the ring is broken"
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    outcome = ended_without_result(
-        status=-40, phase="backward", room=None, stderr="", kernel_oom_kills=0, host_is_device=False
-    )
+    outcome = died(-40)
     assert isinstance(outcome, Crashed) and outcome.signal == "signal 40"
 
 
@@ -205,7 +195,7 @@ def test_other_errors_are_not_memory(monkeypatch: pytest.MonkeyPatch, error: Exc
 
 
 @pytest.mark.parametrize(
-    ("said", "transient"),
+    ("message", "transient"),
     [
         ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be ...", True),
         ("CUDA error: unspecified launch failure", False),
@@ -215,29 +205,27 @@ def test_other_errors_are_not_memory(monkeypatch: pytest.MonkeyPatch, error: Exc
         ("CUDA error: device-side assert triggered", False),
     ],
 )
-def test_a_fault_of_the_device_is_not_the_configs(said: str, transient: bool) -> None:
-    raised = device_failure(RuntimeError(said), "backward")
+def test_a_fault_of_the_device_is_not_the_configs(message: str, transient: bool) -> None:
+    raised = device_failure(RuntimeError(message), "backward")
     assert (raised is not None and raised.transient) == transient
-    left = ended_without_result(
-        status=1, phase="backward", room=None, stderr=f"\n{said}\n", kernel_oom_kills=0, host_is_device=False
-    )
+    left = died(1, f"\n{message}\n")
     assert isinstance(left, Crashed) and left.transient == transient
     assert not transient or left.reason.startswith("the device has failed: ")
 
 
 def test_a_kill_that_the_kernel_booked() -> None:
-    outcome = killed(1)
+    outcome = died(-9, kernel_oom_kills=1)
     assert isinstance(outcome, OutOfMemory) and outcome.host and outcome.signal == "SIGKILL"
 
 
 def test_a_kill_that_nobody_booked() -> None:
-    assert isinstance(killed(None), OutOfMemory)
-    outcome = killed(0)
+    assert isinstance(died(-9, kernel_oom_kills=None), OutOfMemory)
+    outcome = died(-9, kernel_oom_kills=0)
     assert isinstance(outcome, Crashed) and outcome.transient
 
 
 def test_a_kill_because_others_held_the_host() -> None:
-    outcome = killed(1, short_bytes=3 * GIB)
+    outcome = died(-9, kernel_oom_kills=1, short_bytes=3 * GIB)
     assert isinstance(outcome, Crashed) and outcome.transient
     assert "3.00 GiB of what the limit allows were already taken" in outcome.reason
 
@@ -253,12 +241,7 @@ def test_a_kill_because_others_held_the_host() -> None:
     ],
 )
 def test_whose_memory_a_death_without_a_result_was_about(status: int, stderr: str, host: bool) -> None:
-    def died(*, on_cpu: bool) -> OutOfMemory | Crashed:
-        return ended_without_result(
-            status=status, phase="backward", room=None, stderr=stderr, kernel_oom_kills=0, host_is_device=on_cpu
-        )
-
-    on_card, on_processor = died(on_cpu=False), died(on_cpu=True)
+    on_card, on_processor = died(status, stderr), died(status, stderr, on_cpu=True)
     assert isinstance(on_card, OutOfMemory) and on_card.host is host
     assert isinstance(on_processor, OutOfMemory) and not on_processor.host
 
@@ -269,9 +252,9 @@ def test_whose_memory_a_death_without_a_result_was_about(status: int, stderr: st
 def test_a_host_that_is_short_of_all_ranks_limits_says_nothing_of_the_config(
     ranks: int, available: int, short: int
 ) -> None:
-    found = host_shortage(8 * GIB, ranks, available * GIB)
-    assert found == short * GIB
-    assert isinstance(killed(1, short_bytes=found), Crashed if short else OutOfMemory)
+    short_bytes = host_shortage(8 * GIB, ranks, available * GIB)
+    assert short_bytes == short * GIB
+    assert isinstance(died(-9, kernel_oom_kills=1, short_bytes=short_bytes), Crashed if short else OutOfMemory)
 
 
 def test_without_the_kernels_word_nothing_is_short() -> None:
@@ -284,9 +267,10 @@ def test_kernel_books_are_read_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(3.0, "3 s"), (27.1654, "27.2 s"), (600.0, "600 s"), (1200.0, "1200 s"), (86400.0, "86400 s")]
+    ("seconds", "message"),
+    [(3.0, "3 s"), (27.1654, "27.2 s"), (600.0, "600 s"), (1200.0, "1200 s"), (86400.0, "86400 s")],
 )
-def test_a_deadline_is_told_in_whole_figures(seconds: float, said: str) -> None:
-    found = classify.timed_out(deadline_seconds=seconds, phase="forward", phases_entered=3)
-    assert found.reason == f"not finished after {said}, in phase forward"
-    assert found.deadline_seconds == seconds
+def test_a_deadline_is_told_in_whole_figures(seconds: float, message: str) -> None:
+    outcome = classify.timed_out(deadline_seconds=seconds, phase="forward", phases_entered=3)
+    assert outcome.reason == f"not finished after {message}, in phase forward"
+    assert outcome.deadline_seconds == seconds

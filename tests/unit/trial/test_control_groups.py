@@ -10,7 +10,7 @@ import pytest
 
 from autofit.core.units import MIB
 from autofit.trial.limits import control_groups
-from autofit.trial.machine import detection as site
+from autofit.trial.machine import detection
 from autofit.trial.measure import process_memory
 
 Put = Callable[[str, dict[str, str]], None]
@@ -22,12 +22,12 @@ UNLIMITED = "9223372036854771712"
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Puts this process, on a machine with eight processors, into groups with these files."""
-    monkeypatch.setattr(site.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(detection.os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "membership")
 
-    def put(own: str, files: dict[str, str]) -> None:
-        (tmp_path / "own").write_text(f"{own}\n")
+    def put(membership: str, files: dict[str, str]) -> None:
+        (tmp_path / "membership").write_text(f"{membership}\n")
         for name, text in files.items():
             file = tmp_path / "cgroup" / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "cores"),
+    ("membership", "files", "cores"),
     [
         ("0::/", {}, 8),
         ("0::/", {"cpu.max": "max 100000"}, 8),
@@ -53,15 +53,17 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
         ("0::/", {"cpu.max": "many"}, 8),
     ],
 )
-def test_a_quota_is_no_more_than_so_many_processors(groups: Put, own: str, files: dict[str, str], cores: int) -> None:
-    groups(own, files)
-    hardware = site.cpu()
+def test_a_quota_is_no_more_than_so_many_processors(
+    groups: Put, membership: str, files: dict[str, str], cores: int
+) -> None:
+    groups(membership, files)
+    hardware = detection.cpu()
     assert hardware.cores == cores
     assert hardware.name.endswith(f"-{cores}c")
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "allowed_mib"),
+    ("membership", "files", "allowed_mib"),
     [
         ("0::/", {}, None),
         ("0::/", {"memory.max": "max"}, None),
@@ -80,11 +82,11 @@ def test_a_quota_is_no_more_than_so_many_processors(groups: Put, own: str, files
     ],
 )
 def test_memory_is_no_more_than_every_group_allows(
-    groups: Put, own: str, files: dict[str, str], allowed_mib: int | None
+    groups: Put, membership: str, files: dict[str, str], allowed_mib: int | None
 ) -> None:
-    groups(own, files)
+    groups(membership, files)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    hardware = site.cpu()
+    hardware = detection.cpu()
     assert hardware.memory_bytes == hardware.host_memory_bytes
     assert hardware.memory_bytes == (physical if allowed_mib is None else allowed_mib * MIB)
 
@@ -95,7 +97,7 @@ def amounts(**mib: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "left_mib"),
+    ("membership", "files", "left_mib"),
     [
         (
             "0::/job/step",
@@ -122,13 +124,13 @@ def amounts(**mib: int) -> str:
     ],
 )
 def test_what_can_still_be_had_is_what_the_fullest_group_has_left(
-    groups: Put, own: str, files: dict[str, str], left_mib: int
+    groups: Put, membership: str, files: dict[str, str], left_mib: int
 ) -> None:
-    groups(own, files)
+    groups(membership, files)
     assert process_memory.host_available() == left_mib * MIB
 
 
 def test_a_system_without_control_groups(groups: Put) -> None:
-    assert site.cpu().cores == 8
+    assert detection.cpu().cores == 8
     available = process_memory.host_available()
-    assert available is not None and available <= site.cpu().memory_bytes
+    assert available is not None and available <= detection.cpu().memory_bytes

@@ -50,11 +50,11 @@ def another_holds(*devices: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("ending", ["released", "killed"])
 def test_a_lock_is_had_when_its_holder_lets_go_or_dies(ending: str) -> None:
-    told: list[int | None] = []
+    holders: list[int | None] = []
     with another_holds("GPU-a") as other:
 
         def end(holder: int | None) -> None:
-            told.append(holder)
+            holders.append(holder)
             assert other.stdin is not None
             if ending == "killed":
                 os.kill(other.pid, signal.SIGKILL)
@@ -64,13 +64,13 @@ def test_a_lock_is_had_when_its_holder_lets_go_or_dies(ending: str) -> None:
         with held(["GPU-a"], waiting=end) as waited:
             assert waited > 0.0
         with held(["GPU-a"], waiting=end) as waited:
-            assert told == [other.pid], "it is told once, and not where nothing is waited for"
+            assert holders == [other.pid], "it is holders once, and not where nothing is waited for"
 
 
 def test_other_devices_are_free() -> None:
-    told: list[int | None] = []
-    with another_holds("GPU-a"), held(["GPU-b"], waiting=told.append, unwanted=lambda: True):
-        assert told == [], "nobody is waited for"
+    holders: list[int | None] = []
+    with another_holds("GPU-a"), held(["GPU-b"], waiting=holders.append, unwanted=lambda: True):
+        assert holders == [], "nobody is waited for"
 
 
 def test_groups_that_share_a_device_do_not_wait_for_each_other_for_ever() -> None:
@@ -116,11 +116,11 @@ def test_a_trial_waits_for_another_processes_and_its_deadline_with_it(
     with another_holds("cpu") as other, caplog.at_level(logging.WARNING):
         timer = threading.Timer(0.5, other.kill)
 
-        def told(holder: int | None) -> bool:
+        def tell(holder: int | None) -> bool:
             timer.start()
             return tell_of_waiting(holder)
 
-        monkeypatch.setattr(group_runner, "tell_of_waiting", told)
+        monkeypatch.setattr(group_runner, "tell_of_waiting", tell)
         started = time.monotonic()
         ddp = complete({"sharding": "ddp", "micro_batch": 1})
         attempt = pair.attempt(tiny_request(ddp, job=tiny_job(devices=2), timing_seconds=0.1))

@@ -51,39 +51,39 @@ def one_core() -> Iterator[int]:
 
 def test_another_process_on_the_trials_core_is_seen(one_core: int) -> None:
     with spinning(one_core) as trial, spinning(one_core) as other:
-        seen = DeviceWatch(ON_CPU, trial, None)
+        device_watch = DeviceWatch(ON_CPU, trial, None)
         time.sleep(2.0)
-        seen.end()
+        device_watch.end()
         also = DeviceWatch(ON_CPU, other, None)
-    found = seen.state().processor
-    assert found is not None and found.cores == found.threads == 1
-    assert 0.0 < found.own_seconds < found.busy_seconds
+    cpu_state = device_watch.state().processor
+    assert cpu_state is not None and cpu_state.cores == cpu_state.threads == 1
+    assert 0.0 < cpu_state.own_seconds < cpu_state.busy_seconds
     # The two are served alike, however many others there are.
-    assert found.others_seconds > 0.3 * found.busy_seconds
-    assert seen.state().doubts(tiny_request().job.hardware) != ()
+    assert cpu_state.others_seconds > 0.3 * cpu_state.busy_seconds
+    assert device_watch.state().doubts(tiny_request().job.hardware) != ()
     assert also.state().seconds == 0.0
 
 
 def test_a_process_that_has_ended_is_counted_until_it_is_waited_for() -> None:
     code = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
-        seen = DeviceWatch(ON_CPU, process.pid, None)
+        device_watch = DeviceWatch(ON_CPU, process.pid, None)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        seen.end()
-    found = seen.state().processor
-    assert found is not None and found.own_seconds >= 0.2
+        device_watch.end()
+    cpu_state = device_watch.state().processor
+    assert cpu_state is not None and cpu_state.own_seconds >= 0.2
 
 
 def test_what_is_observed_is_the_timed_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(watch.processor, "read", lambda process: None)
-    seen = DeviceWatch(ON_CPU, os.getpid(), None)
+    device_watch = DeviceWatch(ON_CPU, os.getpid(), None)
     for clock[0], is_timing in ((1.0, False), (4.0, True), (5.0, True), (6.5, False), (8.0, False)):
-        seen.follow(is_timing)
+        device_watch.follow(is_timing)
     clock[0] = 9.0
-    seen.end()
-    assert seen.state() == DeviceState(seconds=2.5)
+    device_watch.end()
+    assert device_watch.state() == DeviceState(seconds=2.5)
     whole = DeviceWatch(ON_CPU, os.getpid(), None)
     clock[0] = 12.0
     whole.end()
@@ -94,8 +94,8 @@ def test_a_trial_reports_the_state_of_its_device(warm: TrialRunner) -> None:
     attempt = warm.attempt(tiny_request(timing_seconds=0.5))
     assert isinstance(attempt.outcome, Fits) and attempt.device_state is not None
     assert 0.0 < attempt.device_state.seconds < attempt.seconds
-    found = attempt.device_state.processor
-    assert found is not None and found.own_seconds > 0.0
+    cpu_state = attempt.device_state.processor
+    assert cpu_state is not None and cpu_state.own_seconds > 0.0
 
 
 def test_a_kernel_that_counts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -118,10 +118,10 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
         TotalEccErrors=lambda *kinds: next(errors),
     )
     install(monkeypatch, made)
-    seen = CardWatch(os.getpid(), 300 * MIB)
+    device_watch = CardWatch(os.getpid(), 300 * MIB)
     for _ in range(3):
-        seen.look()
-    state = seen.state()
+        device_watch.look()
+    state = device_watch.state()
     assert state is not None
     assert (state.sm_clock_mhz, state.sm_clock_max_mhz, state.throttle_mask) == (1200, 1980, 0x24)
     assert (state.power_limit_watts, state.power_limit_default_watts) == (700.0, 700.0)
@@ -139,10 +139,10 @@ def test_a_card_that_idles_between_launches_is_not_at_its_power_limit(monkeypatc
             CurrentClocksThrottleReasons=lambda: next(masks),
         ),
     )
-    seen = CardWatch(os.getpid(), 0)
+    device_watch = CardWatch(os.getpid(), 0)
     for _ in range(2):
-        seen.look()
-    state = seen.state()
+        device_watch.look()
+    state = device_watch.state()
     assert state is not None and (state.sm_clock_mhz, state.throttle_reasons) == (1800, ())
 
 
@@ -158,9 +158,9 @@ def test_the_work_of_others_is_told_where_processes_can_be_told_apart(
     samples = [sample(own_pid, 9_000_000, 60), sample(7, 8_900_000, 40), sample(7, 1, 5), sample(8, 2_000_000, 99)]
     made = card(ComputeRunningProcesses=[SimpleNamespace(pid=own_pid)], ProcessUtilization=lambda since: samples)
     install(monkeypatch, made)
-    seen = CardWatch(os.getpid(), None)
-    seen.look()
-    state = seen.state()
+    device_watch = CardWatch(os.getpid(), None)
+    device_watch.look()
+    state = device_watch.state()
     assert state is not None and state.others_share == share
 
 
@@ -174,20 +174,20 @@ def test_of_an_instance_the_card_shows_its_heat_and_nobody_who_else_works(monkey
     )
     whole.divided, whole.instances = True, [FakeCard("MIG-a"), FakeCard("MIG-b")]
     install(monkeypatch, whole)
-    seen = CardWatch(os.getpid(), 4 * GIB)
-    seen.look()
-    state = seen.state()
+    device_watch = CardWatch(os.getpid(), 4 * GIB)
+    device_watch.look()
+    state = device_watch.state()
     assert state is not None and (state.uuid, state.sm_clock_mhz, state.others_share) == ("MIG-a", 900, None)
-    said = state.doubts(None)
-    assert said[0] == "throttled: heat (hardware)" and "another process held 4.00 GiB" in said[1]
+    doubts = state.doubts(None)
+    assert doubts[0] == "throttled: heat (hardware)" and "another process held 4.00 GiB" in doubts[1]
 
 
 def test_a_card_that_goes_away_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, card(ClockInfo=lambda kind: 1500))
-    seen = CardWatch(os.getpid(), None)
-    seen.look()
+    device_watch = CardWatch(os.getpid(), None)
+    device_watch.look()
     fake.failure = NVMLError_GpuIsLost("GPU is lost")
-    seen.look()
-    state = seen.state()
+    device_watch.look()
+    state = device_watch.state()
     assert state is not None and state.sm_clock_mhz == 1500
     assert CardWatch(os.getpid(), None).state() is None

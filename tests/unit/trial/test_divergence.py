@@ -25,15 +25,15 @@ def test_a_falling_loss_near_the_reference_is_well() -> None:
 
 @pytest.mark.parametrize("config", [BF16, FP32])
 def test_the_reference_binds_as_closely_as_rounding_allows(config: object) -> None:
-    found = divergence(config, FALLING, NORMS, 11.05)  # type: ignore[arg-type]
-    assert found is not None and "plain forward" in found.reason
-    assert found.reference_loss == 11.05
+    outcome = divergence(config, FALLING, NORMS, 11.05)  # type: ignore[arg-type]
+    assert outcome is not None and "plain forward" in outcome.reason
+    assert outcome.reference_loss == 11.05
 
 
 def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
-    found = divergence(BF16, [11.0, math.nan], [2.0, 2.0], 11.0)
-    assert found is not None and "loss of step 2" in found.reason
-    assert found.losses == (11.0, None)
+    outcome = divergence(BF16, [11.0, math.nan], [2.0, 2.0], 11.0)
+    assert outcome is not None and "loss of step 2" in outcome.reason
+    assert outcome.losses == (11.0, None)
 
 
 def test_gradients_must_be_finite_but_for_the_search_of_the_loss_scale() -> None:
@@ -43,22 +43,22 @@ def test_gradients_must_be_finite_but_for_the_search_of_the_loss_scale() -> None
 
 
 def test_zero_gradients_are_no_training() -> None:
-    found = divergence(BF16, [11.0, 11.0], [0.0, 0.0], 11.0)
-    assert found is not None and "all zero" in found.reason
+    outcome = divergence(BF16, [11.0, 11.0], [0.0, 0.0], 11.0)
+    assert outcome is not None and "all zero" in outcome.reason
 
 
 def test_ranks_that_differ_by_more_than_rounding_are_not_synchronised() -> None:
     assert divergence(FP32, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, 1e-7]) is None
     assert divergence(BF16, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, 2.0**-8]) is None
     for config, spread in ((FP32, 1e-3), (BF16, 0.01), (FP32, math.inf)):
-        found = divergence(config, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, spread])
-        assert found is not None and "not synchronised: in step 2" in found.reason
+        outcome = divergence(config, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, spread])
+        assert outcome is not None and "not synchronised: in step 2" in outcome.reason
 
 
 def test_an_update_that_does_nothing_is_found() -> None:
     flat = [11.0] * 6
-    found = divergence(BF16, flat, NORMS, 11.0)
-    assert found is not None and "did not lower" in found.reason
+    outcome = divergence(BF16, flat, NORMS, 11.0)
+    assert outcome is not None and "did not lower" in outcome.reason
     assert divergence(BF16, flat[:4], NORMS[:4], 11.0) is None, "too few to tell"
     assert divergence(SGD, flat, NORMS, 11.0) is None, "lost in 16-bit weights"
 

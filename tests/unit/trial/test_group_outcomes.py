@@ -41,7 +41,7 @@ DIVERGED = Diverged(reason="the loss of step 1 is not finite")
 
 def measured(rank: int, *, device_bytes: int, seconds: float) -> Fits:
     made: Measurement = ALONE.measurement
-    own = RankMeasurement(
+    of_rank = RankMeasurement(
         rank=rank,
         peak_allocated_bytes=device_bytes - 2,
         peak_reserved_bytes=device_bytes - 1,
@@ -50,16 +50,16 @@ def measured(rank: int, *, device_bytes: int, seconds: float) -> Fits:
         step_seconds=seconds,
     )
     slow = StepSeconds(median=2.0, p95=2.0, relative_spread=None)
-    shown = {"peak_allocated_bytes": device_bytes - 2, "peak_reserved_bytes": device_bytes - 1}
+    peaks = {"peak_allocated_bytes": device_bytes - 2, "peak_reserved_bytes": device_bytes - 1}
     return Fits(
         measurement=replace(
             made,
-            **shown,
+            **peaks,
             device_bytes=device_bytes,
             host_peak_bytes=device_bytes + 1,
             step_seconds=slow,
             phase_peaks=dict.fromkeys(("forward", "backward", "optimizer"), device_bytes),
-            ranks=(own,),
+            ranks=(of_rank,),
         )
     )
 
@@ -67,11 +67,18 @@ def measured(rank: int, *, device_bytes: int, seconds: float) -> Fits:
 def test_memory_is_that_of_the_fullest_rank_and_each_is_kept() -> None:
     outcome = combined({1: measured(1, device_bytes=300, seconds=1.0), 0: measured(0, device_bytes=200, seconds=2.0)})
     assert isinstance(outcome, Fits)
-    found = outcome.measurement
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_bytes) == (298, 299, 300)
-    assert found.host_peak_bytes == 301
-    assert set(found.phase_peaks.values()) == {300}
-    assert [(own.rank, own.device_bytes, own.step_seconds) for own in found.ranks] == [(0, 200, 2.0), (1, 300, 1.0)]
+    measurement = outcome.measurement
+    assert (measurement.peak_allocated_bytes, measurement.peak_reserved_bytes, measurement.device_bytes) == (
+        298,
+        299,
+        300,
+    )
+    assert measurement.host_peak_bytes == 301
+    assert set(measurement.phase_peaks.values()) == {300}
+    assert [(of_rank.rank, of_rank.device_bytes, of_rank.step_seconds) for of_rank in measurement.ranks] == [
+        (0, 200, 2.0),
+        (1, 300, 1.0),
+    ]
     assert outcome_from_json(outcome.to_json()) == outcome
 
 
@@ -105,19 +112,19 @@ def test_a_connection_that_breaks_between_sound_ranks_is_no_fault_of_the_config(
 
 
 @pytest.mark.parametrize(
-    ("entered", "said"),
+    ("entered", "reason"),
     [
         ((9, 8), "rank 1: not finished after 5 s, in phase forward (rank 0 waiting in phase backward)"),
         ((8, 8), "rank 0: not finished after 5 s, in phase backward; rank 1: not finished after 5 s, in phase forward"),
     ],
 )
-def test_who_got_least_far_hangs(entered: tuple[int, int], said: str) -> None:
+def test_who_got_least_far_hangs(entered: tuple[int, int], reason: str) -> None:
     answers: dict[int, Outcome] = {
         rank: classify.timed_out(deadline_seconds=5.0, phase=phase, phases_entered=count)
         for rank, phase, count in zip((0, 1), ("backward", "forward"), entered, strict=True)
     }
     outcome = combined(answers)
-    assert isinstance(outcome, TimedOut) and outcome.reason == said
+    assert isinstance(outcome, TimedOut) and outcome.reason == reason
     assert combined({**answers, 2: LOST}) != outcome, "who lost its peers had waited for them"
 
 

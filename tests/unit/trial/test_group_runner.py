@@ -72,16 +72,16 @@ def test_the_parents_outlive_all_that(pair: GroupRunner) -> None:
     outcome = pair.attempt(fated("tiny")).outcome
     assert isinstance(outcome, Fits), outcome
     assert [runner._process.pid for runner in pair._runners if runner._process] == before
-    assert [own.rank for own in outcome.measurement.ranks] == [0, 1]
-    assert outcome.measurement.device_bytes == max(own.device_bytes for own in outcome.measurement.ranks)
+    assert [of_rank.rank for of_rank in outcome.measurement.ranks] == [0, 1]
+    assert outcome.measurement.device_bytes == max(of_rank.device_bytes for of_rank in outcome.measurement.ranks)
 
 
 def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
     outcome = pair.attempt(fated("uneven_clocks", timing_seconds=0.2)).outcome
     assert isinstance(outcome, Fits), outcome
-    found = outcome.measurement
-    fast, slow = found.ranks
-    assert fast.step_seconds < slow.step_seconds == found.step_seconds.median
+    measurement = outcome.measurement
+    fast, slow = measurement.ranks
+    assert fast.step_seconds < slow.step_seconds == measurement.step_seconds.median
 
 
 def test_the_first_rank_ends_a_trial_that_is_not_worth_its_seconds(pair: GroupRunner) -> None:

@@ -13,7 +13,7 @@ from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
 from autofit.trial.measure import process_memory
-from autofit.trial.process import fork_server as host
+from autofit.trial.process import fork_server
 from autofit.trial.process.child_process import ChildProcess
 from autofit.trial.process.commands import Commands
 
@@ -44,7 +44,7 @@ def hanging(
         job = tiny_job()
         hardware = replace(job.hardware, kind=kind)
         request = tiny_request(job=replace(job, hardware=hardware), deadline_seconds=deadline)
-        outcome = host.ForkServer("entries:hang", spawn=False).run(request, Commands(read_end)).outcome
+        outcome = fork_server.ForkServer("entries:hang", spawn=False).run(request, Commands(read_end)).outcome
     finally:
         os.close(write_end)
         os.close(read_end)

@@ -62,6 +62,6 @@ def test_aten_uses_what_it_is_taken_to_use(cap: str | None) -> None:
     if level is None:
         pytest.skip("not x86")
     ask = "import torch; print(torch.backends.cpu.get_cpu_capability())"
-    said = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
     used = level.rpartition("-aten-")[2] if "-aten-" in level else module._dispatched(level)
-    assert said.stdout.strip().lower() == used
+    assert done.stdout.strip().lower() == used

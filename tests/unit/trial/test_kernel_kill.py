@@ -34,10 +34,10 @@ def _parent_group() -> tuple[Path, str] | None:
 @pytest.fixture
 def small_group() -> Iterator[Path]:
     """A control group of 64 MiB below this process's own, for whoever joins it."""
-    found = _parent_group()
-    if found is None:
+    placed = _parent_group()
+    if placed is None:
         pytest.skip("no control group for memory")
-    parent, limit = found
+    parent, limit = placed
     group = parent / f"autofit-test-{os.getpid()}"
     try:
         group.mkdir()

@@ -44,11 +44,11 @@ def test_other_changes_are_none(case: str) -> None:
 
 def test_a_heaps_noise_is_none() -> None:
     """Up to a multiple of the floor, up and down, whatever the draw."""
-    found = []
+    leaks = []
     for seed in range(300):
         draw = random.Random(seed)
-        found.append(leak([500 * MIB + draw.randrange(8 * MIB) for _ in range(LEAK_STEPS + seed % 5)], FLOOR))
-    assert not any(found)
+        leaks.append(leak([500 * MIB + draw.randrange(8 * MIB) for _ in range(LEAK_STEPS + seed % 5)], FLOOR))
+    assert not any(leaks)
 
 
 def test_growth_is_told_from_scatter() -> None:

@@ -55,11 +55,11 @@ def test_visible_devices_are_those_that_cuda_takes(value: str | None, chosen: li
 
 def test_memory_is_what_programs_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCard("GPU-a", used=3 * MIB), FakeCard("GPU-b"))
-    found = nvml.devices()
-    assert found is not None
-    first = found.visible[0]
+    machine = nvml.devices()
+    assert machine is not None
+    first = machine.visible[0]
     assert (first.marketed_bytes, first.memory_bytes, first.held_bytes) == (81559 * MIB, 81089 * MIB, 3 * MIB)
-    assert (found.driver, first.capability) == ("580.95.05", "9.0")
+    assert (machine.driver, first.capability) == ("580.95.05", "9.0")
     assert fake.sessions == 0
 
 

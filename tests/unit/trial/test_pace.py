@@ -23,17 +23,17 @@ def ends(trial: Pace, micro_seconds: float, *, elapsed: float = 20.0, left: floa
     """Why it ends after a micro-step of so many seconds; None if it goes on."""
     try:
         trial.judge(2, micro_seconds / UNSTEADY, elapsed_seconds=elapsed, micro_steps_left=left)
-    except TooSlow as found:
-        return found
+    except TooSlow as too_slow:
+        return too_slow
     return None
 
 
 def test_a_trial_that_is_beaten_many_times_over_ends() -> None:
     """At 1 s a micro-step it trains 100 tokens/s at most."""
     assert ends(pace(50.0, 399.0), 1.0) is None
-    found = ends(pace(50.0, 401.0), 1.0)
-    assert found is not None and found.least_step_seconds == 10.0
-    outcome = found.outcome(after_seconds=21.0, phase="warm-up")
+    too_slow = ends(pace(50.0, 401.0), 1.0)
+    assert too_slow is not None and too_slow.least_step_seconds == 10.0
+    outcome = too_slow.outcome(after_seconds=21.0, phase="warm-up")
     assert (outcome.least_step_seconds, outcome.deadline_seconds, outcome.phase) == (10.0, 21.0, "warm-up")
     assert "another config is 4 times as fast" in outcome.reason
 
@@ -44,23 +44,23 @@ def test_only_a_later_micro_step_proves_a_bound() -> None:
         pace(10.0**9).judge(1, 100.0, elapsed_seconds=120.0, micro_steps_left=4.0)
     later = ends(pace(10.0**9), 100.0)
     assert later is not None
-    proven = [found.outcome(after_seconds=120.0).is_proven for found in (first.value, later)]
+    proven = [too_slow.outcome(after_seconds=120.0).is_proven for too_slow in (first.value, later)]
     assert proven == [False, True]
 
 
 def test_a_trial_whose_method_would_not_be_practical_ends() -> None:
     """At 1 s a micro-step it trains 100 tokens/s at most."""
     assert ends(pace(least=99.0), 1.0) is None
-    found = ends(pace(50.0, least=101.0), 1.0)
-    assert found is not None and found.least_step_seconds == 10.0
-    assert "not practical" in str(found)
+    too_slow = ends(pace(50.0, least=101.0), 1.0)
+    assert too_slow is not None and too_slow.least_step_seconds == 10.0
+    assert "not practical" in str(too_slow)
     assert useful_speed([], 0.0) == 0.0 and useful_speed([400.0, 40.0], 50.0) == 100.0
 
 
 def test_a_trial_that_would_cost_more_than_it_is_worth_ends_also_as_the_first_of_all() -> None:
     assert ends(pace(allowance=60.0), 9.9) is None
-    found = ends(pace(allowance=60.0), 10.1)
-    assert found is not None and found.least_step_seconds == pytest.approx(101.0)
+    too_slow = ends(pace(allowance=60.0), 10.1)
+    assert too_slow is not None and too_slow.least_step_seconds == pytest.approx(101.0)
     assert ends(pace(allowance=None), 1000.0) is None, "without an allowance it may take what it needs"
 
 

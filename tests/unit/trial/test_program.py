@@ -62,34 +62,34 @@ def run(warm: TrialRunner, program: str, *, arguments: str = "", limit: int = 20
     """The outcome of a trial whose program this is."""
     Path("program.py").write_text(program)
     job = tiny_job(program=f"{shlex.quote(sys.executable)} program.py {Path.cwd()} {arguments}")
-    asked = tiny_request(
+    trial_request = tiny_request(
         complete({"micro_batch": 2, "precision": "fp32"}),
         job=job,
         memory_limit_bytes=limit,
         **{"deadline_seconds": 120.0, **request},
     )
-    return warm.attempt(asked).outcome
+    return warm.attempt(trial_request).outcome
 
 
 def left() -> list[str]:
     """What still runs of this test's programs, which have its folder as an argument."""
-    own = str(Path.cwd()).encode()
-    found = []
+    folder = str(Path.cwd()).encode()
+    lines = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and int(process.name) != os.getpid():
             try:
                 line = (process / "cmdline").read_bytes()
             except OSError:
                 continue
-            if own in line.split(b"\0"):
-                found.append(line.decode())
-    return found
+            if folder in line.split(b"\0"):
+                lines.append(line.decode())
+    return lines
 
 
 def test_steps_are_measured_from_inside(warm: TrialRunner) -> None:
-    found = run(warm, STEPS, arguments="{micro_batch}")
-    assert isinstance(found, Fits), found
-    m = found.measurement
+    outcome = run(warm, STEPS, arguments="{micro_batch}")
+    assert isinstance(outcome, Fits), outcome
+    m = outcome.measurement
     assert m.steps >= 3 and m.step_seconds.median >= 0.01
     assert m.tokens_per_second == pytest.approx(4 * 32 / m.step_seconds.median)
     assert m.losses[:2] == (1.0, 1.0)
@@ -100,28 +100,28 @@ def test_steps_are_measured_from_inside(warm: TrialRunner) -> None:
 
 def test_a_launcher_and_its_daemons_end_with_the_trial(warm: TrialRunner) -> None:
     launcher = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {DAEMON + STEPS!r}, *sys.argv[1:]])"
-    found = run(warm, launcher, rivals=(Rival(device_bytes=MIB, tokens_per_second=1e9),))
-    assert isinstance(found, Fits), found
-    assert found.measurement.stopped_early and found.measurement.steps == 2, "a rival has surely won"
+    outcome = run(warm, launcher, rivals=(Rival(device_bytes=MIB, tokens_per_second=1e9),))
+    assert isinstance(outcome, Fits), outcome
+    assert outcome.measurement.stopped_early and outcome.measurement.steps == 2, "a rival has surely won"
     assert left() == []
 
 
 def test_memory_beyond_the_limit_is_refused_while_it_trains(warm: TrialRunner) -> None:
-    found = run(warm, "import torch, autofit\nautofit.step()\nkept = bytearray(3 << 30)\n" + STEPS)
-    assert isinstance(found, OutOfMemory) and not found.host, found
+    outcome = run(warm, "import torch, autofit\nautofit.step()\nkept = bytearray(3 << 30)\n" + STEPS)
+    assert isinstance(outcome, OutOfMemory) and not outcome.host, outcome
 
 
 def test_memory_that_was_taken_before_the_limit_was_enforced_counts(warm: TrialRunner) -> None:
     built = "import torch, autofit\nkept = torch.ones(100 << 20)\n" + STEPS  # 400 MiB
-    found = run(warm, built, limit=400 * MIB)
-    assert isinstance(found, OutOfMemory) and "of 400 MiB" in found.reason, found
+    outcome = run(warm, built, limit=400 * MIB)
+    assert isinstance(outcome, OutOfMemory) and "of 400 MiB" in outcome.reason, outcome
     assert isinstance(run(warm, "kept = bytearray(8 << 30)"), OutOfMemory), "the host is safe before, too"
 
 
 def test_one_that_hangs_ends_at_its_deadline_and_leaves_nothing(warm: TrialRunner) -> None:
-    found = run(warm, DAEMON + "time.sleep(600)", deadline_seconds=2.0)
-    assert isinstance(found, TimedOut) and found.phase == "launch", found
-    assert "without a word from the program: add callbacks=[autofit.TrainerCallback()]" in found.reason
+    outcome = run(warm, DAEMON + "time.sleep(600)", deadline_seconds=2.0)
+    assert isinstance(outcome, TimedOut) and outcome.phase == "launch", outcome
+    assert "without a word from the program: add callbacks=[autofit.TrainerCallback()]" in outcome.reason
     until = time.monotonic() + 30.0
     while left() and time.monotonic() < until:
         time.sleep(0.05)
@@ -129,46 +129,46 @@ def test_one_that_hangs_ends_at_its_deadline_and_leaves_nothing(warm: TrialRunne
 
 
 def test_one_that_reports_nothing_is_told_how(warm: TrialRunner) -> None:
-    found = run(warm, "print('trained')")
-    assert isinstance(found, Crashed) and found.transient, "no answer about the config"
-    assert "without reporting a step: add callbacks=[autofit.TrainerCallback()] to the Trainer" in found.reason
-    assert "trained" in found.stderr_tail
+    outcome = run(warm, "print('trained')")
+    assert isinstance(outcome, Crashed) and outcome.transient, "no answer about the config"
+    assert "without reporting a step: add callbacks=[autofit.TrainerCallback()] to the Trainer" in outcome.reason
+    assert "trained" in outcome.stderr_tail
 
 
 def test_one_that_ends_too_early_is_told_how_long_to_train(warm: TrialRunner) -> None:
-    found = run(warm, "import autofit\nautofit.step()\nautofit.step(2.0)")
-    assert isinstance(found, Crashed) and found.transient
-    assert found.reason == "the program ended after 2 optimizer steps: let it train for at least 33"
+    outcome = run(warm, "import autofit\nautofit.step()\nautofit.step(2.0)")
+    assert isinstance(outcome, Crashed) and outcome.transient
+    assert outcome.reason == "the program ended after 2 optimizer steps: let it train for at least 33"
 
 
 def test_one_that_fails_says_why(warm: TrialRunner) -> None:
-    found = run(warm, "import sys\nprint('no such file: data.jsonl', file=sys.stderr)\nsys.exit(7)")
-    assert isinstance(found, Crashed) and not found.transient
-    assert (found.exit_code, found.reason) == (7, "the program exited with status 7: no such file: data.jsonl")
+    outcome = run(warm, "import sys\nprint('no such file: data.jsonl', file=sys.stderr)\nsys.exit(7)")
+    assert isinstance(outcome, Crashed) and not outcome.transient
+    assert (outcome.exit_code, outcome.reason) == (7, "the program exited with status 7: no such file: data.jsonl")
 
 
 def test_one_that_cannot_be_started_is_unsupported(warm: TrialRunner) -> None:
-    asked = tiny_request(job=tiny_job(program="./no-such-program"), deadline_seconds=60.0)
-    found = warm.attempt(asked).outcome
-    assert isinstance(found, Unsupported) and "no-such-program" in found.reason
+    request = tiny_request(job=tiny_job(program="./no-such-program"), deadline_seconds=60.0)
+    outcome = warm.attempt(request).outcome
+    assert isinstance(outcome, Unsupported) and "no-such-program" in outcome.reason
 
 
 @pytest.mark.parametrize("loss", ["float('nan')", "torch.tensor(float('inf'))"])
 def test_a_loss_that_is_not_finite_diverges(warm: TrialRunner, loss: str) -> None:
-    found = run(warm, f"import torch, autofit\nautofit.step(1.0)\nautofit.step({loss})\n" + STEPS)
-    assert isinstance(found, Diverged) and found.losses == (1.0, None), found
+    outcome = run(warm, f"import torch, autofit\nautofit.step(1.0)\nautofit.step({loss})\n" + STEPS)
+    assert isinstance(outcome, Diverged) and outcome.losses == (1.0, None), outcome
 
 
 def test_several_processes_at_once_are_refused(warm: TrialRunner) -> None:
-    found = run(warm, "import os, time\nos.fork()\nimport autofit\nautofit.step()\ntime.sleep(600)")
-    assert isinstance(found, Unsupported) and "several processes" in found.reason, found
+    outcome = run(warm, "import os, time\nos.fork()\nimport autofit\nautofit.step()\ntime.sleep(600)")
+    assert isinstance(outcome, Unsupported) and "several processes" in outcome.reason, outcome
     assert left() == []
 
 
 def test_a_trainer_that_ignores_what_it_is_asked_for_is_not_believed(warm: TrialRunner) -> None:
-    found = run(warm, TRAINER)
-    assert isinstance(found, Unsupported), found
-    assert found.reason == (
+    outcome = run(warm, TRAINER)
+    assert isinstance(outcome, Unsupported), outcome
+    assert outcome.reason == (
         "the program trains with micro-batch 2 and 1 micro-steps an update, the trial asked for micro-batch 2 and 2"
     )
 
@@ -183,26 +183,26 @@ def test_what_a_shell_says_of_a_killed_program_is_what_has_killed_it(warm: Trial
 
 @pytest.mark.parametrize("status", [200, 254, 255])
 def test_a_high_status_that_is_no_signals_is_said(warm: TrialRunner, status: int) -> None:
-    found = run(warm, f"import sys\nprint('no such file', file=sys.stderr)\nsys.exit({status})")
-    assert isinstance(found, Crashed)
-    assert (found.exit_code, found.reason) == (status, f"the program exited with status {status}: no such file")
+    outcome = run(warm, f"import sys\nprint('no such file', file=sys.stderr)\nsys.exit({status})")
+    assert isinstance(outcome, Crashed)
+    assert (outcome.exit_code, outcome.reason) == (status, f"the program exited with status {status}: no such file")
 
 
 def test_a_training_that_ends_by_itself_has_been_measured_if_it_was_timed(warm: TrialRunner) -> None:
     few = TRAINER.replace('[{"x": torch.ones(2)}] * 64', '[{"x": torch.ones(2)}] * 24')
     few = few.replace("report_to=[]", "report_to=[], gradient_accumulation_steps=2, num_train_epochs=1")
-    found = run(warm, few)
-    assert isinstance(found, Fits) and found.measurement.steps <= 6, found
+    outcome = run(warm, few)
+    assert isinstance(outcome, Fits) and outcome.measurement.steps <= 6, outcome
 
 
 def test_a_program_has_the_users_environment(warm: TrialRunner) -> None:
-    found = run(warm, "import os, sys\nsys.exit(f\"{os.environ.get('HF_HUB_OFFLINE')} {os.getcwd()}\")")
-    assert isinstance(found, Crashed) and found.reason.endswith(f"{os.environ.get('HF_HUB_OFFLINE')} {Path.cwd()}")
+    outcome = run(warm, "import os, sys\nsys.exit(f\"{os.environ.get('HF_HUB_OFFLINE')} {os.getcwd()}\")")
+    assert isinstance(outcome, Crashed) and outcome.reason.endswith(f"{os.environ.get('HF_HUB_OFFLINE')} {Path.cwd()}")
 
 
 def test_outside_of_a_trial_a_step_does_nothing() -> None:
-    said = (
+    code = (
         "import sys, autofit; autofit.step(float('nan')); print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

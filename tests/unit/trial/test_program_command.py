@@ -39,7 +39,7 @@ def test_what_full_training_lacks_has_a_value_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("train --batch {micro_bach}", "did you mean micro_batch"),
         ("train {}", "unknown placeholder"),
@@ -53,8 +53,8 @@ def test_what_full_training_lacks_has_a_value_all_the_same() -> None:
         ("{model} train", "must begin with the program"),
     ],
 )
-def test_a_command_that_no_trial_can_run_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_command_that_no_trial_can_run_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Command.parse(text)
 
 
@@ -88,7 +88,7 @@ def test_a_models_weights_are_where_its_architecture_came_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"devices": 2}, "one device for now"),
         ({"trainer": "trl"}, "whatever --for trl says"),
@@ -96,8 +96,8 @@ def test_a_models_weights_are_where_its_architecture_came_from() -> None:
         ({"eval_batch": 8}, "whatever --eval-batch says"),
     ],
 )
-def test_what_a_program_decides_itself_is_not_asked_for(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_a_program_decides_itself_is_not_asked_for(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         WorkloadOptions.of(model="tiny", command="train", **more)
 
 

@@ -19,11 +19,11 @@ DEVICE = torch.device("cuda", 0)
 class Driver:
     """One whose answer to an allocation depends on whether the allocator uses expandable segments."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, asked: str, refusal: Exception | None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: str, refusal: Exception | None) -> None:
         self.refusal = refusal
-        self.settings = [asked]
+        self.settings = [settings]
         self.allocations = 0
-        monkeypatch.setenv(ALLOCATOR[0], asked)
+        monkeypatch.setenv(ALLOCATOR[0], settings)
         monkeypatch.setattr(torch, "empty", self._empty)
         monkeypatch.setattr(segments, "_set", self.settings.append)
 
@@ -33,14 +33,14 @@ class Driver:
             raise self.refusal
 
 
-@pytest.mark.parametrize("said", ["operation not supported", "unknown error\nmore"])
-@pytest.mark.parametrize("own", ["", "max_split_size_mb:512,"])
+@pytest.mark.parametrize("message", ["operation not supported", "unknown error\nmore"])
+@pytest.mark.parametrize("users", ["", "max_split_size_mb:512,"])
 def test_where_the_driver_refuses_them_the_allocator_does_without(
-    monkeypatch: pytest.MonkeyPatch, said: str, own: str
+    monkeypatch: pytest.MonkeyPatch, message: str, users: str
 ) -> None:
-    driver = Driver(monkeypatch, f"{own}expandable_segments:True", RuntimeError(f"CUDA driver error: {said}"))
+    driver = Driver(monkeypatch, f"{users}expandable_segments:True", RuntimeError(f"CUDA driver error: {message}"))
     first_allocation(DEVICE)
-    assert driver.settings[1:] == [f"{own}expandable_segments:False"] and driver.allocations == 2
+    assert driver.settings[1:] == [f"{users}expandable_segments:False"] and driver.allocations == 2
 
 
 def test_where_the_driver_gives_them_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_where_the_driver_gives_them_nothing_changes(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("settings", "error"),
     [
         ("expandable_segments:True", torch.OutOfMemoryError("CUDA driver error: CUDA out of memory")),
         ("expandable_segments:True", RuntimeError("CUDA driver error: out of memory")),
@@ -58,11 +58,11 @@ def test_where_the_driver_gives_them_nothing_changes(monkeypatch: pytest.MonkeyP
         ("max_split_size_mb:512", RuntimeError("CUDA driver error: operation not supported")),
     ],
 )
-def test_any_other_failure_is_the_trials(monkeypatch: pytest.MonkeyPatch, asked: str, error: Exception) -> None:
-    driver = Driver(monkeypatch, asked, error)
+def test_any_other_failure_is_the_trials(monkeypatch: pytest.MonkeyPatch, settings: str, error: Exception) -> None:
+    driver = Driver(monkeypatch, settings, error)
     with pytest.raises(RuntimeError, match=str(error)):
         first_allocation(DEVICE)
-    assert driver.settings == [asked]
+    assert driver.settings == [settings]
 
 
 def test_torch_takes_the_settings_anew() -> None:
@@ -71,7 +71,7 @@ def test_torch_takes_the_settings_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "settings"),
+    ("users", "settings"),
     [
         (None, "expandable_segments:True"),
         ("max_split_size_mb:512", "max_split_size_mb:512,expandable_segments:True"),
@@ -79,11 +79,11 @@ def test_torch_takes_the_settings_anew() -> None:
         ("backend:native", "backend:native,expandable_segments:True"),
     ],
 )
-def test_the_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, own: str | None, settings: str) -> None:
+def test_the_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, users: str | None, settings: str) -> None:
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
-    if own is not None:
-        monkeypatch.setenv(ALLOCATOR[1], own)
+    if users is not None:
+        monkeypatch.setenv(ALLOCATOR[1], users)
     assert allocator_settings() == settings
 
 

@@ -135,8 +135,8 @@ def test_a_timed_step_is_the_mean_of_those_on_each_length(kind: str) -> None:
     steps.finish()
     assert counted.lengths[first - 1 : first + 3] == [3, 7, 3, 7]
     assert steps.losses == [1.0, 2.0], "those before updates on other lengths"
-    told = {length: len(losses) for length, losses in steps.later_losses.items()}
-    assert told == ({3: 4, 7: 3, 8: 1} if kind == "cuda" else {3: 3, 7: 3})
+    counts = {length: len(losses) for length, losses in steps.later_losses.items()}
+    assert counts == ({3: 4, 7: 3, 8: 1} if kind == "cuda" else {3: 3, 7: 3})
     assert len(steps.norm_spreads) == meter.issued
     steps.once()
     assert counted.lengths[-1] == 8 and len(steps.seconds) == 2

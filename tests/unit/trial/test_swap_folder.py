@@ -34,14 +34,14 @@ def test_what_killed_processes_of_this_machine_left_is_removed(tmp_path: Path, m
     ended = subprocess.Popen(["true"])
     ended.wait()
     with swap_folder(SWAPS) as running:
-        own = Path(running[NVME_VARIABLE]).name
-        left = own.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+        name = Path(running[NVME_VARIABLE]).name
+        left = name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
         elsewhere = left.replace("autofit-trial-", "autofit-trial-another-")
         for name in (left, elsewhere, "somebody's"):
             (tmp_path / name).mkdir()
         with swap_folder(SWAPS):
             assert not (tmp_path / left).exists()
-        assert sorted(p.name for p in tmp_path.iterdir()) == sorted([own, elsewhere, "somebody's"])
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, elsewhere, "somebody's"])
 
 
 @pytest.mark.parametrize("config", [Config.of({"offload": "params"}), Config.of({})])
@@ -55,14 +55,14 @@ def test_nothing_is_made_for_a_trial_that_does_not_swap(
 
 
 def test_a_full_disk_is_told_where_a_trial_has_crashed_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    swaps = {NVME_VARIABLE: str(tmp_path / "own")}
+    swaps = {NVME_VARIABLE: str(tmp_path / "name")}
     crashed = Crashed(reason="the trial's process died of SIGABRT", signal="SIGABRT")
     others = (Diverged(reason="the loss is not finite"), stopped("build"))
     usage = namedtuple("usage", ("total", "used", "free"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - 64 * 1024**2, 64 * 1024**2))
     assert explained(crashed, swaps) == crashed
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - 2**20, 2**20))
-    said = f"the disk of {tmp_path} was full, with 1 MiB left: the trial's process died of SIGABRT"
-    assert explained(crashed, swaps) == replace(crashed, reason=said, transient=True)
+    reason = f"the disk of {tmp_path} was full, with 1 MiB left: the trial's process died of SIGABRT"
+    assert explained(crashed, swaps) == replace(crashed, reason=reason, transient=True)
     assert explained(crashed, {}) == crashed, "it had no files"
     assert tuple(explained(other, swaps) for other in others) == others

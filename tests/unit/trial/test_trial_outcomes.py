@@ -125,10 +125,10 @@ def test_hang_ends_at_the_deadline_and_tells_what_it_has_shown(warm: TrialRunner
 
 @pytest.mark.usefixtures("goes_on")
 def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
+    begun = tmp_path / "begun"
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(warm.attempt, misbehaving("half_way", profile=str(shown)))
-        while not shown.exists() and not running.done():
+        running = thread.submit(warm.attempt, misbehaving("half_way", profile=str(begun)))
+        while not begun.exists() and not running.done():
             time.sleep(0.05)
         warm.stop(INTERRUPTED)
         stopped = running.result().outcome
@@ -140,9 +140,9 @@ def test_no_grandchild_survives(warm: TrialRunner) -> None:
     outcome = warm.attempt(misbehaving("stubborn_grandchild")).outcome
     assert isinstance(outcome, Crashed)
     assert outcome.exit_code == 3
-    found = re.search(r"grandchild (\d+)", outcome.stderr_tail)
-    assert found is not None
-    assert not Path(f"/proc/{found[1]}").exists()
+    match = re.search(r"grandchild (\d+)", outcome.stderr_tail)
+    assert match is not None
+    assert not Path(f"/proc/{match[1]}").exists()
 
 
 @pytest.mark.usefixtures("goes_on")
@@ -219,7 +219,7 @@ def test_an_answer_is_kept_whatever_its_recording_does(warm: TrialRunner, tmp_pa
         attempt = warm.attempt(misbehaving("records_slowly", profile=str(file), deadline_seconds=deadline))
         return attempt.outcome, attempt.seconds, time.monotonic() - began
 
-    (outcome, seconds, in_all), _ = within(recorded, lambda found: found[0] == made, 1.0, 12.0)
+    (outcome, seconds, in_all), _ = within(recorded, lambda answer: answer[0] == made, 1.0, 12.0)
     assert outcome == made
     assert file.read_text() == "recorded"
     # It sleeps for longer than this; the two clocks may differ by what the answer takes to arrive.
@@ -269,9 +269,9 @@ def test_one_slow_step_is_no_defeat(warm: TrialRunner) -> None:
 
 def test_a_trial_ends_at_the_micro_step_that_shows_it_is_not_worth_its_seconds(warm: TrialRunner) -> None:
     fast = Rival(device_bytes=10**15, tokens_per_second=1e12)
-    for asked, said in (({"rivals": (fast,)}, "times as fast"), ({"allowance_seconds": 900.0}, "that it is worth")):
-        outcome = warm.attempt(misbehaving("crawling", complete({"micro_batch": 1}), **asked)).outcome
-        assert isinstance(outcome, TimedOut) and said in outcome.reason
+    for limits, message in (({"rivals": (fast,)}, "times as fast"), ({"allowance_seconds": 900.0}, "that it is worth")):
+        outcome = warm.attempt(misbehaving("crawling", complete({"micro_batch": 1}), **limits)).outcome
+        assert isinstance(outcome, TimedOut) and message in outcome.reason
         accumulation = tiny_job().workload.global_batch
         assert outcome.least_step_seconds == accumulation * (CRAWLING_SECONDS - ONCE_SECONDS)
         assert not outcome.is_proven, "the first micro-step alone has shown it"
@@ -279,8 +279,8 @@ def test_a_trial_ends_at_the_micro_step_that_shows_it_is_not_worth_its_seconds(w
 
 def test_a_trial_that_may_beat_its_rivals_takes_what_it_needs(warm: TrialRunner) -> None:
     slow = Rival(device_bytes=10**15, tokens_per_second=1e-3)
-    asked = misbehaving("crawling", complete({"micro_batch": 1}), allowance_seconds=900.0, rivals=(slow,))
-    assert isinstance(warm.attempt(asked).outcome, Fits)
+    limits = misbehaving("crawling", complete({"micro_batch": 1}), allowance_seconds=900.0, rivals=(slow,))
+    assert isinstance(warm.attempt(limits).outcome, Fits)
     late = Crashed(reason="late")
     outcome, _ = within(
         lambda seconds: warm.attempt(misbehaving("earns", allowance_seconds=seconds)).outcome,
@@ -323,12 +323,12 @@ def test_an_evaluation_bounds_a_step_by_the_sequences_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"rivals": (Rival(device_bytes=10**15, tokens_per_second=1e12),)}, {"least_tokens_per_second": 1e12}]
+    "limits", [{"rivals": (Rival(device_bytes=10**15, tokens_per_second=1e12),)}, {"least_tokens_per_second": 1e12}]
 )
 def test_a_trial_that_is_of_no_use_is_killed_within_its_first_micro_step(
-    warm: TrialRunner, asked: dict[str, Any]
+    warm: TrialRunner, limits: dict[str, Any]
 ) -> None:
-    outcome = warm.attempt(misbehaving("stuck", deadline_seconds=3600.0, **asked)).outcome
+    outcome = warm.attempt(misbehaving("stuck", deadline_seconds=3600.0, **limits)).outcome
     assert isinstance(outcome, TimedOut) and outcome.phase == "forward"
     assert outcome.least_step_seconds is not None
     assert outcome.least_step_seconds > 0.0
@@ -352,21 +352,21 @@ def test_python_error_is_a_crash_and_costs_one_trial(warm: TrialRunner) -> None:
 def test_a_parent_that_dies_is_started_again_and_one_that_hangs_costs_one_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with TrialRunner() as found:
-        found.start()
-        process = found._process
+    with TrialRunner() as trial_runner:
+        trial_runner.start()
+        process = trial_runner._process
         assert process is not None
         process.kill()
         process.wait()
-        assert isinstance(found.attempt(tiny_request()).outcome, Fits)
+        assert isinstance(trial_runner.attempt(tiny_request()).outcome, Fits)
         monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
-        process = found._process
+        process = trial_runner._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)  # as if it were stuck in the driver
-        outcome = found.attempt(tiny_request(deadline_seconds=0.5, wait_seconds=0.5)).outcome
+        outcome = trial_runner.attempt(tiny_request(deadline_seconds=0.5, wait_seconds=0.5)).outcome
         assert isinstance(outcome, Crashed) and outcome.transient and "does not answer" in outcome.reason
         assert process.poll() is not None
-        assert isinstance(found.attempt(tiny_request()).outcome, Fits)
+        assert isinstance(trial_runner.attempt(tiny_request()).outcome, Fits)
 
 
 @pytest.fixture
@@ -385,21 +385,21 @@ def echo() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_parent_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen[str]) -> None:
-    found = TrialRunner()
-    assert found._asked(echo, {"a": 1}, 60.0) == {"a": 1}
+    trial_runner = TrialRunner()
+    assert trial_runner._asked(echo, {"a": 1}, 60.0) == {"a": 1}
     with pytest.raises(TimeoutError):
         echo.send_signal(signal.SIGSTOP)
-        found._asked(echo, {"a": 1}, 0.1)
+        trial_runner._asked(echo, {"a": 1}, 0.1)
 
 
 def test_a_parent_that_says_no_more_is_not_waited_for(
     echo: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "ENDING_SECONDS", 0.1)
-    found = TrialRunner()
-    found._process = echo
+    trial_runner = TrialRunner()
+    trial_runner._process = echo
     echo.send_signal(signal.SIGSTOP)
-    died = found._parent_died(echo)
+    died = trial_runner._parent_died(echo)
     assert died.transient and echo.returncode == -signal.SIGKILL
     assert died.reason == "the trial's parent process says nothing more and does not end", "we killed it, nobody else"
 

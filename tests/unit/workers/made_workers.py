@@ -68,14 +68,14 @@ def made_actor(folder: Path) -> type:
                 transformers="5.17",
                 driver=self.labels.get("driver"),
             )
-            found: dict[str, Any] = {"hardware": hardware.to_json(), "stack": stack.to_json()}
+            answer: dict[str, Any] = {"hardware": hardware.to_json(), "stack": stack.to_json()}
             if measures and "speed" in self.labels:  # as a share of its type's
                 (part,) = usual["parts"]
                 rates = {kind: rate / float(self.labels["speed"]) for kind, rate in part["seconds_per"].items()}
-                found["probe"] = {**usual, "parts": [{**part, "seconds_per": rates}]}
+                answer["probe"] = {**usual, "parts": [{**part, "seconds_per": rates}]}
             elif measures:
-                found["unmeasured"] = "the driver hangs"
-            return found
+                answer["unmeasured"] = "the driver hangs"
+            return answer
 
         def end(self) -> None:
             import threading
@@ -103,8 +103,8 @@ def made_actor(folder: Path) -> type:
             (folder / f"began-{size}-{os.getpid()}").touch()
             while not (folder / f"end-{size}").exists():
                 time.sleep(0.02)
-            said = f"sharing {request['sharing']}"
-            return Attempt(outcome=OutOfMemory(reason=said), seconds=1.0).to_json()
+            reason = f"sharing {request['sharing']}"
+            return Attempt(outcome=OutOfMemory(reason=reason), seconds=1.0).to_json()
 
     return MadeActor
 
@@ -179,7 +179,7 @@ def with_head(tries: int = 3) -> Cluster:
     return cluster
 
 
-def asked(size: int, **request: Any) -> TrialRequest:
+def request_of(size: int, **request: Any) -> TrialRequest:
     """A request of which the micro-batch says which it is."""
     job = tiny_job(global_batch=64)
     config = complete({"micro_batch": size})

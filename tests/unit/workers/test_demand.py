@@ -56,7 +56,7 @@ def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "bundle", "selector"),
+    ("name", "nodes", "bundle", "selector"),
     [
         (None, [H100, A100], {}, {}),
         ("h100-80g", [HEAD, H100, A100], {"accelerator_type:H100": 0.001}, {}),
@@ -73,9 +73,9 @@ def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
     ],
 )
 def test_a_card_is_asked_for_by_what_its_nodes_go_by(
-    asked: str | None, nodes: list[Node], bundle: dict[str, float], selector: dict[str, str]
+    name: str | None, nodes: list[Node], bundle: dict[str, float], selector: dict[str, str]
 ) -> None:
-    wanted = DeviceRequest(ranks=1, uses_gpus=True, card=None if asked is None else card(asked))
+    wanted = DeviceRequest(ranks=1, uses_gpus=True, card=None if name is None else card(name))
     demand = wanted.demand(nodes)
     assert demand.bundle == {"GPU": 1.0, "CPU": 1.0, **bundle}
     assert demand.selector == selector
@@ -97,7 +97,7 @@ def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> Non
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "workers", "said"),
+    ("ranks", "gpus", "workers", "message"),
     [
         (3, False, 1, r"--devices 3 asks for more than the 2 cores .*use --devices 2"),
         (9, True, 1, r"--devices 9 asks for more than the 8 GPUs that Ray has .*use --devices 8"),
@@ -105,9 +105,9 @@ def test_ranks_on_cpus_divide_one_whole_machine_that_no_other_trial_has() -> Non
         (1, False, 2, r"--workers 2 asks for more than the 1 machines .*use --workers 1"),
     ],
 )
-def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers: int, said: str) -> None:
+def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers: int, message: str) -> None:
     there = [node("here", gpus=8 * gpus, cpus=8 if gpus else 2)]
-    with pytest.raises(EnvironmentLacks, match=said):
+    with pytest.raises(EnvironmentLacks, match=message):
         check_capacity(DeviceRequest(ranks=ranks, uses_gpus=gpus), there, workers)
     check_capacity(DeviceRequest(ranks=1, uses_gpus=gpus), there)
 
@@ -120,8 +120,11 @@ def test_the_kinds_of_card_are_those_that_nodes_say(monkeypatch: pytest.MonkeyPa
         kinds.kinds("auto")
     there += [HEAD, node("l", "L40S", gpus=4), node("b", "A100", gpus=1, hardware="a100-80g")]
     assert kinds.kinds("auto") == ["a100-80g", "l40s"]
-    for other, said in ((A100, "a may have a100-40g or a100-80g"), (node("x", "Z9", gpus=1), "x has a GPU of a type")):
+    for other, message in (
+        (A100, "a may have a100-40g or a100-80g"),
+        (node("x", "Z9", gpus=1), "x has a GPU of a type"),
+    ):
         there.append(other)
-        with pytest.raises(EnvironmentLacks, match=f"{said}.*label the node: {HARDWARE_LABEL}=NAME"):
+        with pytest.raises(EnvironmentLacks, match=f"{message}.*label the node: {HARDWARE_LABEL}=NAME"):
             kinds.kinds("auto")
         there.pop()

@@ -12,11 +12,11 @@ from ray.core.generated import autoscaler_pb2
 from ray.experimental import internal_kv
 from unit.workers.made_workers import (
     MadeCluster,
-    asked,
     collected,
     made_actor,
     made_cluster,
     made_probe,
+    request_of,
     size_of,
     until,
 )
@@ -51,8 +51,8 @@ def test_a_lost_worker_costs_its_trial_and_the_others_go_on(cluster: MadeCluster
     first, _ = cluster.add(), cluster.add()
     pool = cluster.open()
     until(lambda: pool.site() and pool._roster.renew() is None and pool.size == 2)
-    pool.submit(asked(1))
-    pool.submit(asked(2))
+    pool.submit(request_of(1))
+    pool.submit(request_of(2))
     until(lambda: cluster.began(1) and cluster.began(2), pool)
     on_first = next(s for s in pool._roster.up if s.node_ids == (first.node_id,))
     assert on_first.running is not None
@@ -77,18 +77,18 @@ def test_without_a_node_trials_wait_for_the_next_and_not_for_ever(
     pool.site()
     cluster.remove(only)
     until(lambda: pool._lost() is not None and not pool._roster.up)
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     cluster.let_end(1)
     until(lambda: pool._roster.none_since, pool)
     another = cluster.add()
     ((_, attempt),) = collected(pool)
     assert isinstance(attempt.outcome, OutOfMemory)
     monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
-    pool.submit(asked(2))
+    pool.submit(request_of(2))
     cluster.remove(another)
     ((_, attempt),) = collected(pool)
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.worker_lost
-    pool.submit(asked(2))
+    pool.submit(request_of(2))
     with pytest.raises(EnvironmentLacks, match=r"lost its last worker .*it resumes"):
         until(lambda: False, pool)
 
@@ -102,14 +102,14 @@ def test_a_second_search_waits_its_turn_and_both_grow_with_the_cluster(
     with caplog.at_level(logging.WARNING):
         second = cluster.open()
         until(lambda: second._roster.renew() or caplog.records)
-    said = "autofit: others use all GPUs: this search waits its turn"
-    assert [record.getMessage() for record in caplog.records] == [said]
-    first.submit(asked(1))
+    message = "autofit: others use all GPUs: this search waits its turn"
+    assert [record.getMessage() for record in caplog.records] == [message]
+    first.submit(request_of(1))
     cluster.add(gpus=3)
     second.site()
     until(lambda: second._roster.renew() or first.size + second.size == 4, first)
     first.close()
-    second.submit(asked(2))
+    second.submit(request_of(2))
     until(lambda: second.size == 4, second)
     assert len(caplog.records) == 1, "once"
     cluster.let_end(2)
@@ -185,12 +185,12 @@ def test_a_trial_is_of_the_hardware_that_ran_it_and_gets_its_share_of_the_cores(
     pool = cluster.open()
     pool.site()
     for size in (1, 2, 4):
-        pool.submit(asked(size))
+        pool.submit(request_of(size))
     until(lambda: all(cluster.began(size) for size in (1, 2, 4)), pool)
     cluster.let_end(1, 2, 4)
     ended = [(request.trial(attempt), attempt.outcome) for request, attempt in collected(pool, 3)]
-    seen = sorted((t.hardware.host_memory_bytes // GIB, t.stack.driver, o.reason) for t, o in ended)
-    assert seen == [(32, "570", "sharing 1"), (512, "580", "sharing 2"), (512, "580", "sharing 2")]
+    ran = sorted((t.hardware.host_memory_bytes // GIB, t.stack.driver, o.reason) for t, o in ended)
+    assert ran == [(32, "570", "sharing 1"), (512, "580", "sharing 2"), (512, "580", "sharing 2")]
 
 
 def test_what_is_not_needed_is_given_back_and_asked_for_again(
@@ -198,7 +198,7 @@ def test_what_is_not_needed_is_given_back_and_asked_for_again(
 ) -> None:
     cluster.add(gpus=2)
     pool = cluster.open(workers=3)
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     until(lambda: len(pool._roster.up) == 2, pool)
     assert len(pool._roster.slots) == 3, "an autoscaler may add a node for one more"
     monkeypatch.setattr(roster, "IDLE_SECONDS", 0.0)
@@ -208,7 +208,7 @@ def test_what_is_not_needed_is_given_back_and_asked_for_again(
     other.site()
     assert len(other._roster.up) == 1
     other.close()
-    pool.submit(asked(2))
+    pool.submit(request_of(2))
     until(lambda: cluster.began(2), pool)
     cluster.let_end(1, 2)
     collected(pool, 2)
@@ -217,9 +217,9 @@ def test_what_is_not_needed_is_given_back_and_asked_for_again(
 def test_a_trial_that_no_worker_was_free_for_is_not_begun(cluster: MadeCluster) -> None:
     cluster.add()
     pool = cluster.open()
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     until(lambda: cluster.began(1), pool)
-    pool.submit(asked(2, wait_seconds=0.1))
+    pool.submit(request_of(2, wait_seconds=0.1))
     ((request, attempt),) = collected(pool)
     assert size_of(request) == 2 and NOT_BEGUN in attempt.outcome.reason
     cluster.let_end(1)
@@ -231,7 +231,7 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     nodes = [cluster.add(gpus=0, cpus=2), cluster.add(gpus=0, cpus=16)]
     pool = cluster.open()
     pool.site()
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     until(lambda: pool.size == 2, pool)
     placed = [slot.node_ids for slot in pool._roster.slots]
     assert sorted(placed) == sorted((node.node_id,) for node in nodes)
@@ -256,39 +256,39 @@ def test_who_takes_a_search_over_ends_the_workers_of_its_earlier_driver(cluster:
         reserved = [slot.placement for slot in pool._roster.slots]
         pool.claim(name, 9)
         assert [slot.placement for slot in pool._roster.slots] == reserved, "a turn that was waited for is not lost"
-        pool.submit(asked(size))
+        pool.submit(request_of(size))
         until(lambda pool=pool, size=size: cluster.began(size), pool)  # type: ignore[misc]
     successor = cluster.open(workers=1)
     successor.site()
     successor.claim("aa", 10)
     ((_, attempt),) = collected(earlier)
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.worker_lost
-    successor.submit(asked(4))
+    successor.submit(request_of(4))
     cluster.let_end(2, 4)
     for pool in (other, successor):
         ((_, attempt),) = collected(pool)
         assert isinstance(attempt.outcome, OutOfMemory)
     assert "10" in workers_of("aa") and workers_of("aab") == {"9"}
     earlier.claim("aa", 9)
-    successor.submit(asked(4))
+    successor.submit(request_of(4))
     assert isinstance(collected(successor)[0][1].outcome, OutOfMemory), "not ended by one that is superseded"
 
 
 @pytest.mark.parametrize(
-    ("lacks", "said"), [("yes", "on that machine: nothing is compiled"), ("dies", "Ray's worker failed")]
+    ("lacks", "message"), [("yes", "on that machine: nothing is compiled"), ("dies", "Ray's worker failed")]
 )
 def test_a_node_that_lacks_what_the_first_ones_had_is_left_out(
-    cluster: MadeCluster, caplog: pytest.LogCaptureFixture, lacks: str, said: str
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture, lacks: str, message: str
 ) -> None:
     """The configs of a search were chosen by what those had."""
     cluster.add()
     pool = cluster.open()
     config = complete({"offload": "optimizer", "micro_batch": 1, "precision": "bf16"})
-    assert pool.cannot(config, asked(1).job) is None
+    assert pool.cannot(config, request_of(1).job) is None
     cluster.add(lacks=lacks)
     cluster.add()
     until(lambda: pool._roster.renew() or (pool.size == 2 and caplog.records))
-    assert f"is left out: {said}" in caplog.text
+    assert f"is left out: {message}" in caplog.text
 
 
 def test_a_node_that_is_slower_than_its_like_gets_no_more_trials(
@@ -299,7 +299,7 @@ def test_a_node_that_is_slower_than_its_like_gets_no_more_trials(
     pool = cluster.open()
     pool.site()
     pool.claim("aa", 1)
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     until(lambda: cluster.began(1), pool)
     assert not pool.set_aside, "there is nothing to compare it with"
     cluster.add(speed="1")
@@ -314,7 +314,7 @@ def test_a_node_that_is_slower_than_its_like_gets_no_more_trials(
     assert attempt.worker == slow
     assert pool.size == 2
     for size in (2, 4, 2):
-        pool.submit(asked(size))
+        pool.submit(request_of(size))
     assert slow not in {attempt.worker for _, attempt in collected(pool, 3)}
     until(lambda: pool._roster.renew() is None and pool.size == 2)
 
@@ -326,7 +326,7 @@ def test_a_slow_node_is_used_as_long_as_there_is_no_other(
     cluster.add(speed="0.5")
     pool = cluster.open()
     pool.claim("aa", 1, made_probe())
-    pool.submit(asked(1))
+    pool.submit(request_of(1))
     cluster.let_end(1)
     collected(pool)
     assert "it is used all the same, as there is no other" in caplog.text and not pool.set_aside

@@ -58,8 +58,8 @@ def wait_for_ranks() -> None:
 
 def shared_memory() -> set[Path]:
     """This user's segments that no process has mapped."""
-    found = [path for path in Path("/dev/shm").iterdir() if path.is_file() and path.stat().st_uid == os.getuid()]
-    return {path for path in found if not is_mapped(path)}
+    segments = [path for path in Path("/dev/shm").iterdir() if path.is_file() and path.stat().st_uid == os.getuid()]
+    return {path for path in segments if not is_mapped(path)}
 
 
 def listened_on() -> set[int]:
@@ -81,7 +81,7 @@ def test_a_trial_takes_both_ranks(pool: RayPool) -> None:
         pool.submit(on_two())
         (done,) = completed(pool)
         assert isinstance(done.outcome, Fits), done.outcome
-        assert [own.rank for own in done.outcome.measurement.ranks] == [0, 1]
+        assert [hardware.rank for hardware in done.outcome.measurement.ranks] == [0, 1]
     assert pool.wait(0.0) == []
 
 
@@ -128,10 +128,10 @@ def test_as_many_ranks_share_a_host_as_their_group_has_on_one() -> None:
         placement=None,
         node_ids=("a", "b", "a", "a"),
     )
-    own = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=1, host_memory_bytes=GIB)
-    placed.heard = [(own, STACK)] * 4
+    hardware = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=1, host_memory_bytes=GIB)
+    placed.heard = [(hardware, STACK)] * 4
     placed.accept()
-    assert placed.site == (replace(own, count=3), STACK)
+    assert placed.site == (replace(hardware, count=3), STACK)
     assert ranks_per_host(replace(tiny_job(devices=4), hardware=placed.site[0])) == 3
 
 

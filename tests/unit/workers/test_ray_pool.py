@@ -75,9 +75,9 @@ def actor_processes() -> list[psutil.Process]:
 
 
 def actor_process() -> psutil.Process:
-    while not (found := actor_processes()):
+    while not (processes := actor_processes()):
         time.sleep(0.05)
-    return found[0]
+    return processes[0]
 
 
 def listening(process: psutil.Process) -> list[str]:
@@ -126,25 +126,27 @@ def test_what_the_workers_machines_lack_is_left_out_of_a_search(
     """Of offloading, which needs operations that are compiled there, and for nvme a folder."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     compile_in_name_only(tmp_path)
-    job, asked = tiny_job(), {"micro_batch": 1, "precision": "bf16"}
-    plain, optimizer, params = (complete({**asked, "offload": value}) for value in ("none", "optimizer", "params"))
+    job, axes = tiny_job(), {"micro_batch": 1, "precision": "bf16"}
+    plain, optimizer, params = (complete({**axes, "offload": value}) for value in ("none", "optimizer", "params"))
     assert [why_not_trainable(config, job) for config in (plain, optimizer, params)] == [None] * 3
     assert pool.cannot(plain, job) is None
-    said = pool.cannot(optimizer, job) or ""
-    assert said.startswith("on 127.0.0.1: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet")
+    message = pool.cannot(optimizer, job) or ""
+    assert message.startswith(
+        "on 127.0.0.1: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet"
+    )
     assert "use adamw" in (pool.cannot(optimizer.replace(optimizer="sgd"), job) or ""), "nobody need be asked"
     space = tmp_path / "space.yaml"
     space.write_text("axes:\n  method: [full]\n  offload: [optimizer, none]\n")
     options = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
     narrowed = resolve(SearchRequest(workload=options, space=str(space), device="cpu"), pool)
     assert {config["offload"] for config in narrowed.lattice.configs} == {"none"}
-    assert said in narrowed.unsupported
+    assert message in narrowed.unsupported
 
     compile_in_name_only(compiled_there)
     assert pool.cannot(params, job) is None, "whatever there is here"
     shutil.rmtree(tmp_path / "cpu_adam")
     assert pool.cannot(params, job) is None
-    assert pool.cannot(optimizer, job) == said, "once and for all its likes"
+    assert pool.cannot(optimizer, job) == message, "once and for all its likes"
 
 
 def compile_in_name_only(folder: Path) -> None:
@@ -180,12 +182,12 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
     one = {"env_vars": {"OMP_NUM_THREADS": "1"}}
     actor = pool._ray.remote(OneCore).options(num_cpus=0, runtime_env=one).remote()
     try:
-        asked = actor.run.remote(request, str(Path(__file__).parents[1] / "trial"))
-        of_ray, said = pool._ray.get(asked)
+        answer = actor.run.remote(request, str(Path(__file__).parents[1] / "trial"))
+        of_ray, message = pool._ray.get(answer)
     finally:
         pool._ray.kill(actor)
     assert of_ray == "1", "otherwise this shows nothing"
-    assert f"{cores()} threads, OpenMP {cores()}" in said, said
+    assert f"{cores()} threads, OpenMP {cores()}" in message, message
 
 
 def test_nothing_listens_beyond_loopback(pool: RayPool) -> None:
@@ -266,11 +268,11 @@ mine.close()
 print(ray.is_initialized())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = done.stdout.splitlines()
-    assert "connected to another Ray: a private one on this machine" in said[0], done.stderr[-2000:]
-    assert said[1:3] == ["cpu", "False"]
-    assert "connected to a Ray of its own" in said[3] and "ray_address=" in said[3]
-    assert said[4:] == ["True"], "what the program has connected is left to it"
+    message = done.stdout.splitlines()
+    assert "connected to another Ray: a private one on this machine" in message[0], done.stderr[-2000:]
+    assert message[1:3] == ["cpu", "False"]
+    assert "connected to a Ray of its own" in message[3] and "ray_address=" in message[3]
+    assert message[4:] == ["True"], "what the program has connected is left to it"
     assert names(place) == ["ray"], "the program's own"
 
 
@@ -304,7 +306,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, place: Path) -> None:
 
 def left_by(marker: Path) -> list[str]:
     """Command lines of the processes with the marker in their environment, Ray's agents and idle workers apart."""
-    found = []
+    lines = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
@@ -313,5 +315,5 @@ def left_by(marker: Path) -> list[str]:
             except OSError:
                 continue
             if f"AUTOFIT_TEST_MARKER={marker}".encode() in environment and "Agent" not in line and line != "ray::IDLE":
-                found.append(line)
-    return found
+                lines.append(line)
+    return lines

@@ -16,8 +16,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.workload import digest
 from autofit.operations import doctor
 from autofit.trial.limits.threads import threads_per_rank
-from autofit.trial.machine import detection as site
-from autofit.trial.machine import instructions, pci
+from autofit.trial.machine import detection, instructions, pci
 from autofit.trial.machine.detection import check_devices, cpu, detect
 from autofit.trial.measure import process_memory
 
@@ -25,8 +24,8 @@ from autofit.trial.measure import process_memory
 @pytest.fixture
 def cuda_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the installed torch were built for CUDA."""
-    built = site._TorchBuild(version="2.13.0", cuda="13.0", hip=None)
-    monkeypatch.setattr(site, "_torch_build", lambda: built)
+    built = detection._TorchBuild(version="2.13.0", cuda="13.0", hip=None)
+    monkeypatch.setattr(detection, "_torch_build", lambda: built)
 
 
 @pytest.mark.usefixtures("cuda_torch")
@@ -79,8 +78,8 @@ def test_a_slice_is_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_torch_without_cuda_beside_a_card(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     install(monkeypatch, FakeCard("GPU-a"))
-    built = site._TorchBuild(version="2.13.0+cpu", cuda=None, hip=None)
-    monkeypatch.setattr(site, "_torch_build", lambda: built)
+    built = detection._TorchBuild(version="2.13.0+cpu", cuda=None, hip=None)
+    monkeypatch.setattr(detection, "_torch_build", lambda: built)
     with pytest.raises(
         EnvironmentLacks, match=r"H100.*2\.13\.0\+cpu is not built for CUDA \(make install TORCH_INDEX="
     ):
@@ -124,19 +123,19 @@ def test_a_gpu_for_which_torch_is_not_built_is_said_to_be_unused(
     hip: str | None,
     words: list[str] | None,
 ) -> None:
-    built = site._TorchBuild(version="2.13.0", cuda=None if hip else "13.0", hip=hip)
-    monkeypatch.setattr(site, "_torch_build", lambda: built)
-    monkeypatch.setattr(site, "_rocm", lambda: None)
+    built = detection._TorchBuild(version="2.13.0", cuda=None if hip else "13.0", hip=hip)
+    monkeypatch.setattr(detection, "_torch_build", lambda: built)
+    monkeypatch.setattr(detection, "_rocm", lambda: None)
     pci_devices(monkeypatch, tmp_path / "pci", *devices)
     install(monkeypatch)
-    site._warn.cache_clear()
+    detection._warn.cache_clear()
     assert detect()[0].kind == "cpu"
-    said = " ".join(record.getMessage() for record in caplog.records)
+    logged = " ".join(record.getMessage() for record in caplog.records)
     examined = doctor.examine(store=str(tmp_path / "store.db"), device="auto", with_ray=False, quick=True)
-    shown = [f"{check.found} {check.remedy}" for check in examined if check.name == "unused device"]
-    assert len(shown) == bool(words) == ("unused" in said)
+    reported = [f"{check.found} {check.remedy}" for check in examined if check.name == "unused device"]
+    assert len(reported) == bool(words) == ("unused" in logged)
     for word in words or ():
-        assert word in said and word in shown[0]
+        assert word in logged and word in reported[0]
 
 
 @pytest.mark.usefixtures("cuda_torch")
@@ -247,16 +246,16 @@ def test_a_brand_alone_does_not_name_a_processor(
     second = ["", "processor : 1", "model name : another"]
     file.write_text("\n".join(["processor : 0", *reported, *second]))
     monkeypatch.setattr(instructions, "PROCESSORS", file)
-    assert site.cpu().name.startswith(name)
+    assert detection.cpu().name.startswith(name)
 
 
 def test_arm_processors_have_numbers_for_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n")
     monkeypatch.setattr(instructions, "PROCESSORS", file)
-    monkeypatch.setattr(site.platform, "processor", lambda: "")
-    monkeypatch.setattr(site.platform, "machine", lambda: "aarch64")
-    assert site.cpu().name.startswith("cpu-aarch64-implementer-0x41-part-0xd40-")
+    monkeypatch.setattr(detection.platform, "processor", lambda: "")
+    monkeypatch.setattr(detection.platform, "machine", lambda: "aarch64")
+    assert detection.cpu().name.startswith("cpu-aarch64-implementer-0x41-part-0xd40-")
 
 
 def test_one_thread_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,4 +282,4 @@ def test_a_key_from_before_instruction_sets_stays() -> None:
      ("gfx1100", True), ("gfx1201", True)],
 )  # fmt: skip
 def test_which_devices_compute_in_bf16(capability: str, native: bool) -> None:
-    assert site._has_bf16(capability) is native
+    assert detection._has_bf16(capability) is native

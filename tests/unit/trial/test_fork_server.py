@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +23,11 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
 from autofit.trial import request as asked_for
 from autofit.trial.machine import nvml
-from autofit.trial.process import child, child_process
-from autofit.trial.process import fork_server as host
+from autofit.trial.process import child, child_process, fork_server
 from autofit.trial.process.commands import Commands
 from autofit.trial.process.events import EventPipe
 from autofit.trial.process.following import Follower
+from autofit.trial.process.fork_server import ForkServer
 from autofit.trial.process.runner import TrialRunner, trial_environment
 from autofit.trial.request import TrialRequest
 
@@ -36,6 +36,15 @@ CARD = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100 80GB HBM3
 
 def on_card(**request: Any) -> TrialRequest:
     return tiny_request(job=replace(tiny_job(), hardware=CARD), **request)
+
+
+@pytest.fixture
+def commands() -> Iterator[Commands]:
+    """Commands that nobody gives."""
+    read_end, write_end = os.pipe()
+    yield Commands(read_end)
+    os.close(write_end)
+    os.close(read_end)
 
 
 @pytest.fixture
@@ -104,7 +113,7 @@ def test_trials_get_the_device_that_was_detected(monkeypatch: pytest.MonkeyPatch
     assert trial_environment("cpu")["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
-def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, held: Iterable[int]) -> int:
+def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, commands: Commands, held: Iterable[int]) -> int:
     """How often a trial's parent looks at what all processes hold of the card's memory, which is `held` at each look:
     the first is before the trial."""
     install(monkeypatch, FakeCard("GPU-a"))
@@ -117,29 +126,28 @@ def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, held: Iterable[int]) -> i
 
     monkeypatch.setattr(nvml, "held_bytes", look)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    read_end, write_end = os.pipe()
-    try:
-        host.ForkServer("entries:killed", spawn=False).run(on_card(), Commands(read_end))
-    finally:
-        os.close(write_end)
-        os.close(read_end)
+    ForkServer("entries:killed", spawn=False).run(on_card(), commands)
     return len(looks)
 
 
 FREE, TAKEN = 1000 * MIB, 60_000 * MIB
 
 
-def test_the_next_trial_waits_for_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "DEVICE_BACK_SECONDS", 3600.0)
-    assert looks_at_the_card(monkeypatch, [FREE, *[TAKEN] * 5, FREE, FREE]) == 7
+def test_the_next_trial_waits_for_the_devices_memory(monkeypatch: pytest.MonkeyPatch, commands: Commands) -> None:
+    monkeypatch.setattr(fork_server, "DEVICE_BACK_SECONDS", 3600.0)
+    assert looks_at_the_card(monkeypatch, commands, [FREE, *[TAKEN] * 5, FREE, FREE]) == 7
 
 
-def test_memory_that_never_comes_back_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "DEVICE_BACK_SECONDS", 0.3)
-    assert looks_at_the_card(monkeypatch, itertools.chain([FREE], itertools.repeat(TAKEN))) > 2
+def test_memory_that_never_comes_back_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
+    monkeypatch.setattr(fork_server, "DEVICE_BACK_SECONDS", 0.3)
+    assert looks_at_the_card(monkeypatch, commands, itertools.chain([FREE], itertools.repeat(TAKEN))) > 2
 
 
-def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(
+    monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
     fake = install(monkeypatch, FakeCard("GPU-a"))
 
     def lost(follower: Follower) -> bool:
@@ -149,43 +157,30 @@ def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(monkeypatch: py
     original = Follower._listen
     monkeypatch.setattr(Follower, "_listen", lost)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    read_end, write_end = os.pipe()
-    try:
-        attempt = host.ForkServer("entries:raises", spawn=False).run(on_card(), Commands(read_end))
-    finally:
-        os.close(write_end)
-        os.close(read_end)
+    attempt = ForkServer("entries:raises", spawn=False).run(on_card(), commands)
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.transient
     assert attempt.outcome.reason == "the device is gone: GPU is lost"
     assert "exited with status 1" in attempt.outcome.stderr_tail
 
 
-def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
     monkeypatch.setattr(child_process, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(child_process, "_STUCK", set())
     monkeypatch.setattr(child_process.ChildProcess, "has_died", lambda child: False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    read_end, write_end = os.pipe()
-    try:
-        attempt = host.ForkServer("entries:hang", spawn=False).run(
-            tiny_request(deadline_seconds=0.5), Commands(read_end)
-        )
-    finally:
-        os.close(write_end)
-        os.close(read_end)
+    attempt = ForkServer("entries:hang", spawn=False).run(tiny_request(deadline_seconds=0.5), commands)
     (stuck,) = child_process._STUCK
     assert os.waitpid(stuck, 0)[0] == stuck
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.transient
     assert "driver does not let" in attempt.outcome.reason and "not finished" in attempt.outcome.stderr_tail
 
 
-def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.MonkeyPatch, commands: Commands) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    read_end, write_end = os.pipe()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as beside:
-        attempt = host.ForkServer("entries:stubborn_grandchild", spawn=False).run(tiny_request(), Commands(read_end))
-        os.close(write_end)
-        os.close(read_end)
+        attempt = ForkServer("entries:stubborn_grandchild", spawn=False).run(tiny_request(), commands)
         assert isinstance(attempt.outcome, Crashed) and attempt.outcome.exit_code == 3
         assert beside.poll() is None
         beside.communicate(b"end\n", timeout=60)
