@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autofit.catalog.hardware import Card
 from autofit.core.device.hardware import Hardware, Stack
@@ -72,7 +73,7 @@ class RayPool:
         self._lacking = Lacking(ray=self._ray)
         self._wait_reported = False  # whether it was said that a trial waits for another process's
         try:
-            nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray) or {}
+            nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray)
             uses_gpus = _uses_gpus(device, card, nodes, addable)
             wanted = DeviceRequest(ranks=devices, uses_gpus=uses_gpus, card=card, addable=addable)
             if address is None:
@@ -180,12 +181,14 @@ class RayPool:
         else:
             time.sleep(seconds)
 
+    def _ready(self, references: list[Any]) -> list[Any]:
+        return list(self._ray.wait(references, num_returns=len(references), timeout=0)[0])
+
     def _answered(self) -> list[Completed]:
         """The trials whose last rank has answered, or whose first was lost."""
         ended = []
         for slot, running in self._busy.items():
-            awaited = list(running.answers)
-            for reference in self._ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]:
+            for reference in self._ready(list(running.answers)):
                 try:
                     attempt = running.take(self._ray, reference)
                 except self._ray.exceptions.RayError as error:
@@ -200,7 +203,7 @@ class RayPool:
         """The trials of slots of which a worker has ended; those slots, and idle ones that have, are dropped."""
         ended: list[Completed] = []
         for slot in self._roster.up:
-            for reference in self._ray.wait(slot.ends, num_returns=len(slot.ends), timeout=0)[0]:
+            for reference in self._ready(slot.ends):
                 try:
                     self._ray.get(reference)
                 except self._ray.exceptions.RayError as error:

@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PROCESSORS = Path("/proc/cpuinfo")
-_LEVELS: tuple[tuple[str, str], ...] = (
-    ("sse41", "sse4_1"),
-    ("avx", "avx"),
-    ("avx2", "avx2 fma"),
-    ("avx512", "avx512f avx512bw avx512vl avx512dq"),
-    ("avx512-bf16", "avx512_bf16"),
-    ("avx512-fp16", "avx512_fp16"),
-    ("amx", "amx_tile amx_bf16"),
-    ("amx-fp16", "amx_fp16"),
-)
+_LEVELS = {
+    "sse41": "sse4_1",
+    "avx": "avx",
+    "avx2": "avx2 fma",
+    "avx512": "avx512f avx512bw avx512vl avx512dq",
+    "avx512-bf16": "avx512_bf16",
+    "avx512-fp16": "avx512_fp16",
+    "amx": "amx_tile amx_bf16",
+    "amx-fp16": "amx_fp16",
+}
 """Levels that change arithmetic on floats, each with what it adds to the flags of /proc/cpuinfo: those of oneDNN's
 `dnnl_cpu_isa_t`, without the ones that add integer products alone (VNNI)."""
 _ARM_FLAGS = ("asimd", "sve", "sve2", "bf16")
@@ -45,7 +45,7 @@ _CAPS = {
 _ATEN = {"default": "avx", "avx2": "avx2", "avx512": "avx512"}
 """Values of ATEN_CPU_CAPABILITY, each with the highest level whose kernels are no better than it (ATen's DispatchStub);
 any other caps nothing."""
-_NAMES = tuple(name for name, _ in _LEVELS)
+_NAMES = tuple(_LEVELS)
 
 
 def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -88,7 +88,7 @@ def _flags() -> set[str]:
 
 def _highest_level(flags: set[str]) -> str | None:
     level = None
-    for name, needed in _LEVELS:
+    for name, needed in _LEVELS.items():
         if not flags.issuperset(needed.split()):
             break
         level = name

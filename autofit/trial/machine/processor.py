@@ -70,9 +70,7 @@ def cache_bytes() -> int:
 
 def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
     """What happened from one reading to the other, to a trial that computes with so many threads."""
-    held = None
-    if before.held is not None and after.held is not None:
-        held = after.held - before.held
+    held = None if before.held is None or after.held is None else after.held - before.held
     heat = None
     if before.heat_events is not None and after.heat_events is not None:
         heat = after.heat_events - before.heat_events

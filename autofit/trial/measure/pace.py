@@ -92,7 +92,7 @@ FULL = Mixed()
 
 
 def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int = 1, mixed: Mixed = FULL) -> float:
-    """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
+    """Seconds that a trial takes once it is set up, with `timing_seconds` for its repeats."""
     together = mixed.together * step_seconds
     repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(together) * together)
     last = 0.0 if mixed.is_one_length else mixed.longest * step_seconds  # at the end

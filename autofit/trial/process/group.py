@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autofit.core.device.state import DeviceState, together
+from autofit.core.device.state import together
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut
 from autofit.trial.attempt import Attempt
 from autofit.trial.process.classify import STOPPED
@@ -28,26 +28,19 @@ class Gathering:
     """The answers of one trial's ranks so far."""
 
     ranks: int
-    seconds: float = 0.0
-    """The longest time that any of them took."""
-    _node: str = ""
-    _states: dict[int, DeviceState | None] = field(default_factory=dict)
-    _answers: dict[int, Outcome] = field(default_factory=dict)
+    _attempts: dict[int, Attempt] = field(default_factory=dict)
     """In order of arrival."""
     _failed_at: float | None = None
     _named: bool = False
 
     def take(self, rank: int, attempt: Attempt) -> None:
-        self._answers[rank] = attempt.outcome
-        self._states[rank] = attempt.device_state
-        self._node = attempt.node if rank == 0 else self._node or attempt.node
-        self.seconds = max(self.seconds, attempt.seconds)
+        self._attempts[rank] = attempt
         if not isinstance(attempt.outcome, Fits) and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     @property
     def complete(self) -> bool:
-        return len(self._answers) == self.ranks
+        return len(self._attempts) == self.ranks
 
     @property
     def grace_left(self) -> float | None:
@@ -61,11 +54,17 @@ class Gathering:
         if self.grace_left != 0.0:
             return []
         self._named = True
-        return [rank for rank in range(self.ranks) if rank not in self._answers]
+        return [rank for rank in range(self.ranks) if rank not in self._attempts]
 
     def attempt(self) -> Attempt:
-        state = together([self._states[rank] for rank in sorted(self._states)])
-        return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state, node=self._node)
+        """What all of them come to together."""
+        in_order = [self._attempts[rank] for rank in sorted(self._attempts)]
+        return Attempt(
+            outcome=combined({rank: attempt.outcome for rank, attempt in self._attempts.items()}),
+            seconds=max(attempt.seconds for attempt in in_order),
+            device_state=together([attempt.device_state for attempt in in_order]),
+            node=in_order[0].node,
+        )
 
 
 def combined(answers: Mapping[int, Outcome]) -> Outcome:

@@ -63,9 +63,8 @@ def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
     )
 
 
-def could_be_added(ray: Any) -> Mapping[str, float] | None:
-    """The most of each resource that an autoscaler may give the cluster; None without one that says so."""
+def could_be_added(ray: Any) -> Mapping[str, float]:
+    """The most of each resource that an autoscaler may give the cluster; empty without one that says so."""
     with suppress(Exception):  # of an interface that is not public: without it, less is known
-        most: Mapping[str, float] | None = ray._private.state.state.get_max_resources_from_cluster_config()
-        return most
-    return None
+        return ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    return {}

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,12 @@ def _phase(descriptor: int, name: str) -> None:
 
 
 def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Runs the entry function that the model is named after; trains for any other name."""
-    globals().get(data["model"]["name"], child.run)(data, descriptor, asked_at)
+    """Runs the entry function that the model is named after; for any other name trains, with that name's change."""
+    name = data["model"]["name"]
+    if name in CHANGES:
+        CHANGES[name](data)
+    entry = child.run if name in CHANGES else globals().get(name, child.run)
+    entry(data, descriptor, asked_at)
 
 
 def killed(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
@@ -84,7 +88,7 @@ def garbage(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     child.run(data, descriptor, asked_at)
 
 
-def nan_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def nan_loss(data: Mapping[str, Any]) -> None:
     """Trains to a loss that is not a number."""
     from autofit.training.step import TrainingStep
 
@@ -94,10 +98,9 @@ def nan_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         return original(self, *args, **kwargs) * float("nan")
 
     TrainingStep.micro_step = poisoned  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
-def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def wrong_loss(data: Mapping[str, Any]) -> None:
     """Trains with a loss kernel that is off by a tenth."""
     from autofit.training.loss_module import LossModule
 
@@ -107,10 +110,9 @@ def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> Non
         return original(self, tokens, labels, plain) * (1.1 if plain is None else 1.0)
 
     LossModule.forward = wrong  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
-def wrong_gradient(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def wrong_gradient(data: Mapping[str, Any]) -> None:
     """Trains with a loss kernel whose value is right, and whose gradient is a tenth too small."""
     from autofit.training.loss_module import LossModule
 
@@ -121,15 +123,13 @@ def wrong_gradient(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
         return loss if plain is not None else 0.9 * loss + 0.1 * loss.detach()
 
     LossModule.forward = wrong  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
-def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def overflowing(data: Mapping[str, Any]) -> None:
     """Starts with a loss scale that overflows, as the usual one does for larger models."""
     import torch
 
     torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**32)  # type: ignore[attr-defined,misc]
-    child.run(data, descriptor, asked_at)
 
 
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
@@ -146,7 +146,7 @@ def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def greedy_recording(data: Mapping[str, Any]) -> None:
     """Trains, then needs more than the trial's memory limit for the recording."""
     from autofit.trial.measure import measurement as measure
 
@@ -156,10 +156,9 @@ def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) 
             file.write(str(len(taken)))
 
     measure.write_profile = write_profile
-    child.run(data, descriptor, asked_at)
 
 
-def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def leaking(data: Mapping[str, Any]) -> None:
     """Keeps 16 MiB more at every step."""
     import torch
 
@@ -173,10 +172,9 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         original(self, *args, **kwargs)
 
     TrainingStep.update = update  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
-def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def slow_once(data: Mapping[str, Any]) -> None:
     """Sleeps in the first step that is timed."""
     from autofit.training.step import TrainingStep
     from autofit.trial.measure.pace import WARM_UPS
@@ -191,15 +189,13 @@ def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None
         original(self, *args, **kwargs)
 
     TrainingStep.update = update  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
-def expanding(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def expanding(data: Mapping[str, Any]) -> None:
     """Trains where the allocator says that its segments are expandable."""
     from autofit.trial.measure.meter import CpuMeter
 
     CpuMeter.expandable_segments = lambda self: True  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
 def raises(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
@@ -224,14 +220,8 @@ CRAWLING_SECONDS = 1000.0
 """What each micro-step takes of a trial that crawls."""
 
 
-def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def crawling(data: Mapping[str, Any]) -> None:
     """Every micro-step seems to take as long."""
-    crawl()
-    child.run(data, descriptor, asked_at)
-
-
-def crawl() -> None:
-    """Have every micro-step of this process do so."""
     from autofit.trial.measure.meter import CpuMeter
 
     CpuMeter.seconds = lambda self, start, end: CRAWLING_SECONDS  # type: ignore[method-assign]
@@ -251,7 +241,7 @@ def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     events.send(Event(result=Crashed(reason="late")))
 
 
-def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+def takes_long(data: Mapping[str, Any]) -> None:
     """Trains as if each micro-step took long; plain training may have no more than 16 tokens of a sequence, the last
     ones, backwards."""
     from autofit.training.step import TrainingStep
@@ -271,4 +261,13 @@ def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> Non
     measure.COMPARED_TOKENS = 16  # type: ignore[misc]
     TrainingStep.reference_loss = reference  # type: ignore[method-assign]
     TrainingStep.plain_gradient_norm = short  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
+
+
+CHANGES: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    change.__name__: change
+    for change in (
+        *(crawling, expanding, greedy_recording, leaking, nan_loss, overflowing, slow_once, takes_long),
+        *(wrong_gradient, wrong_loss),
+    )
+}
+"""What is changed before a trial trains, by the model's name."""

@@ -138,11 +138,6 @@ def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
     TrainingStep.update = update  # type: ignore[method-assign]
 
 
-def crawling(data: Mapping[str, Any]) -> None:
-    """Every micro-step of every rank seems to take very long."""
-    entries.crawl()
-
-
 def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
     """Rank 1 alone finds 16 MiB more in use after every step."""
     from autofit.trial.measure.meter import CpuMeter
@@ -178,7 +173,7 @@ CHANGES = {
         leaves_segment,
         leaves_swap,
         uneven_clocks,
-        crawling,
+        entries.crawling,
         nan_on_rank_1,
         greedy_on_rank_1,
         leaking_on_rank_1,

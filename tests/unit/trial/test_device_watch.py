@@ -19,8 +19,7 @@ from autofit.core.device.state import DeviceState
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
 from autofit.trial.machine import processor, watch
-from autofit.trial.machine.card import CardWatch
-from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.machine.watch import CardWatch, DeviceWatch
 from autofit.trial.process.runner import TrialRunner
 
 ON_CPU = Hardware(name="cpu", kind="cpu", device_name="Some CPU", memory_bytes=GIB, cores=1)
@@ -118,10 +117,10 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
         TotalEccErrors=lambda *kinds: next(errors),
     )
     install(monkeypatch, made)
-    device_watch = CardWatch(os.getpid(), 300 * MIB)
+    card_watch = CardWatch(os.getpid(), 300 * MIB)
     for _ in range(3):
-        device_watch.look()
-    state = device_watch.state()
+        card_watch.look()
+    state = card_watch.state()
     assert state is not None
     assert (state.sm_clock_mhz, state.sm_clock_max_mhz, state.throttle_mask) == (1200, 1980, 0x24)
     assert (state.power_limit_watts, state.power_limit_default_watts) == (700.0, 700.0)
@@ -139,10 +138,10 @@ def test_a_card_that_idles_between_launches_is_not_at_its_power_limit(monkeypatc
             CurrentClocksThrottleReasons=lambda: next(masks),
         ),
     )
-    device_watch = CardWatch(os.getpid(), 0)
+    card_watch = CardWatch(os.getpid(), 0)
     for _ in range(2):
-        device_watch.look()
-    state = device_watch.state()
+        card_watch.look()
+    state = card_watch.state()
     assert state is not None and (state.sm_clock_mhz, state.throttle_reasons) == (1800, ())
 
 
@@ -158,9 +157,9 @@ def test_the_work_of_others_is_told_where_processes_can_be_told_apart(
     samples = [sample(own_pid, 9_000_000, 60), sample(7, 8_900_000, 40), sample(7, 1, 5), sample(8, 2_000_000, 99)]
     made = card(ComputeRunningProcesses=[SimpleNamespace(pid=own_pid)], ProcessUtilization=lambda since: samples)
     install(monkeypatch, made)
-    device_watch = CardWatch(os.getpid(), None)
-    device_watch.look()
-    state = device_watch.state()
+    card_watch = CardWatch(os.getpid(), None)
+    card_watch.look()
+    state = card_watch.state()
     assert state is not None and state.others_share == share
 
 
@@ -174,9 +173,9 @@ def test_of_an_instance_the_card_shows_its_heat_and_nobody_who_else_works(monkey
     )
     whole.divided, whole.instances = True, [FakeCard("MIG-a"), FakeCard("MIG-b")]
     install(monkeypatch, whole)
-    device_watch = CardWatch(os.getpid(), 4 * GIB)
-    device_watch.look()
-    state = device_watch.state()
+    card_watch = CardWatch(os.getpid(), 4 * GIB)
+    card_watch.look()
+    state = card_watch.state()
     assert state is not None and (state.uuid, state.sm_clock_mhz, state.others_share) == ("MIG-a", 900, None)
     doubts = state.doubts(None)
     assert doubts[0] == "throttled: heat (hardware)" and "another process held 4.00 GiB" in doubts[1]
@@ -184,10 +183,10 @@ def test_of_an_instance_the_card_shows_its_heat_and_nobody_who_else_works(monkey
 
 def test_a_card_that_goes_away_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, card(ClockInfo=lambda kind: 1500))
-    device_watch = CardWatch(os.getpid(), None)
-    device_watch.look()
+    card_watch = CardWatch(os.getpid(), None)
+    card_watch.look()
     fake.failure = NVMLError_GpuIsLost("GPU is lost")
-    device_watch.look()
-    state = device_watch.state()
+    card_watch.look()
+    state = card_watch.state()
     assert state is not None and state.sm_clock_mhz == 1500
     assert CardWatch(os.getpid(), None).state() is None

@@ -140,5 +140,5 @@ def test_the_others_have_a_moment_to_say_what_they_met(monkeypatch: pytest.Monke
     assert gathering.overdue() == [1]
     assert gathering.overdue() == [] and gathering.grace_left is None, "each is named once"
     gathering.take(1, Attempt(outcome=STOPPED, seconds=2.0))
-    assert gathering.complete and gathering.seconds == 3.0
+    assert gathering.complete and gathering.attempt().seconds == 3.0
     assert gathering.attempt().outcome == replace(OUT, reason="rank 0: Tried to allocate 2 GiB")
