@@ -26,11 +26,11 @@ from autofit.workers.cluster.connection import connect
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.pool import Completed
-from autofit.workers.slots.hiring import Hiring
-from autofit.workers.slots.lacking import Lacking
-from autofit.workers.slots.roster import Roster
-from autofit.workers.slots.running import Running
+from autofit.workers.slots.missing import MissingRequirements
+from autofit.workers.slots.running_trial import RunningTrial
 from autofit.workers.slots.slot import Slot, State
+from autofit.workers.slots.slot_set import SlotSet
+from autofit.workers.slots.worker_starter import WorkerStarter
 
 POLL_SECONDS = 0.5
 """Time between two looks at what has come up, while nothing else is waited for."""
@@ -67,10 +67,7 @@ class RayPool:
         self._leaving.callback(connection.close)
         self._ray = connection.ray
         self.devices = devices
-        driver = os.getpid() if address is None else None
-        self._hiring = Hiring(ray=self._ray, device=device, driver=driver)
         self._queue: deque[_Queued] = deque()
-        self._lacking = Lacking(ray=self._ray)
         self._wait_reported = False  # whether it was said that a trial waits for another process's
         try:
             nodes, addable = cluster.nodes(self._ray), cluster.could_be_added(self._ray)
@@ -80,15 +77,15 @@ class RayPool:
                 check_capacity(wanted, nodes, workers or 1)
                 if uses_gpus and nvml.devices() is None:
                     workers = workers or 1  # without NVML all devices share one lock: trials would wait for each other
-            self._roster = Roster(
+            self._slots = SlotSet(
                 ray=self._ray,
                 wanted=wanted,
                 workers=workers,
                 is_private=address is None,
-                hiring=self._hiring,
-                lacking=self._lacking,
+                starter=WorkerStarter(ray=self._ray, device=device, driver=os.getpid() if address is None else None),
+                missing=MissingRequirements(ray=self._ray),
             )
-            self._roster.renew()
+            self._slots.renew()
         except BaseException:
             self._leaving.close()
             raise
@@ -96,30 +93,28 @@ class RayPool:
     @property
     def size(self) -> int:
         """Trials that may be under way now: one per slot that is up, or that may be asked for again."""
-        return len(self._roster.up) + self._roster.given_back
+        return len(self._slots.up) + self._slots.given_back
 
     def site(self) -> tuple[Hardware, Stack]:
         """The workers' device and versions, with as many devices as a trial has on one machine, once one is up. Raises
         `EnvironmentLacks` if none can come up."""
-        if self._roster.site is None:
+        if self._slots.site is None:
             self._wait_for_one()
-        assert self._roster.site is not None
-        return self._roster.site
+        assert self._slots.site is not None
+        return self._slots.site
 
     def _wait_for_one(self) -> None:
-        while not self._roster.up:
+        while not self._slots.up:
             self._pause(POLL_SECONDS)
-            self._roster.renew()
+            self._slots.renew()
 
     @property
     def set_aside(self) -> Mapping[str, str]:
-        return self._roster.set_aside
+        return self._slots.set_aside
 
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """As `Pool.claim`; the pool's own workers bear the search's name and measure their device's rates."""
-        self._roster.comparing.usual = usual
-        self._hiring.claim(search_id, epoch)
-        self._roster.hire_anew()
+        self._slots.claim(search_id, epoch, usual)
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
@@ -128,14 +123,14 @@ class RayPool:
         if reason is not None or not requirement_key(config, job):
             return reason
         self._wait_for_one()
-        return self._lacking.reason(config, job, self._roster.up)
+        return self._slots.missing.reason(config, job, self._slots.up)
 
     def submit(self, request: TrialRequest) -> None:
         self._queue.append(_Queued(request=request))
         self._dispatch()
 
     def _dispatch(self) -> None:
-        for slot in self._roster.idle:
+        for slot in self._slots.idle:
             if not self._queue:
                 return
             assert slot.site is not None
@@ -144,17 +139,17 @@ class RayPool:
             request = replace(
                 queued.request,
                 job=replace(queued.request.job, hardware=hardware, stack=stack),
-                sharing=self._roster.sharing(slot),
+                sharing=self._slots.sharing(slot),
             )
             slot.state = State.BUSY
-            slot.running = Running(request, slot.actors, worker=slot.name, queued_seconds=queued.seconds)
+            slot.running = RunningTrial(request, slot.actors, worker=slot.name, queued_seconds=queued.seconds)
 
     def wait(self, timeout: float) -> list[Completed]:
         """The trials that ended, each with the hardware and stack of the worker that ran it, or that was lost with it.
         Raises `EnvironmentLacks` when no worker is left and none can be hoped for."""
         if not self._queue and not self._busy:
             return []
-        self._roster.renew(len(self._queue))
+        self._slots.renew(len(self._queue))
         self._dispatch()
         self._pause(timeout)
         ended = [*self._answered(), *self._lost(), *self._overdue(), *self._not_begun()]
@@ -165,8 +160,8 @@ class RayPool:
         return ended
 
     @property
-    def _busy(self) -> dict[Slot, Running]:
-        return {slot: slot.running for slot in self._roster.slots if slot.running is not None}
+    def _busy(self) -> dict[Slot, RunningTrial]:
+        return {slot: slot.running for slot in self._slots.slots if slot.running is not None}
 
     def _report_wait(self, holder: int | None) -> None:
         self._wait_reported = self._wait_reported or tell_of_waiting(holder)
@@ -174,7 +169,7 @@ class RayPool:
     def _pause(self, seconds: float) -> None:
         """Wait until something of a slot may have changed, but for at most `seconds`."""
         awaited = [reference for running in self._busy.values() for reference in running.answers]
-        for slot in self._roster.slots:
+        for slot in self._slots.slots:
             awaited += slot.ends if slot.is_up else slot.answers if slot.state is State.PENDING else []
         if awaited:
             self._ray.wait(awaited, timeout=seconds)
@@ -195,14 +190,14 @@ class RayPool:
                     ended.append(self._lose(slot, running, error))
                     break
                 if attempt is not None:
-                    self._roster.free(slot)
+                    self._slots.free(slot)
                     ended.append((running.request, attempt))
         return ended
 
     def _lost(self) -> list[Completed]:
         """The trials of slots of which a worker has ended; those slots, and idle ones that have, are dropped."""
         ended: list[Completed] = []
-        for slot in self._roster.up:
+        for slot in self._slots.up:
             for reference in self._ready(slot.ends):
                 try:
                     self._ray.get(reference)
@@ -210,13 +205,13 @@ class RayPool:
                     if slot.running is not None:
                         ended.append(self._lose(slot, slot.running, error))
                     else:
-                        self._roster.drop(slot)
+                        self._slots.drop(slot)
                     break
         return ended
 
-    def _lose(self, slot: Slot, running: Running, error: Exception) -> Completed:
-        host = self._roster.host(slot)
-        self._roster.drop(slot)
+    def _lose(self, slot: Slot, running: RunningTrial, error: Exception) -> Completed:
+        host = self._slots.host(slot)
+        self._slots.drop(slot)
         out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
         return running.request, running.lost(error, host, out_of_memory=out_of_memory)
 
@@ -236,7 +231,7 @@ class RayPool:
 
     def close(self) -> None:
         """Kill the workers and leave Ray; nothing the second time."""
-        self._roster.close()
+        self._slots.close()
         self._leaving.close()
 
 

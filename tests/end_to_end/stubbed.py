@@ -107,9 +107,9 @@ def drive() -> None:
     never_too_busy()
     if REAL not in os.environ:
         from autofit.search.acquisition import acquisition as advice
-        from autofit.workers.slots import hiring
+        from autofit.workers.slots import worker_starter
 
-        hiring.TrialActor = stub_actor()  # type: ignore[misc]
+        worker_starter.TrialActor = stub_actor()  # type: ignore[misc]
         advice.WORTHWHILE_GAIN = advice.LUCK = 0.0
     driver.main()
 

@@ -19,7 +19,7 @@ from autofit.operations import SearchRequest, WorkloadOptions, search
 from autofit.search.progress import Progress
 from autofit.store import Store
 from autofit.trial.machine.device_lock import FOLDER_VARIABLE
-from autofit.workers.slots import hiring, roster
+from autofit.workers.slots import slot_set, worker_starter
 
 SPACE = """
 purpose: A handful of configs for tests.
@@ -79,8 +79,8 @@ def cluster() -> Iterator[Cluster]:
 def test_a_slow_node_is_named_and_the_search_ends_with_the_others_frontier(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hiring, "TrialActor", slowed_actor(tmp_path))
-    monkeypatch.setattr(roster, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(worker_starter, "TrialActor", slowed_actor(tmp_path))
+    monkeypatch.setattr(slot_set, "RENEW_SECONDS", 0.1)
     # What else runs beside the tests is not to repeat their trials.
     monkeypatch.setattr(ProcessorState, "doubts", lambda state, seconds: ())
     (tmp_path / "model").mkdir()

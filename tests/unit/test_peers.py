@@ -11,7 +11,7 @@ import pytest
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.device.state import CardState, DeviceState
-from autofit.workers.slots.comparing import SLOW, shortfall
+from autofit.workers.slots.speeds import SLOW, shortfall
 
 HARDWARE = Hardware(name="h100-80g", kind="cuda", device_name="a card", memory_bytes=80 * 2**30)
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "recorded"

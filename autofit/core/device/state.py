@@ -143,7 +143,7 @@ class DeviceState(Document):
     """The cards of the trial's ranks, in their order; empty on the CPU, and where NVML does not say."""
     set_aside: str | None = None
     """Why the device is not what it is called: it is clearly slower than others of its type
-    (`workers.slots.comparing`); None for one that is as fast, or was not compared."""
+    (`workers.slots.speeds`); None for one that is as fast, or was not compared."""
 
     def to_json(self) -> dict[str, Any]:
         """`set_aside` is said only where it is so: earlier versions do not read it."""

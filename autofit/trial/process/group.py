@@ -24,7 +24,7 @@ _PEER_IS_GONE = re.compile(
 
 
 @dataclass(slots=True, kw_only=True)
-class Gathering:
+class GroupAnswers:
     """The answers of one trial's ranks so far."""
 
     ranks: int

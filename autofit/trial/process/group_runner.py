@@ -13,7 +13,7 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
 from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.fork_server import DEFAULT_ENTRY
-from autofit.trial.process.group import Gathering
+from autofit.trial.process.group import GroupAnswers
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest
 
@@ -65,7 +65,7 @@ class GroupRunner:
             port = self._runners[0].listen(LOOPBACK)
         except OSError as error:
             return not_begun(f"the ranks cannot meet: {error}")
-        gathering = Gathering(ranks=ranks)
+        answers = GroupAnswers(ranks=ranks)
         with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
             running = {}
             for rank, runner in enumerate(self._runners):
@@ -73,15 +73,15 @@ class GroupRunner:
                 running[threads.submit(runner.attempt, replace(request, rendezvous=place))] = rank
             try:
                 while running:
-                    done, _ = wait(running, timeout=gathering.grace_left, return_when=FIRST_COMPLETED)
+                    done, _ = wait(running, timeout=answers.grace_left, return_when=FIRST_COMPLETED)
                     for future in done:
-                        gathering.take(running.pop(future), future.result())
-                    for rank in gathering.overdue():
+                        answers.take(running.pop(future), future.result())
+                    for rank in answers.overdue():
                         self._runners[rank].stop()
             except BaseException:
                 self.close()  # nobody wants the trial any more, but the threads wait for it
                 raise
-        return gathering.attempt()
+        return answers.attempt()
 
     def interrupt(self) -> None:
         """End the running trial, if there is one, at once: its outcome is a `TimedOut` with what it has shown. For

@@ -13,7 +13,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.workers.cluster.demand import Demand
-from autofit.workers.slots.running import Running
+from autofit.workers.slots.running_trial import RunningTrial
 
 START_SECONDS = 900.0
 """A worker that has been given its resources and does not answer within this time never will. Loading the libraries may
@@ -61,7 +61,7 @@ class Slot:
     """Each rank's measured rates; None where it was not asked for them, or could not measure them."""
     unmeasured: str | None = None
     """Why one could not, in one sentence."""
-    running: Running | None = None
+    running: RunningTrial | None = None
     """While it is busy."""
     idle_since: float = field(default_factory=time.monotonic)
 

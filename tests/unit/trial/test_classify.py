@@ -264,13 +264,3 @@ def test_without_the_kernels_word_nothing_is_short() -> None:
 def test_kernel_books_are_read_where_there_are_any() -> None:
     booked = classify.kernel_oom_kills()
     assert booked is None or booked >= 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"),
-    [(3.0, "3 s"), (27.1654, "27.2 s"), (600.0, "600 s"), (1200.0, "1200 s"), (86400.0, "86400 s")],
-)
-def test_a_deadline_is_told_in_whole_figures(seconds: float, message: str) -> None:
-    outcome = classify.timed_out(deadline_seconds=seconds, phase="forward", phases_entered=3)
-    assert outcome.reason == f"not finished after {message}, in phase forward"
-    assert outcome.deadline_seconds == seconds

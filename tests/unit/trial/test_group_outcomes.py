@@ -22,7 +22,7 @@ from autofit.core.outcome import (
 )
 from autofit.trial.attempt import Attempt
 from autofit.trial.process import classify, group
-from autofit.trial.process.group import Gathering, combined
+from autofit.trial.process.group import GroupAnswers, combined
 
 ALONE = fits(1.0, 100.0)
 LOST = Crashed(reason="RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3612")
@@ -131,14 +131,14 @@ def test_who_got_least_far_hangs(entered: tuple[int, int], reason: str) -> None:
 def test_the_others_have_a_moment_to_say_what_they_met(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=lambda: now))
-    gathering = Gathering(ranks=3)
-    gathering.take(2, Attempt(outcome=ALONE, seconds=1.0))
-    assert gathering.grace_left is None and gathering.overdue() == []
-    gathering.take(0, Attempt(outcome=OUT, seconds=3.0))
-    assert gathering.overdue() == [] and gathering.grace_left == group.GRACE_SECONDS
+    answers = GroupAnswers(ranks=3)
+    answers.take(2, Attempt(outcome=ALONE, seconds=1.0))
+    assert answers.grace_left is None and answers.overdue() == []
+    answers.take(0, Attempt(outcome=OUT, seconds=3.0))
+    assert answers.overdue() == [] and answers.grace_left == group.GRACE_SECONDS
     now += group.GRACE_SECONDS + 0.1
-    assert gathering.overdue() == [1]
-    assert gathering.overdue() == [] and gathering.grace_left is None, "each is named once"
-    gathering.take(1, Attempt(outcome=STOPPED, seconds=2.0))
-    assert gathering.complete and gathering.attempt().seconds == 3.0
-    assert gathering.attempt().outcome == replace(OUT, reason="rank 0: Tried to allocate 2 GiB")
+    assert answers.overdue() == [1]
+    assert answers.overdue() == [] and answers.grace_left is None, "each is named once"
+    answers.take(1, Attempt(outcome=STOPPED, seconds=2.0))
+    assert answers.complete and answers.attempt().seconds == 3.0
+    assert answers.attempt().outcome == replace(OUT, reason="rank 0: Tried to allocate 2 GiB")

@@ -27,7 +27,7 @@ from autofit.core.outcome import Crashed, OutOfMemory
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
-from autofit.workers.slots import hiring, roster
+from autofit.workers.slots import slot_set, worker_starter
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MadeCluste
 def cluster(one_cluster: MadeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeCluster]:
     """The cluster without nodes."""
     one_cluster.folder = tmp_path
-    monkeypatch.setattr(hiring, "TrialActor", made_actor(tmp_path))
-    monkeypatch.setattr(roster, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(worker_starter, "TrialActor", made_actor(tmp_path))
+    monkeypatch.setattr(slot_set, "RENEW_SECONDS", 0.1)
     yield one_cluster
     one_cluster.clear()
 
@@ -50,11 +50,11 @@ def test_a_lost_worker_costs_its_trial_and_the_others_go_on(cluster: MadeCluster
     """As a search meets it: the lost trial is asked for again while every other worker is busy."""
     first, _ = cluster.add(), cluster.add()
     pool = cluster.open()
-    until(lambda: pool.site() and pool._roster.renew() is None and pool.size == 2)
+    until(lambda: pool.site() and pool._slots.renew() is None and pool.size == 2)
     pool.submit(request_of(1))
     pool.submit(request_of(2))
     until(lambda: cluster.began(1) and cluster.began(2), pool)
-    on_first = next(s for s in pool._roster.up if s.node_ids == (first.node_id,))
+    on_first = next(s for s in pool._slots.up if s.node_ids == (first.node_id,))
     assert on_first.running is not None
     lost = size_of(on_first.running.request)
     cluster.remove(first)
@@ -76,14 +76,14 @@ def test_without_a_node_trials_wait_for_the_next_and_not_for_ever(
     pool = cluster.open()
     pool.site()
     cluster.remove(only)
-    until(lambda: pool._lost() is not None and not pool._roster.up)
+    until(lambda: pool._lost() is not None and not pool._slots.up)
     pool.submit(request_of(1))
     cluster.let_end(1)
-    until(lambda: pool._roster.none_since, pool)
+    until(lambda: pool._slots.none_since, pool)
     another = cluster.add()
     ((_, attempt),) = collected(pool)
     assert isinstance(attempt.outcome, OutOfMemory)
-    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(slot_set, "NODES_SECONDS", 0.0)
     pool.submit(request_of(2))
     cluster.remove(another)
     ((_, attempt),) = collected(pool)
@@ -101,13 +101,13 @@ def test_a_second_search_waits_its_turn_and_both_grow_with_the_cluster(
     first.site()
     with caplog.at_level(logging.WARNING):
         second = cluster.open()
-        until(lambda: second._roster.renew() or caplog.records)
+        until(lambda: second._slots.renew() or caplog.records)
     message = "autofit: others use all GPUs: this search waits its turn"
     assert [record.getMessage() for record in caplog.records] == [message]
     first.submit(request_of(1))
     cluster.add(gpus=3)
     second.site()
-    until(lambda: second._roster.renew() or first.size + second.size == 4, first)
+    until(lambda: second._slots.renew() or first.size + second.size == 4, first)
     first.close()
     second.submit(request_of(2))
     until(lambda: second.size == 4, second)
@@ -120,7 +120,7 @@ def test_the_first_gpu_node_is_waited_for_and_no_cpu_taken_in_its_place(cluster:
     """Where a GPU is asked for, and where the autoscaler says that it may add one."""
     cluster.add(gpus=0)
     asked_for = cluster.open(device="cuda")
-    assert not cluster.open()._roster.wanted.uses_gpus
+    assert not cluster.open()._slots.wanted.uses_gpus
     group = autoscaler_pb2.NodeGroupConfig(resources={"GPU": 8}, min_count=0, max_count=2, name="gpus")
     config = autoscaler_pb2.ClusterConfig(node_group_configs=[group]).SerializeToString()
     place = ray._raylet.GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, ray._raylet.GCS_AUTOSCALER_STATE_NAMESPACE
@@ -144,7 +144,7 @@ def test_of_a_mixed_cluster_only_the_named_card_is_used(cluster: MadeCluster, ca
     assert not caplog.records
     large = cluster.open(card=card("a100-80g"), workers=2)
     cluster.add(kind="A100", has="a100-40g")
-    until(lambda: large._roster.renew() or len(caplog.records) == 2)
+    until(lambda: large._slots.renew() or len(caplog.records) == 2)
     assert "is left out: the workers there have a100-40g, and the search is for a100-80g" in caplog.text
     cluster.add(kind="A100", has="a100-80g")
     assert large.site()[0].name == "a100-80g"
@@ -153,7 +153,7 @@ def test_of_a_mixed_cluster_only_the_named_card_is_used(cluster: MadeCluster, ca
     cluster.add(kind="H100", has="h100-pcie-80g", **labelled)
     pcie = cluster.open(card=card("h100-pcie-80g"))
     assert pcie.site()[0].name == "h100-pcie-80g"
-    assert [slot.node_ids for slot in pool._roster.up] == [(right.node_id,)]
+    assert [slot.node_ids for slot in pool._slots.up] == [(right.node_id,)]
     assert len(caplog.records) == 2
 
 
@@ -166,13 +166,13 @@ def test_a_node_with_other_libraries_or_none_is_left_out(
     cluster.add(broken="yes")
     pool = cluster.open()
     assert pool.site()[1].torch == "2.13"
-    until(lambda: pool._roster.renew() or (pool.size == 2 and len(caplog.records) == 2))
+    until(lambda: pool._slots.renew() or (pool.size == 2 and len(caplog.records) == 2))
     assert "the library versions there differ" in caplog.text
     assert "torch is not installed (install it)" in caplog.text
 
 
 def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "NODES_SECONDS", 0.0)
+    monkeypatch.setattr(slot_set, "NODES_SECONDS", 0.0)
     cluster.add(broken="yes")
     with pytest.raises(EnvironmentLacks, match="torch is not installed"):
         cluster.open().site()
@@ -199,14 +199,14 @@ def test_what_is_not_needed_is_given_back_and_asked_for_again(
     cluster.add(gpus=2)
     pool = cluster.open(workers=3)
     pool.submit(request_of(1))
-    until(lambda: len(pool._roster.up) == 2, pool)
-    assert len(pool._roster.slots) == 3, "an autoscaler may add a node for one more"
-    monkeypatch.setattr(roster, "IDLE_SECONDS", 0.0)
-    until(lambda: len(pool._roster.slots) == 1, pool)
+    until(lambda: len(pool._slots.up) == 2, pool)
+    assert len(pool._slots.slots) == 3, "an autoscaler may add a node for one more"
+    monkeypatch.setattr(slot_set, "IDLE_SECONDS", 0.0)
+    until(lambda: len(pool._slots.slots) == 1, pool)
     assert pool.size == 3, "as many trials may still be asked for"
     other = cluster.open()
     other.site()
-    assert len(other._roster.up) == 1
+    assert len(other._slots.up) == 1
     other.close()
     pool.submit(request_of(2))
     until(lambda: cluster.began(2), pool)
@@ -233,7 +233,7 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     pool.site()
     pool.submit(request_of(1))
     until(lambda: pool.size == 2, pool)
-    placed = [slot.node_ids for slot in pool._roster.slots]
+    placed = [slot.node_ids for slot in pool._slots.slots]
     assert sorted(placed) == sorted((node.node_id,) for node in nodes)
     until(lambda: cluster.began(1), pool)
     ((slot, running),) = pool._busy.items()
@@ -244,7 +244,7 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
 def workers_of(search_id: str) -> set[str]:
     """The epochs of the search's workers."""
     every = ray.util.list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in every if actor["namespace"] == hiring.NAMESPACE]
+    names = [actor["name"] for actor in every if actor["namespace"] == worker_starter.NAMESPACE]
     return {name.split("/")[1] for name in names if name.startswith(f"{search_id}/")}
 
 
@@ -253,9 +253,9 @@ def test_who_takes_a_search_over_ends_the_workers_of_its_earlier_driver(cluster:
     earlier, other = cluster.open(workers=1), cluster.open(workers=1)
     for pool, name, size in ((earlier, "aa", 1), (other, "aab", 2)):
         pool.site()
-        reserved = [slot.placement for slot in pool._roster.slots]
+        reserved = [slot.placement for slot in pool._slots.slots]
         pool.claim(name, 9)
-        assert [slot.placement for slot in pool._roster.slots] == reserved, "a turn that was waited for is not lost"
+        assert [slot.placement for slot in pool._slots.slots] == reserved, "a turn that was waited for is not lost"
         pool.submit(request_of(size))
         until(lambda pool=pool, size=size: cluster.began(size), pool)  # type: ignore[misc]
     successor = cluster.open(workers=1)
@@ -287,7 +287,7 @@ def test_a_node_that_lacks_what_the_first_ones_had_is_left_out(
     assert pool.cannot(config, request_of(1).job) is None
     cluster.add(lacks=lacks)
     cluster.add()
-    until(lambda: pool._roster.renew() or (pool.size == 2 and caplog.records))
+    until(lambda: pool._slots.renew() or (pool.size == 2 and caplog.records))
     assert f"is left out: {message}" in caplog.text
 
 
@@ -316,7 +316,7 @@ def test_a_node_that_is_slower_than_its_like_gets_no_more_trials(
     for size in (2, 4, 2):
         pool.submit(request_of(size))
     assert slow not in {attempt.worker for _, attempt in collected(pool, 3)}
-    until(lambda: pool._roster.renew() is None and pool.size == 2)
+    until(lambda: pool._slots.renew() is None and pool.size == 2)
 
 
 def test_a_slow_node_is_used_as_long_as_there_is_no_other(
@@ -331,5 +331,5 @@ def test_a_slow_node_is_used_as_long_as_there_is_no_other(
     collected(pool)
     assert "it is used all the same, as there is no other" in caplog.text and not pool.set_aside
     cluster.add(speed="0.9")
-    until(lambda: pool._roster.renew() or pool.set_aside)
+    until(lambda: pool._slots.renew() or pool.set_aside)
     assert pool.size == 1

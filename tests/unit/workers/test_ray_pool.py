@@ -31,7 +31,7 @@ from autofit.trial.machine.detection import cores, cpu
 from autofit.trial.machine.device_lock import held
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.ray_pool import RayPool
-from autofit.workers.slots import running
+from autofit.workers.slots import running_trial
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_trial_runs_and_the_worker_is_free_again(pool: RayPool) -> None:
 def test_a_trial_waits_for_another_processes_and_says_so_once(
     pool: RayPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(running_trial, "ASK_SECONDS", 0.1)
     with held(["cpu"]), caplog.at_level(logging.WARNING):
         pool.submit(tiny_request(deadline_seconds=600.0))
         (under_way,) = pool._busy.values()
@@ -210,7 +210,7 @@ def test_a_lost_worker_is_replaced(pool: RayPool) -> None:
 
 
 def test_a_worker_that_does_not_answer_is_given_up(pool: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(running_trial, "GRACE_SECONDS", 2.0)
     actor_process().send_signal(signal.SIGSTOP)  # as good as a node behind a broken cable
     pool.submit(tiny_request(deadline_seconds=1.0))
     (done,) = completed(pool)

@@ -15,7 +15,7 @@ from autofit.workers.slots.slot import Slot
 
 
 @dataclass(slots=True, kw_only=True)
-class Lacking:
+class MissingRequirements:
     """Asks the workers once for all configs that ask the same of their machines."""
 
     ray: Any

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.hardware import card_of
+from autofit.core.device.probe import Probe
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
 from autofit.trial.machine.detection import check_even
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
-from autofit.workers.slots.comparing import Comparing
-from autofit.workers.slots.hiring import Hiring
-from autofit.workers.slots.lacking import Lacking
+from autofit.workers.slots.missing import MissingRequirements
 from autofit.workers.slots.slot import Site, Slot, StartFailed, State
+from autofit.workers.slots.speeds import DeviceSpeeds
+from autofit.workers.slots.worker_starter import WorkerStarter
 
 RENEW_SECONDS = 2.0
 """Time between two looks at what the cluster has."""
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Roster:
+class SlotSet:
     """The slots of one pool. However many of them are lost, those that are left go on. Used from one thread."""
 
     ray: Any
@@ -41,14 +42,14 @@ class Roster:
     """Trials at a time; None for as many as there is room for, now and whenever more becomes free."""
     is_private: bool
     """Whether nobody else uses this Ray, and no node can join it."""
-    hiring: Hiring
-    lacking: Lacking
+    starter: WorkerStarter
+    missing: MissingRequirements
     slots: list[Slot] = field(default_factory=list)
     site: Site | None = None
     """What every slot's device and versions are like; None until the first is accepted."""
     given_back: int = 0
     """Slots that were not needed and may be asked for again."""
-    comparing: Comparing = field(default_factory=Comparing)
+    speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     set_aside: dict[str, str] = field(default_factory=dict)
     """Names of slots whose trials are of no use, each with a sentence that says why."""
     nodes: list[Node] = field(default_factory=list)
@@ -197,11 +198,11 @@ class Roster:
         }
         if others:
             self._refuse(slot, tuple(others), self._difference(slot))
-        elif (lacks := self.lacking.later(slot)) is not None:
+        elif (lacks := self.missing.later(slot)) is not None:
             self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
             slot.accept()
-            self.comparing.note(slot)
+            self.speeds.note(slot)
             if slot.unmeasured is not None:
                 self._say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
             self.site = slot.site if len(self.up) == 1 else self.site
@@ -210,7 +211,7 @@ class Roster:
         """Leave out what is clearly slower than its type, as long as others are up: trials of both would not be of one
         device. The other devices of its node go on, if they are as fast as they should be."""
         usable = [slot for slot in self.up if slot.name not in self.set_aside]
-        slow = {slot: finding for slot in usable if (finding := self.comparing.slow(slot)) is not None}
+        slow = {slot: finding for slot in usable if (finding := self.speeds.slow(slot)) is not None}
         for slot, (node, what) in slow.items():
             sentence = f"{self._host(node)} is slow: {what}"
             if len(slow) == len(usable):
@@ -281,12 +282,14 @@ class Roster:
                 self.drop(slot)
             else:
                 missing -= 1
-        self.slots += [self.hiring.slot(demand) for _ in range(missing)]
+        self.slots += [self.starter.slot(demand) for _ in range(missing)]
 
-    def hire_anew(self) -> None:
-        """Replace all workers, each in its place; none may be running a trial."""
+    def claim(self, search_id: str, epoch: int, usual: Probe | None) -> None:
+        """As `Pool.claim`: replace all workers, each in its place; none may be running a trial."""
+        self.speeds.usual = usual
+        self.starter.claim(search_id, epoch)
         for slot in self.slots:
-            self.hiring.hire_anew(slot)
+            self.starter.restart(slot)
 
     def close(self) -> None:
         slots, self.slots = self.slots, []

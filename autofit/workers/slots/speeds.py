@@ -18,7 +18,7 @@ sixth (benchmarks/README.md); and GPUs of one model in a cluster by 8 % on avera
 
 
 @dataclass(slots=True, kw_only=True)
-class Comparing:
+class DeviceSpeeds:
     """What is known of the rates of one type of device."""
 
     usual: Probe | None = None

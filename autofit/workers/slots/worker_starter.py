@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Hiring:
+class WorkerStarter:
     """Asks for workers on behalf of one pool."""
 
     ray: Any
@@ -53,18 +53,18 @@ class Hiring:
             bundle_label_selector=[dict(demand.selector) for _ in range(demand.ranks)] if demand.selector else None,
         )
         slot = Slot(demand=demand, placement=placement)
-        self._hire(slot)
+        self._start_workers(slot)
         return slot
 
-    def hire_anew(self, slot: Slot) -> None:
+    def restart(self, slot: Slot) -> None:
         """Replace the workers of a slot that runs nothing; its resources stay reserved meanwhile."""
         for actor in slot.actors:
             with suppress(Exception):  # it may be gone already
                 self.ray.kill(actor)
-        self._hire(slot)
+        self._start_workers(slot)
         slot.state, slot.heard, slot.placed_at = State.PENDING, [], time.monotonic()
 
-    def _hire(self, slot: Slot) -> None:
+    def _start_workers(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
         # What comes up before the search is known is replaced before its first trial. Ranks on a CPU share its cores,
         # and would measure each other.

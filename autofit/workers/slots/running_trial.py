@@ -11,7 +11,7 @@ from typing import Any
 from autofit.core.errors import lines_of
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
 from autofit.trial.attempt import Attempt
-from autofit.trial.process.group import Gathering
+from autofit.trial.process.group import GroupAnswers
 from autofit.trial.request import TrialRequest
 
 ASK_SECONDS = 5.0
@@ -20,7 +20,7 @@ GRACE_SECONDS = 60.0
 """A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
 
 
-class Running:
+class RunningTrial:
     """A request that a slot's workers are running."""
 
     def __init__(self, request: TrialRequest, actors: Sequence[Any], *, worker: str, queued_seconds: float) -> None:
@@ -31,7 +31,7 @@ class Running:
         self.since = time.monotonic()
         self._worker, self._actors, self._queued_seconds = worker, actors, queued_seconds
         document, ranks = request.after_waiting(queued_seconds).to_json(), len(actors)
-        self._gathering = Gathering(ranks=ranks)
+        self._group = GroupAnswers(ranks=ranks)
         self._place: Any = None
         """Ray's reference to the place where the ranks meet; None for a single worker."""
         if ranks > 1:
@@ -54,8 +54,8 @@ class Running:
         """Take a worker's answer; returns what the trial came to, or None while other ranks go on.
 
         Raises `RayError` if the worker was lost."""
-        self._gathering.take(self.answers.pop(reference), _answered(ray, reference))
-        return self._ended(self._gathering.attempt()) if self._gathering.complete else None
+        self._group.take(self.answers.pop(reference), _answered(ray, reference))
+        return self._ended(self._group.attempt()) if self._group.complete else None
 
     def lost(self, why: Exception, host: str, *, out_of_memory: bool) -> Attempt:
         """What the trial came to whose worker was lost on the machine `host`: out of host memory if Ray's memory
@@ -73,7 +73,7 @@ class Running:
 
     def stop_overdue_ranks(self) -> None:
         """Stop those that go on although another has failed."""
-        for rank in self._gathering.overdue():
+        for rank in self._group.overdue():
             self._actors[rank].stop.remote(self._place)
 
     def note_waiting(self, ray: Any, tell: Callable[[int | None], object]) -> None:
