@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autofit.catalog.hardware import Card, matching_cards
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_RESOURCE, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +68,15 @@ class DeviceRequest:
             away = _not_on({*self.left_out, *used})
             return Demand(ranks=self.ranks, bundle={"CPU": max(1.0, cpus)}, selector=away, strategy="STRICT_PACK")
         bundle, selector = {"GPU": 1.0, "CPU": cpus_per_gpu(suitable)}, _not_on(self.left_out)
-        name = None if self.card is None else self._type(suitable)
-        if self.card is not None and any(node.hardware for node in suitable):
-            selector[HARDWARE_LABEL] = self.card.name
-        elif name is not None and all(node.is_type_resource for node in suitable):
-            bundle[f"accelerator_type:{name}"] = 0.001  # of one such resource, which every node of the type has
-        elif name is not None:
-            selector[TYPE_LABEL] = name
-        elif self.card is not None and not suitable:
-            selector[HARDWARE_LABEL] = self.card.name
-        elif self.card is not None:
-            others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
-            selector |= _not_on(self.left_out | others)
+        if self.card is not None:
+            name = self._type(suitable)
+            if any(node.hardware for node in suitable) or (name is None and not suitable):
+                selector[HARDWARE_LABEL] = self.card.name
+            elif name is not None:
+                bundle[f"{TYPE_RESOURCE}{name}"] = 0.001  # of one such resource, which every node of the type has
+            else:
+                others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
+                selector |= _not_on(self.left_out | others)
         return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy="PACK")
 
     def _type(self, suitable: Sequence[Node]) -> str | None:
@@ -88,7 +85,7 @@ class DeviceRequest:
         names = {name for node in suitable for name in node.types}
         if not suitable and self.card is not None:
             name = self.card.ray_accelerator_type
-            return name if f"accelerator_type:{name}" in self.addable else None
+            return name if f"{TYPE_RESOURCE}{name}" in self.addable else None
         return names.pop() if len(names) == 1 and all(node.types for node in suitable) else None
 
     def room(self, nodes: Collection[Node], used: Collection[str] = ()) -> int:

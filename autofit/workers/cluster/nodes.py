@@ -10,9 +10,9 @@ from typing import Any
 HARDWARE_LABEL = "autofit.io/hardware"
 """The node label by which an administrator says which card of the catalog (`a100-80g`) a node has: Ray's own types do
 not tell apart cards of one chip, such as A100 of 40 and 80 GB or H100 SXM and PCIe."""
-TYPE_LABEL = "ray.io/accelerator-type"
 NODE_LABEL = "ray.io/node-id"
-_TYPE_RESOURCE = "accelerator_type:"
+TYPE_RESOURCE = "accelerator_type:"
+"""The prefix of a resource that every node with an accelerator of a type has, after it Ray's name for the type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,6 @@ class Node:
     """The card that its administrator says it has; None where nothing is said."""
     types: frozenset[str]
     """Ray's names for its accelerators."""
-    is_type_resource: bool
-    """Whether those can be asked for as a resource, too."""
 
 
 def nodes(ray: Any) -> list[Node]:
@@ -48,8 +46,7 @@ def nodes(ray: Any) -> list[Node]:
 
 def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
     resources, labels = entry["Resources"], entry.get("Labels") or {}
-    as_resource = {name.removeprefix(_TYPE_RESOURCE) for name in resources if name.startswith(_TYPE_RESOURCE)}
-    as_label = {labels[TYPE_LABEL]} if labels.get(TYPE_LABEL) else set()
+    types = {name.removeprefix(TYPE_RESOURCE) for name in resources if name.startswith(TYPE_RESOURCE)}
     return Node(
         node_id=entry["NodeID"],
         host=entry.get("NodeManagerHostname") or entry.get("NodeManagerAddress") or entry["NodeID"],
@@ -58,8 +55,7 @@ def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
         free_cpus=free.get("CPU", 0.0),
         free_gpus=free.get("GPU", 0.0),
         hardware=labels.get(HARDWARE_LABEL) or None,
-        types=frozenset(as_resource or as_label),
-        is_type_resource=bool(as_resource),
+        types=frozenset(types),
     )
 
 

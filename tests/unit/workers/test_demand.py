@@ -32,7 +32,6 @@ def node(
         free_gpus=gpus if free_gpus is None else free_gpus,
         hardware=hardware,
         types=frozenset(types),
-        is_type_resource=True,
     )
 
 

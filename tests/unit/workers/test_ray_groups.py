@@ -16,14 +16,13 @@ from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, Fits, TimedOut
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.techniques.job import ranks_per_host
 from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
-from autofit.trial.machine.detection import check_even, cpu
+from autofit.trial.machine.detection import cpu
 from autofit.trial.request import TrialRequest
 from autofit.workers.cluster.demand import Demand
 from autofit.workers.ray_pool import RayPool
@@ -143,9 +142,3 @@ def test_ranks_divide_the_cores_of_their_own_machine(rank: int, share: int, monk
     assert threads.threads_per_rank(replace(cpu(), cores=16), rendezvous_at(place, rank)) == share
     beside = threads.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank), sharing=8)
     assert beside == 2, "other trials run on the machine's other devices"
-
-
-def test_uneven_cards_are_refused_by_name() -> None:
-    check_even(["NVIDIA H100 (80 GiB)"] * 2)
-    with pytest.raises(EnvironmentLacks, match=r"equal cards.*NVIDIA H100 \(80 GiB\), NVIDIA A100 \(40 GiB\)"):
-        check_even(["NVIDIA H100 (80 GiB)", "NVIDIA A100 (40 GiB)"])
