@@ -248,16 +248,15 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
             remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see docs/install.md; or use --device cpu",
         )
     hardware = _accelerator(
-        device_name=first.name,
-        marketed=first.marketed_bytes,
-        memory=first.memory_bytes,
-        count=len(devices.visible),
-        capability=first.capability,
-        power_limit_watts=first.power_limit_watts,
-        mig_profile=first.mig_profile,
-        prefix=EMULATED if devices.is_emulated else "",
+        first.name, first.marketed_bytes, first.memory_bytes, len(devices.visible), first.capability
     )
-    return hardware, devices.driver
+    name = f"{EMULATED if devices.is_emulated else ''}{hardware.name}"
+    if first.mig_profile is not None and _slug(first.mig_profile) not in name:
+        name += f"-{_slug(first.mig_profile)}"
+    if first.power_limit_watts is not None:
+        name += f"-{first.power_limit_watts}w"
+    limited = replace(hardware, power_limit_watts=first.power_limit_watts, mig_profile=first.mig_profile)
+    return replace(limited, name=name), devices.driver
 
 
 def unused_devices() -> Iterator[tuple[str, str]]:
@@ -306,41 +305,22 @@ def _rocm() -> tuple[Hardware, str] | None:
         _warn(f"torch for ROCm finds no device: {message}")
         return None
     name, memory, count, chip, hip = json.loads(completed.stdout)
-    hardware = _accelerator(
-        device_name=name, marketed=memory, memory=memory, count=count, capability=chip.partition(":")[0]
-    )
-    return hardware, hip
+    return _accelerator(name, memory, memory, count, chip.partition(":")[0]), hip
 
 
-def _accelerator(
-    *,
-    device_name: str,
-    marketed: int,
-    memory: int,
-    count: int,
-    capability: str,
-    power_limit_watts: int | None = None,
-    mig_profile: str | None = None,
-    prefix: str = "",
-) -> Hardware:
-    card: Card | None = match(device_name, memory)
-    name = prefix + (card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g")
-    if mig_profile is not None and _slug(mig_profile) not in name:
-        name += f"-{_slug(mig_profile)}"
-    if power_limit_watts is not None:
-        name += f"-{power_limit_watts}w"
+def _accelerator(device_name: str, marketed_bytes: int, memory_bytes: int, count: int, capability: str) -> Hardware:
+    """The device as the catalog has it, or else by the driver's name; `marketed_bytes` has the driver's own share."""
+    card = match(device_name, memory_bytes)
     return Hardware(
-        name=name,
+        name=card.name if card else f"{_slug(device_name)}-{round(marketed_bytes / GIB)}g",
         kind="cuda",
         device_name=device_name,
-        memory_bytes=memory,
+        memory_bytes=memory_bytes,
         count=count,
         host_memory_bytes=host_memory_bytes(),
         capability=capability,
         bf16=card.bf16 if card else _has_bf16(capability),
         peak_flops=card.training_peak_flops if card else None,
-        power_limit_watts=power_limit_watts,
-        mig_profile=mig_profile,
     )
 
 

@@ -13,7 +13,6 @@ import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from autofit.core.errors import lines_of
 from autofit.core.outcome import Crashed, Outcome, Unsupported
@@ -44,8 +43,8 @@ number."""
 def run_program(request: TrialRequest, events: EventPipe, *, asked_at: float) -> Outcome:
     """Run the workload's program for the config, until it has reported an outcome or has ended. Raises `UsageError` for
     a command that no longer exists as it was."""
-    job = request.job
-    held_bytes = None if job.hardware.kind == "cpu" else nvml.held_bytes()
+    on_cpu = request.job.hardware.kind == "cpu"
+    held_bytes = None if on_cpu else nvml.held_bytes()
     events.enter(classify.LAUNCH)
     address = f"autofit-trial-{secrets.token_hex(16)}"
     adopt_orphans()
@@ -70,12 +69,7 @@ def run_program(request: TrialRequest, events: EventPipe, *, asked_at: float) ->
             _end(process)
     if outcome is not None:
         return outcome
-    return _outcome_without_result(
-        process.returncode,
-        relay,
-        classify.kills_since(kills_before),
-        on_cpu=job.hardware.kind == "cpu",
-    )
+    return _outcome_without_result(process.returncode, relay, classify.kills_since(kills_before), on_cpu=on_cpu)
 
 
 def _start_program(request: TrialRequest, address: str) -> subprocess.Popen[bytes]:
@@ -84,20 +78,20 @@ def _start_program(request: TrialRequest, address: str) -> subprocess.Popen[byte
     assert job.workload.program is not None
     arguments = Command.parse(job.workload.program).arguments(request.config, job.workload, source_of(job.model))
     on_cpu = job.hardware.kind == "cpu"
+
+    def set_up() -> None:
+        """In the new process, before the program replaces it."""
+        die_with_parent()
+        if on_cpu:
+            process_memory.limit_to(request.memory_limit_bytes + BEFORE_LIMIT_BYTES)
+
     return subprocess.Popen(
         arguments,
         env=of_program(address, threads_per_rank(job.hardware, None, sharing=request.sharing)),
         cwd=request.folder,
         process_group=0,
-        preexec_fn=partial(_set_up_process, request.memory_limit_bytes + BEFORE_LIMIT_BYTES if on_cpu else None),
+        preexec_fn=set_up,
     )
-
-
-def _set_up_process(most_bytes: int | None) -> None:
-    """In the new process, before the program replaces it."""
-    die_with_parent()
-    if most_bytes is not None:
-        process_memory.limit_to(most_bytes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,9 +128,8 @@ class _Relay:
             connection.close()
         elif self._connection is not None:
             connection.close()
-            self.outcome = Unsupported(
-                reason="the program trains in several processes at once: its trial is on one device"
-            )
+            reason = "the program trains in several processes at once: its trial is on one device"
+            self.outcome = Unsupported(reason=reason)
         else:
             self._connection = connection
             self._selector.register(connection, selectors.EVENT_READ)
@@ -183,9 +176,14 @@ def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | 
     output = _last_output()
     status = _SIGNALS_BY_STATUS.get(status, status)
     if status == 0:
+        reason = f"the program ended without reporting a step: {classify.HOW_TO_REPORT}"
+        if relay.steps:
+            # So many suffice however much they scatter: two of warm-up, thirty timed and, on an accelerator, one to
+            # keep it busy.
+            reason = f"the program ended after {relay.steps} optimizer steps: let it train for at least 33"
         # This says nothing about the config, so the next search must not take it for an answer.
         tail = "\n".join(output.splitlines()[-20:])
-        return Crashed(reason=_too_early(relay.steps), phase=relay.events.phase, stderr_tail=tail, transient=True)
+        return Crashed(reason=reason, phase=relay.events.phase, stderr_tail=tail, transient=True)
     outcome = classify.ended_without_result(
         status=status,
         phase=relay.events.phase,
@@ -195,17 +193,9 @@ def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | 
         host_is_device=on_cpu,
     )
     if isinstance(outcome, Crashed) and outcome.exit_code is not None:
-        return replace(
-            outcome, reason=f"the program exited with status {status}: {lines_of(output, 'it said nothing')[-1]}"
-        )
+        last_line = lines_of(output, "it said nothing")[-1]
+        return replace(outcome, reason=f"the program exited with status {status}: {last_line}")
     return outcome
-
-
-def _too_early(steps: int) -> str:
-    if not steps:
-        return f"the program ended without reporting a step: {classify.HOW_TO_REPORT}"
-    # They suffice however much they scatter: two of warm-up, thirty timed and, on an accelerator, one to keep it busy.
-    return f"the program ended after {steps} optimizer steps: let it train for at least 33"
 
 
 def _last_output() -> str:

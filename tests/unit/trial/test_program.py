@@ -141,6 +141,19 @@ def test_one_that_ends_too_early_is_told_how_long_to_train(warm: TrialRunner) ->
     assert outcome.reason == "the program ended after 2 optimizer steps: let it train for at least 33"
 
 
+def test_what_is_no_event_is_not_passed_on(warm: TrialRunner) -> None:
+    """As where two processes of the program write at once."""
+    code = """
+import os, socket
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(chr(0) + os.environ["AUTOFIT_TRIAL"])
+connection.makefile().readline()
+connection.sendall(b'1\\n[2]\\n{"phase": "step", "unknown": 1}\\n{"steps": 2}\\n')
+"""
+    outcome = run(warm, code)
+    assert isinstance(outcome, Crashed) and "ended after 2 optimizer steps" in outcome.reason, outcome
+
+
 def test_one_that_fails_says_why(warm: TrialRunner) -> None:
     outcome = run(warm, "import sys\nprint('no such file: data.jsonl', file=sys.stderr)\nsys.exit(7)")
     assert isinstance(outcome, Crashed) and not outcome.transient
