@@ -164,7 +164,9 @@ class RayPool:
         return {slot: slot.running for slot in self._slots.slots if slot.running is not None}
 
     def _report_wait(self, holder: int | None) -> None:
-        self._wait_reported = self._wait_reported or tell_of_waiting(holder)
+        if not self._wait_reported:
+            self._wait_reported = True
+            tell_of_waiting(holder)
 
     def _pause(self, seconds: float) -> None:
         """Wait until something of a slot may have changed, but for at most `seconds`."""

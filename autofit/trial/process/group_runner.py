@@ -20,11 +20,10 @@ from autofit.trial.request import TrialRequest
 _log = logging.getLogger(__name__)
 
 
-def tell_of_waiting(holder: int | None) -> bool:
-    """Log in one line that a trial waits for another process's; returns True."""
+def tell_of_waiting(holder: int | None) -> None:
+    """Log that a trial waits for another process's, whose number is `holder` if it is known."""
     holder_text = "" if holder is None else f" (pid {holder})"
     _log.warning("autofit: waiting for another autofit trial on this device%s", holder_text)
-    return True
 
 
 def not_begun(reason: str) -> Attempt:

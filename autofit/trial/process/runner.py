@@ -93,7 +93,7 @@ class TrialRunner:
         process = self.start()
         patience_seconds = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
         try:
-            answer = self._asked(process, request.to_json(), patience_seconds)
+            answer = self._answer_to(process, request.to_json(), patience_seconds)
         except TimeoutError:
             self.close()
             reason = "the trial's parent process does not answer: the device's driver may hang"
@@ -105,7 +105,7 @@ class TrialRunner:
     def listen(self, address: str) -> int:
         """Have the fork server open a port at `address` for the next trial's ranks; its number. Raises `OSError`."""
         process = self.start()
-        answer = self._asked(process, {"listen": address})
+        answer = self._answer_to(process, {"listen": address})
         if answer is None:
             raise OSError(self._parent_died(process).reason)
         if "error" in answer:
@@ -120,7 +120,7 @@ class TrialRunner:
             if self._running and process is not None:
                 self._send(process, {"stop": why})
 
-    def _asked(
+    def _answer_to(
         self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
     ) -> dict[str, Any] | None:
         """The fork server's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""

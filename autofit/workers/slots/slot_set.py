@@ -179,15 +179,13 @@ class SlotSet:
         starting = [slot for slot in self.pending if slot.is_placed and not slot.heard]
         if starting and time.monotonic() - self._up_at < 60.0:
             return False
-        kinds = Counter(kind(site) for slot in heard for site in slot.heard if self._is_named(site))
+        card = self.wanted.card
+        sites = [site for slot in heard for site in slot.heard if card is None or card_of(site[0].name) == card]
+        kinds = Counter(map(kind, sites))
         if kinds:
             (chosen, _), *_ = kinds.most_common(1)
             self.site = next(site for slot in heard for site in slot.heard if kind(site) == chosen)
         return True
-
-    def _is_named(self, site: Site) -> bool:
-        """Whether a worker has the card that the pool wants, if it wants a certain one."""
-        return self.wanted.card is None or card_of(site[0].name) == self.wanted.card
 
     def _judge(self, slot: Slot) -> None:
         """Accept a slot that has what the others have, and lacks nothing; else leave its nodes out."""

@@ -116,9 +116,9 @@ def test_a_trial_waits_for_another_processes_and_its_deadline_with_it(
     with another_holds("cpu") as other, caplog.at_level(logging.WARNING):
         timer = threading.Timer(0.5, other.kill)
 
-        def tell(holder: int | None) -> bool:
+        def tell(holder: int | None) -> None:
             timer.start()
-            return tell_of_waiting(holder)
+            tell_of_waiting(holder)
 
         monkeypatch.setattr(group_runner, "tell_of_waiting", tell)
         started = time.monotonic()

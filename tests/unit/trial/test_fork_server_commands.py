@@ -1,12 +1,15 @@
-"""What the fork server is told: no line is lost, however lines arrive."""
+"""What the fork server is told, by whoever asks it for trials and by its children: no line is lost."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
+from autofit.core.outcome import Crashed
 from autofit.trial.process.commands import Commands, Stopped
+from autofit.trial.process.events import Event
 
 
 def test_a_stop_that_came_with_the_request_is_heard() -> None:
@@ -24,3 +27,19 @@ def test_a_stop_that_came_with_the_request_is_heard() -> None:
     with pytest.raises(EOFError):
         commands.check()
     os.close(reading)
+
+
+def test_an_event_says_only_what_has_happened_and_is_read_back() -> None:
+    assert Event(steps=3).to_json() == {"steps": 3}
+    whole = Event(
+        phase="forward",
+        room_bytes=0,
+        share=0.5,
+        least_step_seconds=1.5,
+        earned=True,
+        timing=False,
+        peak_bytes=0,
+        result=Crashed(reason="made", transient=True),
+        recording=True,
+    )
+    assert Event.from_json(json.loads(json.dumps(whole.to_json()))) == whole

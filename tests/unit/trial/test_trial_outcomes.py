@@ -386,10 +386,10 @@ def echo() -> Iterator[subprocess.Popen[str]]:
 
 def test_a_parent_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen[str]) -> None:
     trial_runner = TrialRunner()
-    assert trial_runner._asked(echo, {"a": 1}, 60.0) == {"a": 1}
+    assert trial_runner._answer_to(echo, {"a": 1}, 60.0) == {"a": 1}
     with pytest.raises(TimeoutError):
         echo.send_signal(signal.SIGSTOP)
-        trial_runner._asked(echo, {"a": 1}, 0.1)
+        trial_runner._answer_to(echo, {"a": 1}, 0.1)
 
 
 def test_a_parent_that_says_no_more_is_not_waited_for(
