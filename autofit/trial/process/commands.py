@@ -6,9 +6,6 @@ import json
 import os
 from typing import Any
 
-INTERRUPTED = "interrupted"
-"""The value of a stop command that the user has given."""
-
 
 class Stopped(Exception):
     """The running trial is no longer wanted."""
@@ -47,7 +44,7 @@ class Commands:
             self._pending += chunk
         command = (self.next() or {}) if self.waiting else {}
         if "stop" in command:
-            raise Stopped(interrupted=command["stop"] == INTERRUPTED)
+            raise Stopped(interrupted=command["stop"]["interrupted"])
 
     @property
     def waiting(self) -> bool:

@@ -5,7 +5,8 @@ input, one JSON answer per line on standard output. It enforces the deadline, cl
 process group, and ends with everything it started when its standard input closes.
 
 Two lines are not requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
-with `{"port": number}` or `{"error": why}`; `{"stop": why}` ends the running trial, whose answer then says so.
+with `{"port": number}` or `{"error": why}`; `{"stop": {"interrupted": whether the user has}}` ends the running
+trial, whose answer then says so.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from autofit.core.outcome import Crashed
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
-from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.fork_server import DEFAULT_ENTRY
 from autofit.trial.process.group import GroupAnswers
 from autofit.trial.process.runner import TrialRunner
@@ -86,7 +85,7 @@ class GroupRunner:
         """End the running trial, if there is one, at once: its outcome is a `TimedOut` with what it has shown. For
         another thread to call."""
         for runner in self._runners:
-            runner.stop(INTERRUPTED)
+            runner.stop(interrupted=True)
 
     def close(self) -> None:
         """End the parents and any trial they run, or that waits for its device."""

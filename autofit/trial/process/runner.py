@@ -112,13 +112,13 @@ class TrialRunner:
             raise OSError(answer["error"])
         return int(answer["port"])
 
-    def stop(self, why: str = "another rank has failed") -> None:
-        """End the running trial, if there is one; `attempt` then says that it was stopped or, if `why` is
-        `INTERRUPTED`, what it has shown so far. For another thread to call."""
+    def stop(self, *, interrupted: bool = False) -> None:
+        """End the running trial, if there is one; `attempt` then says that it was stopped or, if the user has
+        interrupted it, what it has shown so far. For another thread to call."""
         with self._write_lock:
             process = self._process
             if self._running and process is not None:
-                self._send(process, {"stop": why})
+                self._send(process, {"stop": {"interrupted": interrupted}})
 
     def _answer_to(
         self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf

@@ -14,7 +14,7 @@ from autofit.trial.process.events import Event
 
 def test_a_stop_that_came_with_the_request_is_heard() -> None:
     reading, writing = os.pipe()
-    os.write(writing, b'{"run": 1}\n{"stop": true}\n')
+    os.write(writing, b'{"run": 1}\n{"stop": {"interrupted": false}}\n')
     commands = Commands(reading)
     assert commands.next() == {"run": 1}
     assert commands.waiting, "no descriptor tells of the second line"

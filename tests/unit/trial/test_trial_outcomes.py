@@ -30,7 +30,6 @@ from autofit.trial.measure.leak import LEAK_STEPS
 from autofit.trial.measure.measurement import shares_of_a_step
 from autofit.trial.measure.pace import ONCE_SECONDS, Pace
 from autofit.trial.process import child_process, runner
-from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
 
@@ -130,7 +129,7 @@ def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, 
         running = thread.submit(warm.attempt, misbehaving("half_way", profile=str(begun)))
         while not begun.exists() and not running.done():
             time.sleep(0.05)
-        warm.stop(INTERRUPTED)
+        warm.stop(interrupted=True)
         stopped = running.result().outcome
     assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
     assert "interrupted" in stopped.reason
