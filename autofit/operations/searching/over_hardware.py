@@ -115,7 +115,7 @@ def search_over_hardware(
     if request.workload.program is not None:
         raise UsageError("--command takes one kind of hardware at a time")
     if tuple(names) == ALL:
-        from autofit.workers.cluster.kinds import kinds
+        from autofit.workers.cluster.nodes import kinds
 
         names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex

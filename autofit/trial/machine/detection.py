@@ -11,7 +11,9 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -23,7 +25,7 @@ from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
 from autofit.core.units import GIB, format_duration
 from autofit.trial.limits import control_groups
-from autofit.trial.machine import nvml, pci
+from autofit.trial.machine import nvml
 from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
 
@@ -32,6 +34,11 @@ _log = logging.getLogger(__name__)
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PCI_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
+"""Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
+MI300 counts. Those of Intel are no GPUs. AMD's of class 0x0300, with a screen, may be inside of a processor."""
+_PCI_VENDORS = {"0x1002": "AMD", "0x8086": "Intel"}
 
 
 def detect(device: str = "auto") -> tuple[Hardware, Stack]:
@@ -261,7 +268,7 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
 
 def unused_devices() -> Iterator[tuple[str, str]]:
     """A sentence for each kind of GPU in this machine that the installed torch is not built for, with a remedy."""
-    build, gpu_counts = _torch_build(), pci.gpus()
+    build, gpu_counts = _torch_build(), _pci_gpus()
     for maker, platform_name, is_built, remedy in (
         ("AMD", "ROCm", build.hip, "make install TORCH_INDEX=<URL for your ROCm version>, see docs/install.md"),
         ("Intel", "XPU", build.xpu, "a torch for XPU would use it; autofit does not measure trials there yet"),
@@ -270,6 +277,19 @@ def unused_devices() -> Iterator[tuple[str, str]]:
             count = gpu_counts[maker]
             gpus = f"{count} {maker} GPUs" if count > 1 else f"one {maker} GPU"
             yield f"this machine has {gpus}, unused: torch {build.version} is not built for {platform_name}", remedy
+
+
+def _pci_gpus() -> Counter[str]:
+    """How many GPUs of AMD and Intel there are, without those inside of Intel's processors, which are on the first
+    bus; empty where the kernel lists none."""
+    counts: Counter[str] = Counter()
+    for device in PCI_DEVICES.glob("*"):
+        with suppress(OSError):
+            maker = _PCI_VENDORS.get((device / "vendor").read_text().strip())
+            is_inside = maker == "Intel" and device.name.startswith("0000:00:")
+            if maker is not None and not is_inside and (device / "class").read_text().startswith(_PCI_CLASSES[maker]):
+                counts[maker] += 1
+    return counts
 
 
 @cache

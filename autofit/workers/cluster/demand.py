@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autofit.catalog.hardware import Card, matching_cards
+from autofit.catalog.hardware import Card
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_RESOURCE, Node
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_RESOURCE, Node, is_type_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +103,6 @@ class DeviceRequest:
             return sum(node.node_id not in used for node in whole)
         by_cpus = (min(gpus, cpus / share + 1e-6 if share else math.inf) for cpus, gpus in resources.values())
         return sum(map(int, by_cpus)) // self.ranks
-
-
-def is_type_of(name: str, card: Card) -> bool:
-    """Whether a card of the catalog may be what Ray calls `name` (`A100`, `GeForce-RTX-4090`)."""
-    return name == card.ray_accelerator_type or card in matching_cards(name)
 
 
 def cpus_per_gpu(nodes: Iterable[Node]) -> float:

@@ -7,6 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from autofit.catalog.hardware import Card, cards, matching_cards
+from autofit.core.errors import EnvironmentLacks
+from autofit.workers.cluster.connection import connect
+
 HARDWARE_LABEL = "autofit.io/hardware"
 """The node label by which an administrator says which card of the catalog (`a100-80g`) a node has: Ray's own types do
 not tell apart cards of one chip, such as A100 of 40 and 80 GB or H100 SXM and PCIe."""
@@ -64,3 +68,37 @@ def could_be_added(ray: Any) -> Mapping[str, float]:
     with suppress(Exception):  # of an interface that is not public: without it, less is known
         return ray._private.state.state.get_max_resources_from_cluster_config() or {}
     return {}
+
+
+def is_type_of(name: str, card: Card) -> bool:
+    """Whether a card of the catalog may be what Ray calls `name` (`A100`, `GeForce-RTX-4090`)."""
+    return name == card.ray_accelerator_type or card in matching_cards(name)
+
+
+def kinds(address: str) -> list[str]:
+    """The names of the cards that the nodes of the cluster at `address` have, in alphabetical order.
+
+    Raises `EnvironmentLacks` where the cluster cannot be reached, has no GPU that is up, or does not say which it has.
+    """
+    connection = connect(address)
+    try:
+        with_gpus = [node for node in nodes(connection.ray) if node.gpus >= 1]
+    finally:
+        connection.close()
+    if not with_gpus:
+        raise EnvironmentLacks(
+            "no node of Ray's that is up has a GPU", remedy="name the kinds of card that an autoscaler may add"
+        )
+    return sorted({_kind(node) for node in with_gpus})
+
+
+def _kind(node: Node) -> str:
+    if node.hardware is not None:
+        return node.hardware
+    names = [card.name for card in cards() for name in node.types if is_type_of(name, card)]
+    if len(names) != 1:
+        problem = f"may have {' or '.join(names)}" if names else "has a GPU of a type that is not known"
+        raise EnvironmentLacks(
+            f"{node.host} {problem}", remedy=f"name the kinds with --hardware, or label the node: {HARDWARE_LABEL}=NAME"
+        )
+    return names[0]

@@ -16,7 +16,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.workload import digest
 from autofit.operations import doctor
 from autofit.trial.limits.threads import threads_per_rank
-from autofit.trial.machine import detection, instructions, pci
+from autofit.trial.machine import detection, instructions
 from autofit.trial.machine.detection import check_devices, cpu, detect
 from autofit.trial.measure import process_memory
 
@@ -93,7 +93,7 @@ def pci_devices(monkeypatch: pytest.MonkeyPatch, folder: Path, *devices: tuple[s
         (folder / place).mkdir(parents=True)
         (folder / place / "vendor").write_text(f"{vendor}\n")
         (folder / place / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(pci, "DEVICES", folder)
+    monkeypatch.setattr(detection, "PCI_DEVICES", folder)
 
 
 INTEGRATED, NPU = ("0000:00:02.0", "0x8086", "0x030000"), ("0000:00:0b.0", "0x8086", "0x120000")

@@ -8,7 +8,7 @@ import pytest
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster import kinds
+from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, Node
 
@@ -113,17 +113,17 @@ def test_what_a_machine_can_never_run_is_refused(ranks: int, gpus: bool, workers
 
 def test_the_kinds_of_card_are_those_that_nodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[Node] = []
-    monkeypatch.setattr(kinds, "connect", lambda address: SimpleNamespace(ray=None, close=lambda: None))
-    monkeypatch.setattr(kinds, "nodes", lambda ray: there)
+    monkeypatch.setattr(cluster, "connect", lambda address: SimpleNamespace(ray=None, close=lambda: None))
+    monkeypatch.setattr(cluster, "nodes", lambda ray: there)
     with pytest.raises(EnvironmentLacks, match=r"no node .* has a GPU"):
-        kinds.kinds("auto")
+        cluster.kinds("auto")
     there += [HEAD, node("l", "L40S", gpus=4), node("b", "A100", gpus=1, hardware="a100-80g")]
-    assert kinds.kinds("auto") == ["a100-80g", "l40s"]
+    assert cluster.kinds("auto") == ["a100-80g", "l40s"]
     for other, message in (
         (A100, "a may have a100-40g or a100-80g"),
         (node("x", "Z9", gpus=1), "x has a GPU of a type"),
     ):
         there.append(other)
         with pytest.raises(EnvironmentLacks, match=f"{message}.*label the node: {HARDWARE_LABEL}=NAME"):
-            kinds.kinds("auto")
+            cluster.kinds("auto")
         there.pop()
