@@ -27,8 +27,6 @@ ATTENDED = (1, 64, 512), (4, 256, 2048)
 """Sequences whose attention is measured, their tokens at least, and at most, on a processor and on an accelerator: so
 few that the bytes take longer than the arithmetic, and so many that they do not."""
 
-Take = Callable[[int], torch.Tensor]
-"""Makes another operand [rows, width] of the width that it is given."""
 Calls = list[tuple[Callable[[], Any], float]]
 """Calls, each with how many times it passes over an operand."""
 
@@ -39,13 +37,13 @@ def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[s
     all_moved = MOVED[bench.accelerator]
     among = AMONG[bench.accelerator]
     for place in PLACES:
-        for operation, make_calls in _OPERATIONS.items():
 
-            def take(width: int, dtype: torch.dtype = dtype, place: str = place) -> torch.Tensor:
-                rows = max(all_moved[place] // (3 * dtype.itemsize * width), 1)
-                return bench.take(dtype, rows, width, among=among[place])
+        def take(width: int, place: str = place) -> torch.Tensor:
+            """Another operand [rows, width]."""
+            rows = max(all_moved[place] // (3 * dtype.itemsize * width), 1)
+            return bench.take(dtype, rows, width, among=among[place])
 
-            calls = make_calls(take, shapes, dtype)
+        for operation, calls in _calls(take, shapes, dtype).items():
             size = take(_width(operation, shapes)).nbytes
             moved = sum(passes * size for _, passes in calls)
             seconds = sum(bench.seconds(call, most=MOST_SECONDS) for call, _ in calls)
@@ -67,48 +65,29 @@ def _width(operation: str, shapes: Shapes) -> int:
     return shapes.feed_forward if operation == "transcendental" else shapes.hidden
 
 
-def _elementwise(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
-    width = shapes.hidden
-    return [(lambda: take(width) * take(width), 3), (lambda: take(width) + take(width), 3)]
-
-
-def _cast(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
-    """Between a format and fp32; for fp32 the mean over both 16-bit formats would be the same, so that bf16 serves."""
+def _calls(take: Callable[[int], torch.Tensor], shapes: Shapes, dtype: torch.dtype) -> dict[str, Calls]:
+    """What is measured of each class of operations, on operands that `take` makes."""
+    hidden, inner, vocabulary = shapes.hidden, shapes.feed_forward, shapes.vocabulary
+    silu_backward = torch.ops.aten.silu_backward.default
+    softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+    # Of fp32 the mean over both 16-bit formats would be the same, so that bf16 serves.
     other = torch.float32 if dtype != torch.float32 else torch.bfloat16
-    passes = 1.0 + other.itemsize / dtype.itemsize
-    return [(lambda: take(shapes.hidden).to(other), passes)]
-
-
-def _transcendental(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
-    width = shapes.feed_forward
-    backward = torch.ops.aten.silu_backward.default
-    return [(lambda: functional.silu(take(width)), 2), (lambda: backward(take(width), take(width)), 3)]
-
-
-def _reduction(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
-    width = shapes.hidden
-    return [
-        (lambda: take(width).mean(-1, keepdim=True), 1),
-        (lambda: torch._foreach_norm([take(width)]), 1),
-    ]
-
-
-def _softmax(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
-    width = shapes.vocabulary
-    backward = torch.ops.aten._log_softmax_backward_data.default
-    return [
-        (lambda: functional.log_softmax(take(width), -1), 2),
-        (lambda: backward(take(width), take(width), -1, dtype), 3),
-    ]
-
-
-_OPERATIONS: dict[str, Callable[[Take, Shapes, torch.dtype], Calls]] = {
-    "elementwise": _elementwise,
-    "cast": _cast,
-    "transcendental": _transcendental,
-    "reduction": _reduction,
-    "softmax": _softmax,
-}
+    return {
+        "elementwise": [(lambda: take(hidden) * take(hidden), 3), (lambda: take(hidden) + take(hidden), 3)],
+        "cast": [(lambda: take(hidden).to(other), 1.0 + other.itemsize / dtype.itemsize)],
+        "transcendental": [
+            (lambda: functional.silu(take(inner)), 2),
+            (lambda: silu_backward(take(inner), take(inner)), 3),
+        ],
+        "reduction": [
+            (lambda: take(hidden).mean(-1, keepdim=True), 1),
+            (lambda: torch._foreach_norm([take(hidden)]), 1),
+        ],
+        "softmax": [
+            (lambda: functional.log_softmax(take(vocabulary), -1), 2),
+            (lambda: softmax_backward(take(vocabulary), take(vocabulary), -1, dtype), 3),
+        ],
+    }
 
 
 def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:

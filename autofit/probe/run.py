@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +136,10 @@ class _Progress:
                     if process.exitcode == -signal.SIGKILL:
                         why = "it was killed, as the kernel does where the host is out of memory"
             finally:
-                if self.left:
-                    self._give_up_watching(process)
+                if self.left and self.watch is not None and process.is_alive():
+                    self.watch.end()
+                elif self.left:
+                    self.watch = None  # what a process that is gone has used is unknown
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
@@ -168,13 +169,6 @@ class _Progress:
             else:
                 self.watch.end()
         return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
-
-    def _give_up_watching(self, process: BaseProcess) -> None:
-        """End the watch of a process that did not finish; drop it if the process is gone, whose use is unknown."""
-        if self.watch is not None and process.is_alive():
-            self.watch.end()
-        else:
-            self.watch = None
 
     def _note(self, event: dict[str, Any]) -> None:
         if "parts" in event:

@@ -5,6 +5,7 @@ Not counted: MKL, which multiplies fp32 matrices and which neither variable caps
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,10 +53,12 @@ def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
     """The highest level that oneDNN uses, such as `avx512-bf16`; where ATen's own kernels are held to less than that
     implies, followed by their level, such as `avx512-bf16-aten-avx2`. Of an ARM processor, the `_ARM_FLAGS` that it
     has, which nothing caps, such as `asimd-sve-bf16`. None for any other."""
-    flags = _flags()
-    highest = _highest_level(flags)
-    if highest is None:
+    facts = processor_facts()
+    flags = set((facts.get("flags") or facts.get("Features") or "").split())  # as the line is called on x86, and on ARM
+    had = list(itertools.takewhile(lambda level: flags.issuperset(_LEVELS[level].split()), _NAMES))
+    if not had:
         return "-".join(name for name in _ARM_FLAGS if name in flags) or None
+    highest = had[-1]
     cap = _CAPS.get((environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").upper())
     capped = highest if cap is None else _lower(highest, cap)
     implied = _lower(highest, "avx512")
@@ -78,21 +81,6 @@ def processor_facts() -> dict[str, str]:
             key, _, value = line.partition(":")
             facts.setdefault(key.strip(), value.strip())
     return facts
-
-
-def _flags() -> set[str]:
-    """What the first processor has, in the kernel's words; its line is `flags` on x86 and `Features` on ARM."""
-    facts = processor_facts()
-    return set((facts.get("flags") or facts.get("Features") or "").split())
-
-
-def _highest_level(flags: set[str]) -> str | None:
-    level = None
-    for name, needed in _LEVELS.items():
-        if not flags.issuperset(needed.split()):
-            break
-        level = name
-    return level
 
 
 def _lower(first: str, second: str) -> str:

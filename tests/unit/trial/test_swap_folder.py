@@ -34,14 +34,14 @@ def test_what_killed_processes_of_this_machine_left_is_removed(tmp_path: Path, m
     ended = subprocess.Popen(["true"])
     ended.wait()
     with swap_folder(SWAPS) as running:
-        name = Path(running[NVME_VARIABLE]).name
-        left = name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+        present = Path(running[NVME_VARIABLE]).name
+        left = present.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
         elsewhere = left.replace("autofit-trial-", "autofit-trial-another-")
         for name in (left, elsewhere, "somebody's"):
             (tmp_path / name).mkdir()
         with swap_folder(SWAPS):
             assert not (tmp_path / left).exists()
-        assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, elsewhere, "somebody's"])
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted([present, elsewhere, "somebody's"])
 
 
 @pytest.mark.parametrize("config", [Config.of({"offload": "params"}), Config.of({})])
