@@ -5,17 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from unit.trial.fake_cuda import TOTAL, install_cuda
-from unit.trial.fake_nvml import MIB
 
-from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.core.units import GIB, MIB
 from autofit.trial.limits.host_memory import host_shortage
 from autofit.trial.measure.meter import CudaMeter
 from autofit.trial.process import classify
 from autofit.trial.process.classify import DeviceBusy, OverLimit, device_failure, ended_without_result, memory_failure
 
-GIB = 1024**3
-CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 23.44 GiB\nmore"
 
 

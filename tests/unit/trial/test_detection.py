@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.trial.fake_nvml import MIB, FakeCard, install
+from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.catalog.hardware import card, card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import MIB
 from autofit.core.workload import digest
 from autofit.operations import doctor
 from autofit.trial.limits.threads import threads_per_rank

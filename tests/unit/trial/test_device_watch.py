@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 from jobs import tiny_request
-from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
+from unit.trial.fake_nvml import FakeCard, NVMLError_GpuIsLost, install
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState
 from autofit.core.outcome import Fits
-from autofit.core.units import GIB
+from autofit.core.units import GIB, MIB
 from autofit.trial.machine import processor, watch
 from autofit.trial.machine.watch import CardWatch, DeviceWatch
 from autofit.trial.process.runner import TrialRunner

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from jobs import tiny_job, tiny_request
 from unit.trial.fake_cuda import install_cuda
-from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
+from unit.trial.fake_nvml import FakeCard, NVMLError_GpuIsLost, install
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
+from autofit.core.units import MIB
 from autofit.trial import request as asked_for
 from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process, fork_server

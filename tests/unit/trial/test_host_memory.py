@@ -12,12 +12,12 @@ from jobs import tiny_job, tiny_request
 from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
+from autofit.core.units import GIB
 from autofit.trial.measure import process_memory
 from autofit.trial.process import fork_server
 from autofit.trial.process.child_process import ChildProcess
 from autofit.trial.process.commands import Commands
 
-GIB = 1024**3
 NEVER = 3600.0
 """A deadline in seconds that no trial here may reach."""
 

@@ -13,10 +13,10 @@ import pytest
 from jobs import tiny_request
 
 from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.core.units import MIB
 from autofit.trial.measure.process_memory import host_available
 from autofit.trial.process.runner import TrialRunner
 
-MIB = 1024**2
 GROUP_BYTES = 64 * MIB
 
 

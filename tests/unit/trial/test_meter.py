@@ -9,14 +9,11 @@ from typing import cast
 import pytest
 import torch
 from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
-from unit.trial.fake_nvml import MIB, FakeCard
+from unit.trial.fake_nvml import FakeCard
 
-from autofit.core.device.hardware import Hardware
+from autofit.core.units import GIB, MIB
 from autofit.trial.measure.meter import CpuMeter, CudaMeter, meter_for
 from autofit.trial.process.classify import DeviceBusy, OverLimit
-
-CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
-GIB = 1024**3
 
 
 def test_context_is_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from unit.trial.fake_nvml import (
-    MIB,
     FakeCard,
     NVMLError,
     NVMLError_DriverNotLoaded,
@@ -18,6 +17,7 @@ from unit.trial.fake_nvml import (
 )
 
 from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import MIB
 from autofit.trial.machine import nvml
 
 CARDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]

@@ -14,11 +14,11 @@ import pytest
 from jobs import tiny_job, tiny_request
 
 from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Unsupported
+from autofit.core.units import MIB
 from autofit.techniques import complete
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival
 
-MIB = 1024**2
 STEPS = """
 import time, torch, autofit
 weights = torch.ones(1000, requires_grad=True)

@@ -25,6 +25,7 @@ from unit.trial.entries import CRAWLING_SECONDS, LATER_SECONDS
 from autofit.catalog.models import Model
 from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES, Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.core.units import MIB
 from autofit.techniques import complete
 from autofit.trial.measure.leak import LEAK_STEPS
 from autofit.trial.measure.measurement import shares_of_a_step
@@ -32,8 +33,6 @@ from autofit.trial.measure.pace import ONCE_SECONDS, Pace
 from autofit.trial.process import child_process, runner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
-
-MIB = 1024**2
 
 
 @pytest.fixture
