@@ -51,12 +51,6 @@ def first_allocation(device: torch.device) -> None:
         of_driver = "CUDA driver error" in message and "out of memory" not in message
         if not of_driver or not _EXPANDABLE_ON.search(settings):
             raise
-        _set(_EXPANDABLE_ON.sub(f"{EXPANDABLE}:False", settings))
+        # The whole string, because what it leaves out may return to its default.
+        torch._C._accelerator_setAllocatorSettings(_EXPANDABLE_ON.sub(f"{EXPANDABLE}:False", settings))
         torch.empty(1, device=device)
-
-
-def _set(settings: str) -> None:
-    """Have the allocator read `settings`. The whole string, because what it leaves out may return to its default."""
-    import torch
-
-    torch._C._accelerator_setAllocatorSettings(settings)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.trial.limits import segments
 from autofit.trial.limits.segments import ALLOCATOR, allocator_settings, first_allocation
 from autofit.trial.process.runner import trial_environment
 
@@ -25,7 +24,7 @@ class Driver:
         self.allocations = 0
         monkeypatch.setenv(ALLOCATOR[0], settings)
         monkeypatch.setattr(torch, "empty", self._empty)
-        monkeypatch.setattr(segments, "_set", self.settings.append)
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.settings.append)
 
     def _empty(self, count: int, *, device: torch.device) -> None:
         self.allocations += 1
