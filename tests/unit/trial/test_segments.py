@@ -65,8 +65,9 @@ def test_any_other_failure_is_the_trials(monkeypatch: pytest.MonkeyPatch, settin
 
 
 def test_torch_takes_the_settings_anew() -> None:
-    changed = "from autofit.trial.limits.segments import _set; _set('expandable_segments:False,max_split_size_mb:512')"
-    assert subprocess.run([sys.executable, "-W", "error", "-c", changed]).returncode == 0
+    settings = "expandable_segments:False,max_split_size_mb:512"
+    code = f"import torch; torch._C._accelerator_setAllocatorSettings({settings!r})"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
