@@ -94,9 +94,9 @@ class Meter(ABC):
         """How many allocations the device has refused, as far as it counts them: a program may go on after one."""
         return 0
 
-    @abstractmethod
     def expandable_segments(self) -> bool:
         """Whether the allocator uses expandable segments; asking for them does not give them on every platform."""
+        return False
 
     @abstractmethod
     def reading(self) -> MemoryReading:
@@ -157,9 +157,6 @@ class CpuMeter(Meter):
 
     def in_use(self) -> int:
         return process_memory.read().anonymous
-
-    def expandable_segments(self) -> bool:
-        return False
 
     def reading(self) -> MemoryReading:
         """There is no caching allocator: allocated, reserved and device memory are the same figure."""

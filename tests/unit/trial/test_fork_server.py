@@ -60,7 +60,7 @@ def fake_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trace
 
 
-def test_the_parent_of_gpu_trials_postpones_bitsandbytes(
+def test_the_fork_server_of_gpu_trials_postpones_bitsandbytes(
     fake_bitsandbytes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch)
@@ -75,7 +75,7 @@ print(device_is_touched())
     assert not fake_bitsandbytes.exists()
 
 
-def test_a_parent_that_has_touched_the_device_starts_children_anew(fake_bitsandbytes: Path) -> None:
+def test_a_fork_server_that_has_touched_the_device_starts_children_anew(fake_bitsandbytes: Path) -> None:
     # On the CPU nothing is postponed: the fake's import shows what the check would see.
     code = """
 from autofit.trial.process.fork_server import ForkServer, device_is_touched
@@ -198,7 +198,7 @@ def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) 
         assert "/nowhere" in outcome.reason
 
 
-def test_a_parent_that_cannot_start_is_no_fault_of_the_config() -> None:
+def test_a_fork_server_that_cannot_start_is_no_fault_of_the_config() -> None:
     with TrialRunner() as started:
         started._command = [sys.executable, "-c", "raise SystemExit(7)"]
         outcome = started.attempt(tiny_request()).outcome

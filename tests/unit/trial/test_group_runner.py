@@ -66,7 +66,7 @@ def test_a_rank_that_does_not_notice_is_stopped(pair: GroupRunner) -> None:
     assert isinstance(outcome, Crashed) and outcome.reason.startswith("rank 1: "), outcome
 
 
-def test_the_parents_outlive_all_that(pair: GroupRunner) -> None:
+def test_the_fork_servers_outlive_all_that(pair: GroupRunner) -> None:
     pair.start()
     before = [runner._process.pid for runner in pair._runners if runner._process]
     outcome = pair.attempt(fated("tiny")).outcome

@@ -347,7 +347,7 @@ def test_python_error_is_a_crash_and_costs_one_trial(warm: TrialRunner) -> None:
     assert "kaboom" in outcome.stderr_tail
 
 
-def test_a_parent_that_dies_is_started_again_and_one_that_hangs_costs_one_trial(
+def test_a_fork_server_that_dies_is_started_again_and_one_that_hangs_costs_one_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with TrialRunner() as trial_runner:
@@ -382,7 +382,7 @@ def echo() -> Iterator[subprocess.Popen[str]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_parent_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen[str]) -> None:
+def test_a_fork_server_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen[str]) -> None:
     trial_runner = TrialRunner()
     assert trial_runner._answer_to(echo, {"a": 1}, 60.0) == {"a": 1}
     with pytest.raises(TimeoutError):
@@ -390,7 +390,7 @@ def test_a_parent_answers_whatever_the_number_of_its_pipe(echo: subprocess.Popen
         trial_runner._answer_to(echo, {"a": 1}, 0.1)
 
 
-def test_a_parent_that_says_no_more_is_not_waited_for(
+def test_a_fork_server_that_says_no_more_is_not_waited_for(
     echo: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "ENDING_SECONDS", 0.1)
