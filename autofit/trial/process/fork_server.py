@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -89,14 +88,13 @@ class ForkServer:
         postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
         with warnings.catch_warnings(), postponed:
             warnings.simplefilter("ignore")
-            for module in ("autofit.trial.measure.measurement", "peft", "transformers.optimization"):
-                if module != "peft" or importlib.util.find_spec("peft") is not None:
+            importlib.import_module("autofit.trial.measure.measurement")
+            importlib.import_module("transformers.optimization")
+            # What is imported here does not count towards the memory of a trial on the host.
+            on_host = ["bitsandbytes", "deepspeed"] if deepspeed else ["bitsandbytes"]
+            for module in ["peft"] if on_gpu else ["peft", *on_host]:
+                with contextlib.suppress(ImportError):
                     importlib.import_module(module)
-            if not on_gpu:
-                # What is imported here does not count towards the memory of a trial on the host.
-                for module in ("bitsandbytes", *(["deepspeed"] * deepspeed)):
-                    with contextlib.suppress(ImportError):
-                        importlib.import_module(module)
             if model_type is not None and model_type not in self._preloaded:
                 self._preloaded.add(model_type)
                 with contextlib.suppress(Exception):  # the child's own attempt reports what is wrong
