@@ -6,14 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep, memory_bound_in, products_in
+from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep, ProbePart, memory_bound_in, products_in
 from autofit.core.errors import in_one_line
 from autofit.core.workload import Workload
 from autofit.probe.shapes import usual_format
@@ -32,7 +32,11 @@ Part = Callable[[], Results]
 
 
 def probe(request: dict[str, Any], reports: Connection) -> None:
-    """The parts that are asked for, or every one there is. An error in a part is reported as its failure."""
+    """Measure the parts that are asked for, or every one there is. An error in a part is its failure.
+
+    Reported are first the names of the parts; then of each part what has been measured of it, at its beginning, after
+    each measurement and at its end, and None once it has ended; and beside that the steps of the model.
+    """
     import torch
 
     from autofit.probe.bench import Bench
@@ -46,24 +50,27 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     bench, rates = Bench(torch.device(hardware.kind)), dict(request["seconds_per"])
     parts = _parts(bench, request, hardware, rates, before)
     names = request["parts"] or list(parts)
-    reports.send({"parts": names})
+    reports.send(names)
     for name in names:
-        started = time.monotonic()
-        reports.send({"begin": name})
-        failure = None
+        started, failure = time.monotonic(), None
+        part = ProbePart(name=name, seconds=0.0)
+        reports.send(part)
         try:
             for result in parts[name]():
                 if isinstance(result, MeasuredStep):
-                    reports.send({"step": asdict(result)})
-                elif name in FIGURES:
-                    reports.send({"figures": result})
+                    reports.send(result)
+                    continue
+                if name in FIGURES:
+                    part = replace(part, figures={**part.figures, **result})
                 else:
                     rates |= result
-                    reports.send({"seconds_per": result})
+                    part = replace(part, seconds_per={**part.seconds_per, **result})
+                reports.send(part)
         except Exception as error:
             failure = in_one_line(error)[:300]
             _recover(bench, failure)
-        reports.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
+        reports.send(replace(part, seconds=time.monotonic() - started, failure=failure))
+        reports.send(None)
 
 
 def _parts(

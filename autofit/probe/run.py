@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,9 @@ class _Progress:
     _process: int = 0
     _held_bytes: int | None = None
     """What others held of the device's memory before the process began."""
-    _now: str | None = None
-    """The part under way."""
+    _part: ProbePart | None = None
+    """What is known of the part under way."""
     _began: float = 0.0
-    _rates: dict[str, float] = field(default_factory=dict)
-    """Its rates so far."""
-    _figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def seconds_per(self) -> dict[str, float]:
@@ -161,7 +158,7 @@ class _Progress:
                 self._note(reading.recv())
             except EOFError:
                 return None
-            if self._now is not None:
+            if self._part is not None:
                 limit = self.silent_seconds
             self.watch = self.watch or DeviceWatch(hardware, self._process, self._held_bytes)
             if self.left:
@@ -170,34 +167,32 @@ class _Progress:
                 self.watch.end()
         return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
 
-    def _note(self, event: dict[str, Any]) -> None:
-        if "parts" in event:
-            self.left = list(event["parts"])
-        elif "begin" in event:
-            self._now, self._began = event["begin"], time.monotonic()
-            self.until = min(self.until, self._began + self.most_seconds)
-        elif "seconds_per" in event:
-            self._rates |= event["seconds_per"]
-        elif "figures" in event:
-            self._figures |= event["figures"]
-        elif "step" in event:
-            self.steps.append(MeasuredStep.from_json(event["step"]))
-        elif "end" in event:
-            self._close(event["seconds"], event["failure"])
+    def _note(self, report: list[str] | ProbePart | MeasuredStep | None) -> None:
+        if isinstance(report, list):
+            self.left = list(report)
+        elif isinstance(report, MeasuredStep):
+            self.steps.append(report)
+        elif report is None:
+            self._close()
+        else:
+            if self._part is None:
+                self._began = time.monotonic()
+                self.until = min(self.until, self._began + self.most_seconds)
+            self._part = report
 
-    def _close(self, seconds: float, failure: str | None) -> None:
-        assert self._now is not None and self.left is not None
-        self.left.remove(self._now)
-        part = ProbePart(
-            name=self._now, seconds=seconds, seconds_per=self._rates, figures=self._figures, failure=failure
-        )
-        self.parts.append(part)
-        self._now, self._rates, self._figures = None, {}, {}
+    def _close(self) -> None:
+        """The part under way has ended."""
+        assert self._part is not None and self.left is not None
+        self.left.remove(self._part.name)
+        self.parts.append(self._part)
+        self._part = None
 
     def _ended(self, why: str, ended_before: int) -> None:
         """The process has ended: if within a part, that part has failed."""
-        if self._now is not None:
-            self._close(time.monotonic() - self._began, f"its process ended: {why}")
+        if self._part is not None:
+            seconds = time.monotonic() - self._began
+            self._part = replace(self._part, seconds=seconds, failure=f"its process ended: {why}")
+            self._close()
         if why == OUT_OF_TIME and self.left is not None:
             self.parts += [ProbePart(name=name, seconds=0.0, failure=why) for name in self.left]
             self.left = []

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -111,26 +112,26 @@ def test_a_process_that_ends_between_two_parts_costs_none() -> None:
     assert [(part.name, part.failure) for part in probe.parts] == [(name, None) for name in children.NAMES]
 
 
-def leap(monkeypatch: pytest.MonkeyPatch, at: Callable[[dict[str, object]], bool]) -> None:
-    """The clock leaps a day ahead at an event."""
+def leap(monkeypatch: pytest.MonkeyPatch, at: Callable[[object], bool]) -> None:
+    """The clock leaps a day ahead at a report."""
     leapt, noted = [0.0], run_module._Progress._note
 
-    def note(progress: run_module._Progress, event: dict[str, object]) -> None:
-        noted(progress, event)
-        leapt[0] = 86400.0 if at(event) else leapt[0]
+    def note(progress: run_module._Progress, report: Any) -> None:
+        noted(progress, report)
+        leapt[0] = 86400.0 if at(report) else leapt[0]
 
     monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + leapt[0]))
     monkeypatch.setattr(run_module._Progress, "_note", note)
 
 
 def test_libraries_that_load_slowly_leave_the_parts_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    leap(monkeypatch, lambda event: "parts" in event)
+    leap(monkeypatch, lambda report: isinstance(report, list))
     probe = run(tiny_model(), HERE, STACK, child=children.between, most_seconds=3600.0, loading_seconds=86400.0)
     assert [(part.name, part.failure) for part in probe.parts] == [(name, None) for name in children.NAMES]
 
 
 def test_what_is_left_when_the_time_is_over_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    leap(monkeypatch, lambda event: event.get("begin") == children.NAMES[1])
+    leap(monkeypatch, lambda report: getattr(report, "name", None) == children.NAMES[1])
     probe = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=3600.0)
     first, second, *others = probe.parts
     assert first.failure is None and second.failure == f"its process ended: {OUT_OF_TIME}"
