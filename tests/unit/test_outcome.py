@@ -20,14 +20,13 @@ from autofit.core.outcome import (
     Measurement,
     Outcome,
     OutOfMemory,
-    Prediction,
     StepSeconds,
-    StepWork,
     TimedOut,
     Trial,
     Unsupported,
     outcome_from_json,
 )
+from autofit.core.prediction import Prediction, StepWork
 from autofit.core.workload import Workload
 from autofit.techniques import complete
 

@@ -9,7 +9,7 @@ import pytest
 from unit.cli.conftest import Autofit
 from unit.operations.made_trials import WORK, fits, make_trial, out_of_memory
 
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.store import Store
 
