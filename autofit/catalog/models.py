@@ -121,24 +121,19 @@ def shape(model: Model) -> ModelShape:
 
     Raises `UsageError` if the model cannot be built from its fields.
     """
-    counts = _SHAPES.get(model.digest) or _catalog_shape(model)
-    if counts is None:
-        text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
-        counts = ModelShape(**cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source))))
-    _SHAPES[model.digest] = counts
-    return counts
+    if model.digest not in _SHAPES:
+        if in_catalog(model):
+            counts = json.loads(_catalog_text(model.name))["shape"]
+        else:
+            text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
+            counts = cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source)))
+        _SHAPES[model.digest] = ModelShape(**counts)
+    return _SHAPES[model.digest]
 
 
 def in_catalog(model: Model) -> bool:
     """Whether the model is exactly the one in the catalog under its name."""
     return model.name in names() and _catalog_digest(model.name) == model.digest
-
-
-def _catalog_shape(model: Model) -> ModelShape | None:
-    """The shape in the catalog's file; None for a model that is not exactly the catalog's."""
-    if not in_catalog(model):
-        return None
-    return ModelShape(**json.loads(_catalog_text(model.name))["shape"])
 
 
 _SHAPES: dict[str, ModelShape] = {}

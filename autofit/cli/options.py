@@ -45,19 +45,19 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.trackers import TRACKERS
     from autofit.trial.machine.detection import DEVICE_KINDS
 
-    every: dict[str, Callable[[], Iterable[str]]] = {
-        "models": models,
-        "hardware": lambda: ("auto", *(card.name for card in cards())),
-        "spaces": space.names,
-        "methods": lambda: ("any", *METHODS),
-        "effects": lambda: (effect.label for effect in Effect),
-        "devices": lambda: DEVICE_KINDS,
-        "formats": lambda: export.FORMATS,
-        "trainers": lambda: TRAINERS,
-        "axes": lambda: (axis.name for axis in AXES),
-        "trackers": lambda: TRACKERS,
+    names: dict[str, Iterable[str]] = {
+        "models": models(),
+        "hardware": ("auto", *(card.name for card in cards())),
+        "spaces": space.names(),
+        "methods": ("any", *METHODS),
+        "effects": (effect.label for effect in Effect),
+        "devices": DEVICE_KINDS,
+        "formats": export.FORMATS,
+        "trainers": TRAINERS,
+        "axes": (axis.name for axis in AXES),
+        "trackers": TRACKERS,
     }
-    return every[kind]()
+    return names[kind]
 
 
 GlobalBatch = Annotated[

@@ -125,7 +125,8 @@ def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:
-    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned.
+    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned, and one
+    that is empty below its heading is left out.
 
     A terminal's width wraps the text of a column. Elsewhere each row is one line.
     """
@@ -133,10 +134,11 @@ def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozense
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2), pad_edge=False)
-    for number in range(len(rows[0])):
+    filled = [number for number in range(len(rows[0])) if len(rows) == 1 or any(row[number] for row in rows[1:])]
+    for number in filled:
         table.add_column(justify="right" if number in right else "left", no_wrap=number in right)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[number] for number in filled))
     width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 100_000
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:

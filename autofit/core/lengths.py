@@ -15,8 +15,9 @@ from typing import Any
 
 from autofit.core.errors import UsageError
 
-MOST_TOKENS = 2**31 - 1
-"""Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
+LARGEST_COUNT = 2**31 - 1
+"""Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
+divisors."""
 GROUPS = 200
 """Number of groups of equal size that summarise a data set's sequences."""
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
@@ -43,10 +44,10 @@ class Lengths:
             raise UsageError("lengths must be whole numbers of tokens") from None
         if not ordered:
             raise UsageError("no sequence has a length: give the number of tokens of at least one")
-        if not 2 <= ordered[0] <= ordered[-1] <= MOST_TOKENS:
+        if not 2 <= ordered[0] <= ordered[-1] <= LARGEST_COUNT:
             invalid = ordered[0] if ordered[0] < 2 else ordered[-1]
             raise UsageError(
-                f"a sequence has {invalid} tokens: a next-token loss needs 2, and {MOST_TOKENS} are enough"
+                f"a sequence has {invalid} tokens: a next-token loss needs 2, and {LARGEST_COUNT} are enough"
             )
         groups = min(GROUPS, len(ordered))
         bounds = [place * len(ordered) // groups for place in range(groups + 1)]

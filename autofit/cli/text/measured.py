@@ -40,8 +40,8 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
         for method, points in by_method(frontier.points).items()
     ]
     heading = (
-        f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "
-        f"within {limit}{on_each(workload.devices)}:"
+        f"Frontier of {devices_text(frontier.hardware.name, workload.devices)} for {workload.model}, "
+        f"{step_text(workload)}, within {limit}{on_each(workload.devices)}:"
     )
     remarks = [EMULATED] if frontier.hardware.is_emulated else []
     return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *remarks])
@@ -63,14 +63,14 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
-        f"{devices_text(answer.hardware, answer.workload)}:",
+        f"{devices_text(answer.hardware.name, answer.workload.devices)}:",
         "",
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
         f"{' and between runs' if answer.point.between else ''}), "
-        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
+        f"{answer.provenance}, {'verified by a second run' if answer.point.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
@@ -96,7 +96,7 @@ def alternative_text(alternative: Alternative[Point]) -> str:
 
 def trial_text(trial: Trial) -> str:
     devices = trial.workload.devices
-    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
+    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware.name, devices)}\n" if devices > 1 else "")
     if not isinstance(trial.outcome, Fits):
         lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
         tail = getattr(trial.outcome, "stderr_tail", "")

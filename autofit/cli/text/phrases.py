@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autofit.cli.output import columns
-from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
 from autofit.core.units import format_bytes
@@ -27,13 +26,9 @@ EFFECTS = {
 }
 
 
-def devices_text(hardware: Hardware, workload: Workload) -> str:
+def devices_text(hardware: str, devices: int) -> str:
     """The hardware's name and, if there are several, the number of devices."""
-    return several_text(hardware.name, workload.devices)
-
-
-def several_text(name: str, devices: int) -> str:
-    return name if devices == 1 else f"{devices} x {name}"
+    return hardware if devices == 1 else f"{devices} x {hardware}"
 
 
 def on_each(devices: int) -> str:
@@ -51,10 +46,9 @@ def points_table(
     points: Iterable[tuple[int, float | None, tuple[str, ...]]], devices: int, more: tuple[str, ...]
 ) -> str:
     """Bytes, tokens per second in total and, with several devices, of each, and `more` columns."""
-    several = devices > 1
-    rows = [("memory of each", "tokens/s", "of each", *more) if several else ("memory", "tokens/s", *more)]
+    rows = [("memory of each", "tokens/s", "of each", *more) if devices > 1 else ("memory", "tokens/s", *more)]
     for size, speed, rest in points:
-        speeds = ("?" if speed is None else f"{speed / ranks:,.0f}" for ranks in ((1, devices) if several else (1,)))
+        speeds = ["?" if speed is None else f"{speed / ranks:,.0f}" for ranks in sorted({1, devices})]
         rows.append((format_bytes(size), *speeds, *rest))
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 

@@ -119,8 +119,7 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
     assert first.recommendation is not None, "else the search would have raised"
     sentences = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
     sentences += cheapest_text(costs)
-    kept = rows if prices else [(*row[:3], row[4]) for row in rows]
-    return f"{' '.join(sentences)}\n\n{columns(kept, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
+    return f"{' '.join(sentences)}\n\n{columns(rows, right=frozenset({1, 2, 3}))}"
 
 
 def over_devices_text(searches: OverDevices) -> str:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def line(check: CheckResult) -> str:
-    finding = check.finding
-    remark = "; ".join(filter(None, (finding.figure, _reason(check))))
-    heading = f"{format_duration(finding.seconds):>8}  {finding.verdict:<8}  {check.name}"
-    return heading + (f": {remark}" if remark else "")
+    heading = f"{format_duration(check.finding.seconds):>8}  {check.finding.verdict:<8}  {check.name}"
+    return ": ".join(filter(None, (heading, _remark(check))))
 
 
 def report_text(report: Report) -> str:
@@ -37,10 +35,7 @@ def report_text(report: Report) -> str:
             "out, may be due to that."
         )
     rows = [("check", "verdict", "figure")]
-    rows += [
-        (check.name, check.finding.verdict.value, "; ".join(filter(None, (check.finding.figure, _reason(check)))))
-        for check in report.checks
-    ]
+    rows += [(check.name, check.finding.verdict.value, _remark(check)) for check in report.checks]
     parts += ["", columns(rows)]
     if report.absent:
         parts += ["", "Not installed here:"]
@@ -54,10 +49,11 @@ def defects(report: Report) -> list[str]:
     return [f"{check.name}: {check.finding.remedy or advice}" for check in report.bad]
 
 
-def _reason(check: CheckResult) -> str:
+def _remark(check: CheckResult) -> str:
+    """The figure, and the reason cut to a line."""
     finding = check.finding
     reason = finding.reason + (f" ({finding.remedy})" if finding.remedy else "")
-    return reason if len(reason) <= 160 else reason[:157] + "..."
+    return "; ".join(filter(None, (finding.figure, reason if len(reason) <= 160 else reason[:157] + "...")))
 
 
 def keeper(file: str) -> Callable[[Report], None]:
