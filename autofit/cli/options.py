@@ -80,8 +80,7 @@ Price = Annotated[
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store",
-        help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
+        "--store", help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder."
     ),
 ]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]

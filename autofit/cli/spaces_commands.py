@@ -13,11 +13,7 @@ group = typer.Typer(rich_markup_mode=None)
 
 
 @group.callback(invoke_without_command=True)
-def spaces(
-    context: typer.Context,
-    global_batch: options.GlobalBatch = 64,
-    as_json: options.Json = False,
-) -> None:
+def spaces(context: typer.Context, global_batch: options.GlobalBatch = 64, as_json: options.Json = False) -> None:
     """List the search spaces, with how many valid configs each has.
 
     \b

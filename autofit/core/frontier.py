@@ -82,11 +82,7 @@ class Point:
         return self.config.text("method")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "config": self.config.to_json(),
-            "measurement": self.measurement.to_json(),
-            "trial_id": self.trial_id,
-        }
+        return {"config": self.config.to_json(), "measurement": self.measurement.to_json(), "trial_id": self.trial_id}
 
 
 def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:

@@ -60,12 +60,7 @@ MEASUREMENTS = st.builds(
 KINDS: dict[type[Any], st.SearchStrategy[Any]] = {
     Fits: st.builds(Fits, measurement=MEASUREMENTS),
     OutOfMemory: st.builds(
-        OutOfMemory,
-        reason=TEXT,
-        phase=PHASE,
-        requested_bytes=st.none() | BYTES,
-        signal=MAYBE_TEXT,
-        host=st.booleans(),
+        OutOfMemory, reason=TEXT, phase=PHASE, requested_bytes=st.none() | BYTES, signal=MAYBE_TEXT, host=st.booleans()
     ),
     TimedOut: st.builds(TimedOut, reason=TEXT, deadline_seconds=FINITE, phase=PHASE),
     Crashed: st.builds(

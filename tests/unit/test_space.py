@@ -23,11 +23,7 @@ AXES = (
     Axis(name="targets", values=("attention", "all-linear"), recipe="all-linear"),
     Axis(name="precision", values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"), recipe="bf16-mixed"),
     Axis(name="micro_batch", values=(), recipe=1),
-    Axis(
-        name="checkpointing",
-        values=("full", "every-2", "every-4", "selective", "none", "offload"),
-        recipe="none",
-    ),
+    Axis(name="checkpointing", values=("full", "every-2", "every-4", "selective", "none", "offload"), recipe="none"),
     Axis(name="optimizer", values=("sgd", "adamw-8bit", "adamw"), recipe="adamw"),
     Axis(name="attention", values=("sdpa", "flash", "eager"), recipe="sdpa"),
     Axis(name="loss", values=("fused", "chunked", "full"), recipe="full"),
@@ -98,13 +94,7 @@ defaults: {precision: bf16, compile: true}
         path=str(tmp_path / "mine.yaml"),
         axes={"method": ("qlora", "full"), "rank": (8, 64)},
         defaults={"precision": "bf16", "compile": True},
-        rules=(
-            Rule(
-                when={"method": ("qlora",)},
-                only={"precision": ("bf16", "bf16-mixed")},
-                never={},
-            ),
-        ),
+        rules=(Rule(when={"method": ("qlora",)}, only={"precision": ("bf16", "bf16-mixed")}, never={}),),
     )
     assert pickle.loads(pickle.dumps(space)) == space
 
@@ -306,10 +296,7 @@ def test_method_may_be_fixed(tmp_path: Path) -> None:
 AXES_LINE = "axes: {method: [full, lora], loss: [full, chunked]}\n"
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "unknown section": (
-        "purpose: x\naxis:\n  method: [full]\n",
-        "2: unknown section 'axis': did you mean axes?",
-    ),
+    "unknown section": ("purpose: x\naxis:\n  method: [full]\n", "2: unknown section 'axis': did you mean axes?"),
     "no axes": ("purpose: x\n", "1: section axes is missing: list at least the method there"),
     "axes null": ("axes:\n", "1: axes must be lines of 'name: value', not nothing"),
     "axes empty": ("axes: {}\n", "1: axes names no axis: list at least the method"),
@@ -320,10 +307,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "purpose: x\naxes:\n  loss: [full]\n",
         "2: axis 'method' is missing: list its values under axes, or fix it under defaults",
     ),
-    "unknown axis": (
-        "axes:\n  method: [full]\n  ranks: [8]\n",
-        "3: unknown axis 'ranks': did you mean rank?",
-    ),
+    "unknown axis": ("axes:\n  method: [full]\n  ranks: [8]\n", "3: unknown axis 'ranks': did you mean rank?"),
     "axis with a hyphen": (
         "axes:\n  method: [full]\n  micro-batch: [1]\n",
         "3: unknown axis 'micro-batch': did you mean micro_batch?",
@@ -353,10 +337,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes:\n  method: [full]\n  offload: [off]\n",
         "3: unknown value of offload 'off': valid: nvme, params, optimizer, none",
     ),
-    "value null": (
-        "axes:\n  method: [full, ~]\n",
-        "2: unknown value of method '~': valid: qlora, lora, full",
-    ),
+    "value null": ("axes:\n  method: [full, ~]\n", "2: unknown value of method '~': valid: qlora, lora, full"),
     "compile misspelled": (
         "axes: {method: [full], compile: [ture]}\n",
         "1: unknown value of compile 'ture': did you mean true?",
@@ -369,32 +350,20 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes: {method: [lora], rank: [8, 0]}\n",
         "1: unknown value of rank 0: valid: a whole number of at least 1",
     ),
-    "rank endless": (
-        f"axes:\n  method: [lora]\n  rank: [{'9' * 5000}]\n",
-        "3: value of rank is too long for a number",
-    ),
+    "rank endless": (f"axes:\n  method: [lora]\n  rank: [{'9' * 5000}]\n", "3: value of rank is too long for a number"),
     "value twice": ("axes:\n  method: [full, full]\n", "2: value full of method is listed twice"),
     "value twice, spelled otherwise": (
         "axes: {method: [full], compile: [true, on]}\n",
         "1: value true of compile is listed twice",
     ),
     "number twice": ("axes: {method: [lora],\n  rank: [8,\n 08]}\n", "3: value 8 of rank is listed twice"),
-    "nested list": (
-        "axes:\n  method: [full, [lora]]\n",
-        "2: a value of method must be a word or a number, not a list",
-    ),
+    "nested list": ("axes:\n  method: [full, [lora]]\n", "2: a value of method must be a word or a number, not a list"),
     "value a mapping": (
         "axes:\n  method: [full, {lora: 8}]\n",
         "2: a value of method must be a word or a number, not a group of names",
     ),
-    "alias of itself": (
-        "axes:\n  method: &a [*a]\n",
-        "2: a value of method must be a word or a number, not a list",
-    ),
-    "axis without values": (
-        "axes:\n  method: [full]\n  loss: []\n",
-        "3: axis 'loss' has no values: list at least one",
-    ),
+    "alias of itself": ("axes:\n  method: &a [*a]\n", "2: a value of method must be a word or a number, not a list"),
+    "axis without values": ("axes:\n  method: [full]\n  loss: []\n", "3: axis 'loss' has no values: list at least one"),
     "axis null": ("axes:\n  method: [full]\n  loss:\n", "3: axis 'loss' has no values: list at least one"),
     "axis a scalar": (
         "axes:\n  method: [full]\n  loss: chunked\n",
@@ -437,10 +406,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         AXES_LINE + "rules:\n  when: {loss: full}\n",
         "3: rules must be a list: start each rule with '- when:'",
     ),
-    "rule a scalar": (
-        AXES_LINE + "rules:\n- never\n",
-        "3: a rule must be lines of 'name: value', not 'never'",
-    ),
+    "rule a scalar": (AXES_LINE + "rules:\n- never\n", "3: a rule must be lines of 'name: value', not 'never'"),
     "rule with an unknown key": (
         AXES_LINE + "rules:\n- when: {loss: full}\n  nevr: {method: full}\n",
         "4: unknown key of a rule 'nevr': did you mean never?",
@@ -453,10 +419,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         AXES_LINE + "rules:\n- when: {loss: full}\n  because: x\n",
         "3: the rule has neither only nor never: say what it leaves out",
     ),
-    "rule with an empty when": (
-        AXES_LINE + "rules:\n- when: {}\n  never: {method: full}\n",
-        "3: when names no axis",
-    ),
+    "rule with an empty when": (AXES_LINE + "rules:\n- when: {}\n  never: {method: full}\n", "3: when names no axis"),
     "rule with a null only": (
         AXES_LINE + "rules:\n- when: {loss: full}\n  only:\n",
         "4: only must be lines of 'name: value', not nothing",
@@ -495,10 +458,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes: {method: [full]}\n---\naxes: {method: [lora]}\n",
         "2: not valid YAML: expected a single document in the stream of line 1, but found another document",
     ),
-    "not UTF-8": (
-        b"axes:\n  method: [full]\npurpose: caf\xe9\n",
-        "3: not text in UTF-8, so not a search space",
-    ),
+    "not UTF-8": (b"axes:\n  method: [full]\npurpose: caf\xe9\n", "3: not text in UTF-8, so not a search space"),
     "zero bytes": (b"axes:\n  method: [\x00full]\n", "2: not text: it has a character #x0000"),
     "nested without end": ("axes: " + "[" * 5000, "1: not a search space: nested too deeply"),
 }

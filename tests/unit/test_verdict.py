@@ -133,10 +133,7 @@ def test_what_was_stopped_early_gives_way_to_what_was_timed_in_full() -> None:
     assert verdict([full, brief, failed], 10 * GIB) == failed
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["fits", "oom"]), st.integers(1, 20)), max_size=6),
-    st.integers(1, 20),
-)
+@given(st.lists(st.tuples(st.sampled_from(["fits", "oom"]), st.integers(1, 20)), max_size=6), st.integers(1, 20))
 def test_a_verdict_is_of_the_latest_trial_that_speaks_of_the_limit(runs: list[tuple[str, int]], asked: int) -> None:
     trials = [at(gib, out_of_memory() if kind == "oom" else fits(gib, 100)) for kind, gib in runs]
     found = verdict(trials, asked * GIB)

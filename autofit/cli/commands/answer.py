@@ -43,11 +43,7 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         answer = operations.frontier(
-            workload.asked(),
-            hardware=hardware,
-            goal=wanted.goal(),
-            memory_limit_bytes=limit,
-            store=opened,
+            workload.asked(), hardware=hardware, goal=wanted.goal(), memory_limit_bytes=limit, store=opened
         )
     warn_of_contradictions(answer.contradictory)
     if html is not None or png is not None:
@@ -106,11 +102,7 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            workload.asked(),
-            hardware=hardware,
-            memory_limit_bytes=size(memory_limit),
-            goal=wanted.goal(),
-            store=opened,
+            workload.asked(), hardware=hardware, memory_limit_bytes=size(memory_limit), goal=wanted.goal(), store=opened
         )
     warn_of_contradictions(answer.contradictory)
     text = recommendation_text(answer, command_of(answer, workload.model)) + "\n"

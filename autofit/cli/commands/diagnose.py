@@ -41,8 +41,7 @@ def diagnose(
     devices: Annotated[int | None, typer.Option("--devices", help="GPUs that share the training.")] = None,
     memory_limit: options.MemoryLimit = None,
     also: Annotated[
-        str | None,
-        typer.Option("--also", help="axis=value,... that the file does not say, or that you know better."),
+        str | None, typer.Option("--also", help="axis=value,... that the file does not say, or that you know better.")
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also print every diff, and the defaults that were assumed.")

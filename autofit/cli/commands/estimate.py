@@ -32,8 +32,7 @@ def estimate(
     ] = None,
     memory_limit: options.MemoryLimit = None,
     explain: Annotated[
-        str | None,
-        typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
+        str | None, typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte.")
     ] = None,
     longest: Annotated[
         bool, typer.Option("--longest", help="Find the longest --seq-len that fits with room for the error.")

@@ -106,11 +106,9 @@ def fit_text(estimate: Estimate) -> str:
     """Whether it fits, as sure as that is; where only the host's memory is too small, it says so."""
     if estimate.fits_device and not estimate.fits:
         return "does not fit the host's memory"
-    verdicts = {
-        "likely": ("likely fits", "likely does not fit"),
-        "unsure": ("may fit", "may not fit"),
-    }.get(estimate.certainty or "", ("fits", "does not fit"))
-    return verdicts[0] if estimate.fits_device else verdicts[1]
+    unsure = {"likely": ("likely fits", "likely does not fit"), "unsure": ("may fit", "may not fit")}
+    fits, does_not_fit = unsure.get(estimate.certainty or "", ("fits", "does not fit"))
+    return fits if estimate.fits_device else does_not_fit
 
 
 def room_text(estimate: Estimate) -> str:

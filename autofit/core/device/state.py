@@ -15,12 +15,7 @@ TOLERATED = 0.1
 (`benchmarks/timings.py noise`): less than this is lost among that."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""
-THROTTLE_WORDS = {
-    0x8: "hardware slowdown",
-    0x20: "heat",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+THROTTLE_WORDS = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
 
 

@@ -236,10 +236,7 @@ BAD_MODELS: Mapping[str, tuple[str, str]] = {
     "not JSON": ('{"model_type": ', "is not valid JSON"),
     "a list": ("[1, 2]", "holds a JSON list"),
     "wrong types": ('{"model_type": "llama", "hidden_size": "wide"}', "transformers refuses"),
-    "wrong shapes": (
-        json.dumps({**tiny_model().config, "hidden_size": 65, "num_attention_heads": 4}),
-        "hidden",
-    ),
+    "wrong shapes": (json.dumps({**tiny_model().config, "hidden_size": 65, "num_attention_heads": 4}), "hidden"),
 }
 
 

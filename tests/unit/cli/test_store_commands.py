@@ -153,9 +153,7 @@ def test_contradictory_results_are_listed_and_said(autofit: Autofit, filled: Pat
     assert found["fits"] == [
         {"trial_id": fitted.trial_id, "device_bytes": 40 * GIB, "memory_limit_bytes": fitted.memory_limit_bytes}
     ]
-    assert found["out_of_memory"] == [
-        {"trial_id": failed.trial_id, "memory_limit_bytes": failed.memory_limit_bytes},
-    ]
+    assert found["out_of_memory"] == [{"trial_id": failed.trial_id, "memory_limit_bytes": failed.memory_limit_bytes}]
     for command in (("recommend", *ASKED), ("frontier", *ASKED), ("frontier", *ASKED, "--json")):
         done = autofit(*command)
         assert done.code == 0

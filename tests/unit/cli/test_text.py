@@ -13,15 +13,7 @@ from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
 from autofit.cli.text.phrases import EMULATED, padding_text, step_text
-from autofit.cli.text.predicted import (
-    CLOSE,
-    change_text,
-    estimate_text,
-    fit_text,
-    memory_text,
-    short_text,
-    speed_text,
-)
+from autofit.cli.text.predicted import CLOSE, change_text, estimate_text, fit_text, memory_text, short_text, speed_text
 from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
