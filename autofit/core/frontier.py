@@ -14,8 +14,7 @@ from autofit.core.repeatability import widened
 from autofit.core.workload import METHODS, Workload
 
 MAX_TIE = 0.05
-"""Relative speed difference above which two configs never tie, however noisy their measurements: otherwise noise would
-make the choice."""
+"""Relative speed difference above which two configs never tie, however noisy their measurements."""
 
 
 class OfConfig(Protocol):
@@ -170,11 +169,8 @@ class Frontier:
         return replace(self, points=frontiers(timed_in_full(considered)), considered=considered)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, points sorted by memory.
-
-        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` the total of all
-        devices; with several devices it also has `tokens_per_second_per_device`.
-        """
+        """As a JSON object. A point's `device_bytes` are those of the device that needs most, its `tokens_per_second`
+        the total of all devices; with several devices it also has `tokens_per_second_per_device`."""
         return {
             "hardware": self.hardware.to_json(),
             "workload": self.workload.to_json(),
@@ -254,11 +250,8 @@ def practical(speeds: Mapping[str, float]) -> str | None:
 def best(
     fitting: Iterable[C], *, methods: Collection[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
 ) -> C | None:
-    """The fastest of what fits, from the most faithful of `methods` that has a practical one (`practical`); None if
-    nothing fits.
-
-    Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
-    """
+    """The fastest of what fits, from the most faithful of `methods` that has a practical one (`practical`); among those
+    that tie with the fastest, the one that `changes` the training least, then the lightest. None if nothing fits."""
     of_methods = {method: members for method, members in by_method(fitting).items() if method in methods}
     method = practical({method: max(map(speed, members)) for method, members in of_methods.items()})
     if method is None:

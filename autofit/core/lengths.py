@@ -140,8 +140,7 @@ class Batches:
     """Rows for each sequence: fewer than one where sequences share them."""
     row: tuple[int, ...] = ()
     """Tokens of each sequence in a representative row where sequences share rows; the row's empty rest counts as one
-    more. Attention is proportional to the sum of the squared lengths, which is about the mean over all rows.
-    """
+    more. The sum of the squared lengths, to which attention is proportional, is about the mean over all rows."""
     shared_row: tuple[int, ...] = ()
     """A representative of the rows with several sequences, if any: a mask is built for these alone."""
     attended: float = 1.0
@@ -162,10 +161,9 @@ class Batches:
     def nodes(self) -> tuple[tuple[int, float], ...]:
         """One or two lengths with their weights that stand for all of them.
 
-        The two-point Gauss quadrature of the distribution: exact for whatever is a polynomial of the length up to the
-        third degree, as a micro-step's time nearly is, whose products are linear in it and whose attention is
-        quadratic (Golub and Welsch 1969, "Calculation of Gauss quadrature rules"). Rounding to whole tokens keeps the
-        mean.
+        The two-point Gauss quadrature of the distribution (Golub and Welsch 1969, "Calculation of Gauss quadrature
+        rules"): exact for polynomials of the length up to the third degree, as a micro-step's time nearly is. Rounding
+        to whole tokens keeps the mean.
         """
         mean = self.moment(1)
         variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares)

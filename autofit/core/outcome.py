@@ -32,10 +32,8 @@ class StepSeconds(Document):
     median: float
     p95: float
     relative_spread: float | None
-    """Width of the median's 90 % confidence interval relative to the median, as far as the measuring process can tell;
-    None where a single repeat was timed. `Point.relative_spread` adds the variation between processes: differences
-    within that are ties.
-    """
+    """Width of the median's 90 % confidence interval relative to the median, from the steps of this process alone
+    (`Point.relative_spread` adds the variation between processes); None where a single repeat was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +84,10 @@ class Measurement(Document):
     """From the request to the first forward pass, without building the step: what the trial's machinery costs."""
     gradient_norms: tuple[float | None, ...] = ()
     """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
-    not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
+    not finite, as loss scaling makes it on purpose to find its scale."""
     plain_gradient_norm: float | None = None
-    """L2 norm of the gradient after the timed steps as plain training gives it, with which that of the step's own was
-    found to agree; None where they were not compared."""
+    """L2 norm of plain training's gradient after the timed steps, with which the step's own agrees; None where they
+    were not compared."""
     setup_peak_bytes: int = 0
     """Peak while the step was built and checked, before the first training step: not included in the peaks above."""
     leak_bytes_per_step: int = 0
@@ -112,7 +110,7 @@ class Measurement(Document):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `loss` summarises `losses`, null where there are none."""
+        """`loss` summarises `losses`, null where there are none."""
         loss = {"first": self.losses[0], "last": self.losses[-1]} if self.losses else None
         return {**Document.to_json(self), "loss": loss}
 
@@ -165,17 +163,14 @@ class TimedOut(Ending):
     deadline_seconds: float
     phase: str | None = None
     phases_entered: int = 0
-    """Phases that had begun by then: in a group, the ranks with the fewest are those that hang, and the others wait for
-    them."""
+    """Phases that had begun by then. In a group, the ranks with the fewest hang, and the others wait for them."""
     least_step_seconds: float | None = None
     """Lower bound on the seconds of one optimizer step of the whole global batch, from the micro-steps that the trial
-    began; None where it ended before the first one, of which it says nothing."""
+    began; None where it ended before the first one."""
     is_proven: bool = False
-    """Whether a micro-step after the first has shown that bound: the first also does what is done only once, which may
-    take minutes where kernels must be generated for a new device."""
+    """Whether a micro-step after the first has shown that bound: the first may also generate kernels for minutes."""
     peak_bytes: int | None = None
-    """The most memory of any phase of the training step that had ended by then, as `Measurement.phase_peaks` counts it;
-    None before the first."""
+    """The highest of the phases' peaks by then (`Measurement.phase_peaks`); None before the first phase has ended."""
     timed_seconds: tuple[float, ...] = ()
     """Of each optimizer step of the whole global batch that was timed by then."""
 
@@ -280,7 +275,7 @@ class Trial:
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed, and for trials stored before it was."""
     node: str | None = field(default=None, compare=False)
-    """The machine that it ran on, which the store keeps for whoever asks it by SQL; None for a trial that was read."""
+    """The machine that it ran on; the store keeps it but does not read it back."""
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -292,8 +287,8 @@ class Trial:
 
     @property
     def why_set_aside(self) -> str | None:
-        """Why its time is not that of its hardware (`DeviceState.set_aside`), and counts for nothing, even where there
-        is no other; None if it is, and for an outcome that is none of time."""
+        """Why its time counts for nothing, even where there is no other (`DeviceState.set_aside`); None if it counts,
+        and for an outcome that is none of time."""
         if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
             return None
         return self.device_state.set_aside

@@ -39,8 +39,7 @@ class StepWork:
 
     @classmethod
     def mean(cls, weighted: Sequence[tuple[float, StepWork]]) -> StepWork:
-        """The work of a step that is like each of these as often as its weight says. Negative weights, as of an
-        interpolation, make no amount negative."""
+        """The weighted sum of these steps' work. Negative weights, as of an interpolation, make no amount negative."""
         kinds = ("amounts", "update", "waits", "beside")
         sums: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
         for weight, work in weighted:
@@ -52,10 +51,9 @@ class StepWork:
 
     def without(self, part: StepWork, times: float = 1.0) -> StepWork:
         """The computing that remains when `times` that of `part` is taken away."""
-        remaining = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
-        return StepWork(
-            amounts={kind: max(amount, 0.0) for kind, amount in remaining.items()}, estimator=self.estimator
-        )
+        taken = {kind: times * amount for kind, amount in part.amounts.items()}
+        rest = {kind: max(amount - taken.get(kind, 0.0), 0.0) for kind, amount in self.amounts.items()}
+        return StepWork(amounts=rest, estimator=self.estimator)
 
     @property
     def of_update(self) -> StepWork:
@@ -66,8 +64,7 @@ class StepWork:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
-        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with fields
-        that are no more."""
+        """The inverse of `to_json`; None for work that an earlier version counted in another way."""
         if data is None or "amounts" not in data or data.keys() - {f.name for f in fields(cls)}:
             return None
         return cls(**data)
@@ -93,8 +90,7 @@ class Prediction(Document):
     peak_reserved_bytes: int | None = None
     """What the allocator would take from the driver; None for trials stored before it was recorded."""
     micro_step_seconds: float | None = None
-    """Seconds of one micro-step, of which an optimizer step has as many as it accumulates; what is left of
-    `step_seconds` is the update. None where it is not known."""
+    """Seconds of one micro-step: what these leave of `step_seconds` is the update. None where it is not known."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the config was predicted to fit within the limit."""

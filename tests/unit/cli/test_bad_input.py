@@ -206,7 +206,6 @@ CLICKS: Mapping[str, tuple[str, str]] = {
     "a required option": ("search", "Missing option '--model'"),
     "a trial's config": (f"trial {MODEL}", "Missing option '--config'"),
     "no number": (f"search {MODEL} --seq-len many", "Invalid value for '--seq-len'"),
-    "thousands": (f"search {MODEL} --seq-len 8k", "write it out, such as 8192"),
     "no value": ("search --model", "requires an argument"),
     "a port": ("serve --port 99999", "Invalid value for '--port'"),
     "an argument too many": ("models llama", "unexpected extra argument"),
