@@ -98,7 +98,7 @@ def test_an_option_means_the_same_everywhere() -> None:
                 continue
             if option in SHARED:
                 shared.setdefault(option, {})[name] = described(command, parameter)
-    assert {option: found for option, found in shared.items() if len(set(map(str, found.values()))) > 1} == {}
+    assert {option: uses for option, uses in shared.items() if len(set(map(str, uses.values()))) > 1} == {}
 
 
 def test_formats_of_a_recommendation() -> None:
@@ -112,8 +112,8 @@ def test_formats_of_a_recommendation() -> None:
 def test_the_help_names_every_trainer() -> None:
     from autofit.techniques.habits import TRAINERS
 
-    told = {name: dict(parameters(command)).get("--for") for name, command in commands()}
-    assert all(name in option.help for option in told.values() if option is not None for name in TRAINERS)
+    options = {name: dict(parameters(command)).get("--for") for name, command in commands()}
+    assert all(name in option.help for option in options.values() if option is not None for name in TRAINERS)
 
 
 @pytest.mark.parametrize("command", [*(name for name, _ in commands()), "db", "bench", "token"])

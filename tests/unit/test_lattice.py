@@ -37,11 +37,11 @@ def related(draw: st.DrawFn, count: int) -> tuple[Config, ...]:
     """Configs that differ on at most three axes: drawn apart, two configs are hardly ever comparable."""
     base = dict(draw(configs()).items)
     names = draw(st.lists(st.sampled_from(sorted(base)), max_size=3))
-    made = []
+    drawn = []
     for _ in range(count):
         changed = {name: draw(st.sampled_from(values_of(BY_NAME[name]))) for name in names}
-        made.append(_applicable({**{name: values_of(BY_NAME[name])[0] for name in BY_NAME}, **base, **changed}))
-    return tuple(made)
+        drawn.append(_applicable({**{name: values_of(BY_NAME[name])[0] for name in BY_NAME}, **base, **changed}))
+    return tuple(drawn)
 
 
 def _applicable(values: dict[str, Value]) -> Config:
@@ -175,15 +175,15 @@ def test_closure_is_the_smallest_transitive_relation_around_the_pairs(pairs: set
 
 
 def _reachable(start: int, pairs: set[tuple[int, int]]) -> set[int]:
-    found: set[int] = set()
+    reached: set[int] = set()
     waiting = [start]
     while waiting:
-        here = waiting.pop()
+        node = waiting.pop()
         for a, b in pairs:
-            if a == here and b not in found:
-                found.add(b)
+            if a == node and b not in reached:
+                reached.add(b)
                 waiting.append(b)
-    return found
+    return reached
 
 
 @given(st.lists(st.integers(), unique=True, max_size=7))
@@ -271,11 +271,11 @@ def test_keys_are_equal_exactly_for_equal_configs(pair: tuple[Config, Config]) -
 def test_a_value_that_goes_without_saying_has_its_place_in_the_order() -> None:
     liger, plain = (complete({"kernels": value, "micro_batch": 2}) for value in ("liger", "torch"))
     heavier = plain.replace(micro_batch=4)
-    found = order(liger, plain, heavier)
-    assert "kernels" not in plain and found.is_lighter_or_equal(liger, plain)
-    assert found.above(liger) == (plain, heavier)
-    assert found.below(plain) == (liger,)
-    assert dict(found.values_of(plain))["kernels"] == "torch"
+    lattice = order(liger, plain, heavier)
+    assert "kernels" not in plain and lattice.is_lighter_or_equal(liger, plain)
+    assert lattice.above(liger) == (plain, heavier)
+    assert lattice.below(plain) == (liger,)
+    assert dict(lattice.values_of(plain))["kernels"] == "torch"
 
 
 def test_a_config_answers_for_its_axes() -> None:

@@ -146,10 +146,10 @@ def test_rank_is_eight_where_nothing_says_otherwise(tmp_path: Path) -> None:
 
 def test_full_has_no_rank_and_comes_once(tmp_path: Path) -> None:
     space = read(tmp_path, "axes: {method: [full, lora], rank: [8, 16], targets: [attention, all-linear]}")
-    found = configs(space, batch=1)
-    full = [config for config in found if config["method"] == "full"]
+    listed = configs(space, batch=1)
+    full = [config for config in listed if config["method"] == "full"]
     assert len(full) == 1 and "rank" not in full[0] and "targets" not in full[0]
-    assert len(found) == 1 + 4
+    assert len(listed) == 1 + 4
 
 
 @pytest.mark.parametrize("line", ["micro_batch: divisors", "micro_batch: Divisors", "loss: [full]"])
@@ -203,9 +203,9 @@ def test_only_keeps_what_it_lists(tmp_path: Path) -> None:
         "axes: {method: [full, lora], loss: [fused, chunked, full]}\n"
         "rules: [{when: {method: lora}, only: {loss: [chunked, fused]}}]",
     )
-    found = {(config["method"], config["loss"]) for config in configs(space)}
-    of_full = {("full", loss) for loss in ("fused", "chunked", "full")}
-    assert found == {("lora", "fused"), ("lora", "chunked")} | of_full
+    combinations = {(config["method"], config["loss"]) for config in configs(space)}
+    all_of_full = {("full", loss) for loss in ("fused", "chunked", "full")}
+    assert combinations == {("lora", "fused"), ("lora", "chunked")} | all_of_full
 
 
 def test_never_leaves_out_each_axis_on_its_own(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_never_leaves_out_each_axis_on_its_own(tmp_path: Path) -> None:
         "rules: [{when: {compile: true}, never: {loss: full, attention: eager}}]",
     )
     compiled = [config for config in configs(space, batch=1) if config["compile"] is True]
-    found = {(config["loss"], config["attention"]) for config in compiled}
-    assert found == {("fused", "sdpa")}
+    combinations = {(config["loss"], config["attention"]) for config in compiled}
+    assert combinations == {("fused", "sdpa")}
     assert len(configs(space, batch=1)) == 1 + 4
 
 
@@ -237,8 +237,8 @@ def test_a_rule_neither_matches_nor_breaks_on_an_absent_axis(tmp_path: Path) -> 
         "rules:\n- {when: {rank: 8}, never: {loss: full}}\n"
         "- {when: {loss: chunked}, only: {rank: 64}}\n- {when: {loss: full}, never: {rank: 64}}"
     )
-    found = [(c["method"], c.get("rank"), c["loss"]) for c in configs(read(tmp_path, axes + rules), batch=1)]
-    assert sorted(found, key=str) == sorted(
+    combinations = [(c["method"], c.get("rank"), c["loss"]) for c in configs(read(tmp_path, axes + rules), batch=1)]
+    assert sorted(combinations, key=str) == sorted(
         [("full", None, "chunked"), ("full", None, "full"), ("lora", 64, "chunked")], key=str
     )
 
@@ -583,13 +583,13 @@ def test_a_built_in_space_loads_and_says_what_it_is_for(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_spaces_configs_are_complete_and_distinct(name: str) -> None:
     space = load(name, REGISTRY)
-    found = list(space.configs(REGISTRY, batch=8))
-    assert found and len(set(found)) == len(found)
-    assert found == list(space.configs(REGISTRY, batch=8))
+    listed = list(space.configs(REGISTRY, batch=8))
+    assert listed and len(set(listed)) == len(listed)
+    assert listed == list(space.configs(REGISTRY, batch=8))
     every = {axis.name for axis in REGISTRY if not axis.is_unsaid}
-    for config in found:
-        said = set(config) - {"kernels"}  # which goes without saying where it is the recipe's
-        assert said == (every - {"rank", "targets"} if config["method"] == "full" else every)
+    for config in listed:
+        named = set(config) - {"kernels"}  # which goes without saying where it is the recipe's
+        assert named == (every - {"rank", "targets"} if config["method"] == "full" else every)
         for axis in REGISTRY:
             value = config.get(axis.name)
             assert value is None or axis.check(value) == value
@@ -598,16 +598,16 @@ def test_a_built_in_spaces_configs_are_complete_and_distinct(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_space_excludes_by_every_rule_and_searches_every_value(name: str) -> None:
     space = load(name, REGISTRY)
-    found = list(space.configs(REGISTRY, batch=64))
-    known = {axis.name: axis for axis in REGISTRY}
+    listed = list(space.configs(REGISTRY, batch=64))
+    by_name = {axis.name: axis for axis in REGISTRY}
     for axis, values in space.axes.items():
-        assert {known[axis].of(config) for config in found} >= set(values)
+        assert {by_name[axis].of(config) for config in listed} >= set(values)
     for index, rule in enumerate(space.rules):
         others = Space(
             name="", purpose="", path="", axes=space.axes, defaults=space.defaults,
             rules=space.rules[:index] + space.rules[index + 1 :],
         )  # fmt: skip
-        excluded = set(others.configs(REGISTRY, batch=64)) - set(found)
+        excluded = set(others.configs(REGISTRY, batch=64)) - set(listed)
         assert excluded, f"a rule that changes nothing: {rule}"
 
 

@@ -369,6 +369,6 @@ def test_a_file_that_cannot_be_imported(autofit: Autofit, filled: Path, text: st
 
 
 def test_the_hardware_at_hand_is_named_where_nothing_is_measured(autofit: Autofit) -> None:
-    here, _ = detect()
+    hardware, _ = detect()
     assert autofit("db upgrade").code == 0
-    check(autofit(f"frontier {JOB}"), 4, f"not been measured on {here.name} yet")
+    check(autofit(f"frontier {JOB}"), 4, f"not been measured on {hardware.name} yet")

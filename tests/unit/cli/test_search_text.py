@@ -8,7 +8,7 @@ from autofit.cli.text.search import WHY_WIDE, _regret
 
 
 @pytest.mark.parametrize(
-    ("bound", "said"),
+    ("bound", "sentence"),
     [
         (0.0, "No config of this method is faster (95 % confidence)."),
         (0.2, "You may be missing up to 25.0% (95 % confidence)."),
@@ -18,7 +18,7 @@ from autofit.cli.text.search import WHY_WIDE, _regret
         (1.0, f"The best config of this method may be 10 times as fast or more. {WHY_WIDE}"),
     ],
 )
-def test_the_regret_is_told_as_a_gain(bound: float, said: str) -> None:
+def test_the_regret_is_told_as_a_gain(bound: float, sentence: str) -> None:
     """A bound is a share of the best speed; a user asks how much faster that is than what was found. A wide one is
     told, too, with what may have made it so."""
-    assert _regret(bound) == said
+    assert _regret(bound) == sentence
