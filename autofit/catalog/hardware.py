@@ -81,8 +81,7 @@ class Card:
         return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
 
     def to_json(self) -> dict[str, Any]:
-        data = {**asdict(self), "device_names": list(self.device_names)}
-        return {**data, "supports": list(self.supports)}
+        return {**asdict(self), "device_names": list(self.device_names), "supports": list(self.supports)}
 
 
 @cache
@@ -139,8 +138,7 @@ def card_of(hardware_name: str) -> Card | None:
 
 def match(device_name: str, memory_bytes: int) -> Card | None:
     """The card that a driver reports as `device_name` with `memory_bytes` in total; None if it is not in the catalog,
-    as no slice of a card (MIG, vGPU) is.
-    """
+    as no slice of a card (MIG, vGPU) is."""
     same_name = [card for card in cards() if _has_driver_name(card, device_name.strip())]
     sized = [card for card in same_name if _has_memory(card, memory_bytes)]
     return min(sized, key=lambda card: abs(card.memory_bytes - memory_bytes), default=None)
@@ -154,12 +152,8 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
 
 def cards_of_size(total_bytes: int) -> tuple[Card, ...]:
     """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
-
-    def difference(card: Card) -> int:
-        return abs(card.memory_bytes - total_bytes)
-
-    similar = [card for card in cards() if card.vendor == "nvidia" and difference(card) <= 0.015 * card.memory_bytes]
-    return tuple(sorted(similar, key=difference))
+    nearest = sorted(cards(), key=lambda card: abs(card.memory_bytes - total_bytes))
+    return tuple(c for c in nearest if c.vendor == "nvidia" and abs(total_bytes / c.memory_bytes - 1) <= 0.015)
 
 
 def _has_driver_name(card: Card, device_name: str) -> bool:

@@ -85,10 +85,8 @@ def drops_out(config: Any) -> bool:
 
 
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:
-    """The shape of `config`'s causal language model, built on the meta device: no memory, a fraction of a second.
-
-    Raises `UsageError`, naming `origin`, if no model can be built from `config`.
-    """
+    """The shape of `config`'s causal language model, built on the meta device in a fraction of a second. Raises
+    `UsageError`, naming `origin`, if no model can be built from `config`."""
     import torch
     from transformers import AutoModelForCausalLM
 

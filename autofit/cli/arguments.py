@@ -26,19 +26,16 @@ def given(context: typer.Context, *names: str) -> list[str]:
 
 
 def requested_device(hardware: str, device: str = "auto") -> Card | Hardware:
-    """The card that --hardware names, or this machine's own device.
-
-    Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what
-    `requested_card` and `detect` raise.
-    """
+    """The card that --hardware names, or this machine's own device. Called first: a wrong name is refused before
+    anything is imported that takes long. Raises what `requested_card` and `detect` raise."""
     from autofit.trial.machine.detection import detect, requested_card
 
     return requested_card(hardware, device) or detect(device)[0]
 
 
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
-    """What --hardware names, with commas between several, or `all`; called first, as `requested_device` is, and raises
-    the same. Several get the catalog's names."""
+    """What --hardware names, with commas between several, or `all`; called first and raises, as `requested_device`
+    does. Several get the catalog's names."""
     from autofit.core.errors import UsageError
     from autofit.trial.machine.detection import requested_card
 
@@ -57,7 +54,7 @@ def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     from autofit.core.errors import UsageError, unknown
     from autofit.operations.hardware_compared import price_of_an_hour
 
-    found = {}
+    price_of = {}
     for text in given:
         name, _, number = text.partition("=")
         if names == ["all"]:
@@ -66,8 +63,8 @@ def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
             raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
         elif name not in names:
             raise unknown("hardware with a price", name, names)
-        found[name] = price_of_an_hour(number)
-    return found
+        price_of[name] = price_of_an_hour(number)
+    return price_of
 
 
 def size(text: str | None) -> int | None:
@@ -77,10 +74,10 @@ def size(text: str | None) -> int | None:
 
     if text is None:
         return None
-    found = parse_bytes(text)
+    limit = parse_bytes(text)
     if is_decimal(text):
-        warn(f"{text} is in powers of ten: {found:,} bytes, or {format_bytes(found)}")
-    return found
+        warn(f"{text} is in powers of ten: {limit:,} bytes, or {format_bytes(limit)}")
+    return limit
 
 
 def command_of(answer: Recommendation, model: str) -> str | None:
@@ -107,9 +104,9 @@ def warn_of_emulated_bf16(on: Card | Hardware) -> None:
     """Say on standard error if the device's plain recipe is in fp16."""
     from autofit.techniques import mixed_precision
 
-    found = mixed_precision(on)
-    if found != "bf16-mixed":
-        warn(f"{on.name} only emulates bf16: precision={found} takes the place of bf16-mixed")
+    precision = mixed_precision(on)
+    if precision != "bf16-mixed":
+        warn(f"{on.name} only emulates bf16: precision={precision} takes the place of bf16-mixed")
 
 
 def _config_values(text: str) -> Mapping[str, object]:

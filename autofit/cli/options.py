@@ -21,9 +21,9 @@ def completing(kind: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
 
 
-def completed(flag: str, kind: str, told: str) -> Any:
+def completed(flag: str, kind: str, text: str) -> Any:
     """An option whose values the shell completes."""
-    return typer.Option(flag, help=told, autocompletion=completing(kind))
+    return typer.Option(flag, help=text, autocompletion=completing(kind))
 
 
 def _names(kind: str) -> Iterable[str]:

@@ -33,7 +33,7 @@ def warn(message: str) -> None:
 
 
 def warn_of_contradictions(contradictory: int) -> None:
-    """Print a line on standard error if any configs, `contradictory` of them, have contradictory results."""
+    """Print a line on standard error if so many configs have contradictory results."""
     from autofit.core.verdict import in_words
 
     if contradictory:
@@ -54,22 +54,19 @@ def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def resumable(said: str) -> Iterator[None]:
+def resumable(consequence: str) -> Iterator[None]:
     """Say of what is interrupted what becomes of it."""
     from autofit.core.errors import Interrupted
 
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {said}") from None
+        raise Interrupted(f"interrupted; {consequence}") from None
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file atomically: whatever was there before stays until all of the new content is on disk.
-
-    `-` is standard output. Raises `EnvironmentLacks` if there is no space, and `UsageError` if the file cannot be
-    written for any other reason.
-    """
+    """Write a file, or standard output for `-`. What was there before stays until all of the new content is on disk.
+    Raises `EnvironmentLacks` if there is no space, and `UsageError` if it cannot be written for another reason."""
     from autofit.core.errors import EnvironmentLacks, UsageError
 
     try:
@@ -91,11 +88,8 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def write_page(path: Path, figure: Figure) -> None:
-    """Write a figure as an HTML page that opens without a network; raises as `write` does.
-
-    The pages of a folder share plotly's script, 5 MB, which is written beside them. What goes to standard output or a
-    pipe holds it.
-    """
+    """Write a figure as an HTML page that opens without a network; raises as `write` does. The pages of a folder share
+    plotly's script, 5 MB, which is written beside them; what goes to standard output or a pipe holds it."""
     from plotly.offline import get_plotlyjs
 
     has_a_folder = str(path) != STDOUT and (path.is_file() or not path.exists())

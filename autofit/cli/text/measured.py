@@ -28,11 +28,8 @@ def spread_text(spread: float | None) -> str:
 
 
 def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """What the frontier is of; then its points, one line each, lightest first, a table per method. Those over the limit
-    are marked.
-
-    With several devices, memory is per device, and speed is given both in total and per device.
-    """
+    """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked.
+    With several devices, memory is per device, and speed is given both in total and per device."""
     workload = frontier.workload
     limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
     tables = [

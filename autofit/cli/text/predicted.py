@@ -201,10 +201,7 @@ def change_text(change: Change) -> str:
 
 
 def predicted_frontier_text(frontier: PredictedFrontier) -> str:
-    """A predicted frontier, with one table per method, and what would be recommended.
-
-    With several devices, memory is per device, and speed is given both in total and per device.
-    """
+    """A predicted frontier as `frontier_text` shows a measured one, and what would be recommended."""
     workload, hardware = frontier.plan.job.workload, frontier.plan.job.hardware
     where = devices_text(hardware.name, workload.devices)
     parts = [f"Predicted frontier of {where} for {workload.model} (nothing is run):"]
