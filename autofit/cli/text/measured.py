@@ -8,15 +8,15 @@ from statistics import median
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import (
     EMULATED,
-    SAME_TRAINING,
+    alternative_line,
     devices_text,
     on_each,
-    padding_text,
     points_table,
     step_text,
     total_text,
+    training_lines,
 )
-from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, by_method
+from autofit.core.frontier import Frontier, Point, Recommendation, by_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
@@ -77,18 +77,11 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
-    padding = padding_text(answer.workload, answer.point.config)
-    lines += [f"  {sentence}" for sentence in (*(answer.changes_training or (SAME_TRAINING,)), padding) if sentence]
-    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
+    lines += training_lines(answer.changes_training, answer.workload, answer.point.config)
+    for alternative in answer.alternatives:
+        over = alternative.over_limit_bytes
+        lines.append(alternative_line(alternative, f"{format_bytes(over)} over the limit" if over > 0 else ""))
     return "\n".join(lines)
-
-
-def alternative_text(alternative: Alternative[Point]) -> str:
-    m = alternative.point.measurement
-    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
-    if alternative.over_limit_bytes > 0:
-        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
-    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
 
 
 def trial_text(trial: Trial) -> str:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import (
     EFFECTS,
-    SAME_TRAINING,
+    alternative_line,
     devices_text,
     on_each,
-    padding_text,
     points_table,
     step_text,
     total_text,
+    training_lines,
 )
 from autofit.core.frontier import by_method
 from autofit.core.lattice import Config
@@ -246,16 +246,8 @@ def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
         f"{on_each(workload.devices)}: {fit_text(estimate)}, {format_bytes(estimate.headroom_bytes)} of headroom",
         f"  memory: {memory_text(estimate)}",
     ]
-    padding = padding_text(workload, estimate.config)
-    lines += [f"  {sentence}" for sentence in (*(choice.changes_training or (SAME_TRAINING,)), padding) if sentence]
-    for alternative in choice.alternatives:
-        other = alternative.point
-        over = "" if other.fits else f", {short_text(other)}"
-        speed = "?" if other.tokens_per_second is None else f"{other.tokens_per_second:,.0f}"
-        lines.append(
-            f"  {alternative.role}: {speed} tokens/s ({alternative.speedup:.2f}x), "
-            f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
-        )
+    lines += training_lines(choice.changes_training, workload, estimate.config)
+    lines += [alternative_line(a, "" if a.point.fits else short_text(a.point)) for a in choice.alternatives]
     return "\n".join(lines)
 
 
