@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import warn
+from autofit.core.errors import UsageError, unknown
+from autofit.core.units import format_bytes, is_decimal, parse_bytes
 
 if TYPE_CHECKING:
     # Imported where they are used: `autofit --help` needs none of them.
@@ -36,7 +38,6 @@ def requested_device(hardware: str, device: str = "auto") -> Card | Hardware:
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
     """What --hardware names, with commas between several, or `all`; called first and raises, as `requested_device`
     does. Several get the catalog's names."""
-    from autofit.core.errors import UsageError
     from autofit.trial.machine.detection import requested_card
 
     if hardware.strip().lower() == "all":
@@ -51,7 +52,6 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
 def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     """Hardware -> the price of one device for an hour, from `--price NAME=NUMBER`; raises `UsageError`."""
     from autofit.catalog.hardware import card
-    from autofit.core.errors import UsageError, unknown
     from autofit.operations.hardware_compared import price_of_an_hour
 
     price_of = {}
@@ -70,8 +70,6 @@ def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 def size(text: str | None) -> int | None:
     """The bytes of --memory-limit; a line on standard error says so where a unit is a power of ten. Raises
     `UsageError`."""
-    from autofit.core.units import format_bytes, is_decimal, parse_bytes
-
     if text is None:
         return None
     limit = parse_bytes(text)
@@ -111,7 +109,6 @@ def warn_of_emulated_bf16(on: Card | Hardware) -> None:
 
 def _config_values(text: str) -> Mapping[str, object]:
     from autofit import techniques
-    from autofit.core.errors import UsageError
 
     if not text.strip():
         raise UsageError("the config is empty: write axis=value pairs, such as method=lora,micro_batch=4")

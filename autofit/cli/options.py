@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from autofit.core.workload import METHODS, Effect, Goal
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from autofit.core.workload import Goal
     from autofit.planning.requests import WorkloadOptions
 
 
@@ -31,7 +32,6 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.catalog import space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
-    from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
     from autofit.techniques.habits import TRAINERS
     from autofit.trackers import TRACKERS
@@ -156,8 +156,6 @@ class GoalOptions:
 
     def goal(self) -> Goal:
         """Raises `UsageError` for an unknown method or effect."""
-        from autofit.core.workload import Goal
-
         return Goal.of(self.method, self.min_rank, self.allow)
 
 

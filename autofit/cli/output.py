@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.errors import EnvironmentLacks, Interrupted, UsageError
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -56,8 +58,6 @@ def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
 @contextmanager
 def resumable(consequence: str) -> Iterator[None]:
     """Say of what is interrupted what becomes of it."""
-    from autofit.core.errors import Interrupted
-
     try:
         yield
     except KeyboardInterrupt:
@@ -67,8 +67,6 @@ def resumable(consequence: str) -> Iterator[None]:
 def write(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file, or standard output for `-`. What was there before stays until all of the new content is on disk.
     Raises `EnvironmentLacks` if there is no space, and `UsageError` if it cannot be written for another reason."""
-    from autofit.core.errors import EnvironmentLacks, UsageError
-
     try:
         if str(path) == STDOUT:
             _write_all(sys.stdout.buffer, chunks)

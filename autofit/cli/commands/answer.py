@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
+from autofit.core.errors import UsageError
 
 
 @options.expand_groups
@@ -33,9 +35,7 @@ def frontier(
       autofit frontier --model llama-3.1-8b
       autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
     """
-    from autofit import operations
     from autofit.cli.text.measured import frontier_text
-    from autofit.core.errors import UsageError
     from autofit.store import Store
 
     limit = size(memory_limit)
@@ -87,9 +87,7 @@ def recommend(
       autofit recommend --model llama-3.1-8b --memory-limit 24GiB
       autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
     """
-    from autofit import operations
     from autofit.cli.text.measured import recommendation_text
-    from autofit.core.errors import UsageError
     from autofit.store import Store
 
     if as_json:

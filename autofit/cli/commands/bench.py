@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.output import columns, print_json, resumable
+from autofit.core.errors import UsageError
+from autofit.core.units import parse_duration
 
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
@@ -71,9 +74,7 @@ def record(
       autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --out t.jsonl
       autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
     """
-    from autofit import operations
     from autofit.cli.arguments import size
-    from autofit.core.errors import UsageError
 
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
@@ -99,7 +100,6 @@ def record(
 
 
 def _seconds(budget: str | None) -> float | None:
-    from autofit.core.units import parse_duration
 
     return None if budget is None else parse_duration(budget)
 
@@ -193,16 +193,13 @@ def replay(
 
 
 def _residuals(tables: list[Path], of_searches: tuple[object, ...], store: str | None, as_json: bool) -> None:
-    from autofit.core.errors import UsageError
-    from autofit.operations import residuals
-
     if any(option is not None for option in of_searches):
         raise UsageError(
             "--residuals compares what was measured: leave --methods, --seeds, --keep, --jobs and --memory-limit out"
         )
     if tables and store is not None:
         raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
-    result = residuals(store, tables=tables)
+    result = operations.residuals(store, tables=tables)
     print_json(result.to_json()) if as_json else print(residuals_text(result))
 
 

@@ -10,6 +10,8 @@ import typer
 from autofit.cli import options
 from autofit.cli.arguments import size
 from autofit.cli.output import print_json
+from autofit.cli.waiting import Waiting
+from autofit.core.errors import UsageError
 
 
 def diagnose(
@@ -55,8 +57,6 @@ def diagnose(
     """
     from autofit import operations, techniques
     from autofit.cli.text.diagnosis import diagnosis_text, failure_text
-    from autofit.cli.waiting import Waiting
-    from autofit.core.errors import UsageError
 
     failure = None if traceback is None else operations.read_traceback(read_text(traceback))
     if config is None:
@@ -85,8 +85,6 @@ def read_text(path: Path) -> str:
     replaced. Raises `UsageError`."""
     import codecs
     import sys
-
-    from autofit.core.errors import UsageError
 
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
