@@ -17,14 +17,14 @@ MAX_TIE = 0.05
 """Relative speed difference above which two configs never tie, however noisy their measurements."""
 
 
-class OfConfig(Protocol):
-    """What is known of a config."""
+class HasConfig(Protocol):
+    """Whatever is of one config."""
 
     @property
     def config(self) -> Config: ...
 
 
-class Candidate(OfConfig, Protocol):
+class Candidate(HasConfig, Protocol):
     """A config with its memory and speed, measured or predicted."""
 
     @property
@@ -34,7 +34,7 @@ class Candidate(OfConfig, Protocol):
     def tokens_per_second(self) -> float | None: ...
 
 
-H = TypeVar("H", bound=OfConfig)
+H = TypeVar("H", bound=HasConfig)
 C = TypeVar("C", bound=Candidate)
 
 
