@@ -49,11 +49,9 @@ def read(file: Path) -> str:
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:
-    """The fields of the text model that the config.json `text` describes; `origin` names it in errors.
-
-    Raises `UsageError` if it is not a JSON object, lacks `model_type`, names an architecture for which transformers has
-    no causal language model, or needs code of its own (`auto_map`), which is never executed.
-    """
+    """The fields of the text model that the config.json `text` describes; `origin` names it in errors. Raises
+    `UsageError` if it is not a JSON object, lacks `model_type`, names an architecture for which transformers has no
+    causal language model, or needs code of its own (`auto_map`), which is never executed."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

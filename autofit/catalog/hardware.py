@@ -11,10 +11,9 @@ from typing import Any
 
 from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
-from autofit.core.units import GIB, format_bytes
+from autofit.core.units import format_bytes
 
 _IGNORED_WORDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
-_SIZE = re.compile(r"\d+(\.\d+)?\s*gi?b", re.IGNORECASE)
 _OPTIONAL_WORDS = re.compile(r"\b(\d+g|apple|rtx|pcie|nvl)\b")
 """What users leave out of a catalog name and mean the same card. Without `ti` or `max`, another card may be meant."""
 _POWER_LIMIT = re.compile(r"-\d+w$")
@@ -82,8 +81,7 @@ class Card:
         return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
 
     def to_json(self) -> dict[str, Any]:
-        data = {**asdict(self), "device_names": list(self.device_names)}
-        return {**data, "supports": list(self.supports)}
+        return {**asdict(self), "device_names": list(self.device_names), "supports": list(self.supports)}
 
 
 @cache
@@ -97,8 +95,6 @@ def cards() -> tuple[Card, ...]:
 
 def card(name: str) -> Card:
     """The one card that a user may mean by `name`; raises `UsageError` if `matching_cards` has several, or none."""
-    if _SIZE.fullmatch(name.strip()):
-        raise UsageError(f"hardware {name!r} is a size of memory: {_of_size(name)}")
     matches = matching_cards(name)
     if len(matches) == 1:
         return matches[0]
@@ -112,10 +108,8 @@ def card(name: str) -> Card:
 
 def matching_cards(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
-    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none, nor does a name
-    without what tells a model from another (`RTX 4070` is no `rtx-4070-ti`)."""
-    if _SIZE.fullmatch(name.strip()):
-        return ()
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A name without what tells a model
+    from another names none (`RTX 4070` is no `rtx-4070-ti`)."""
     words = _words(name)
     for matches in (
         [card for card in cards() if card.name == name.lower()],
@@ -127,14 +121,6 @@ def matching_cards(name: str) -> tuple[Card, ...]:
         if matches:
             return tuple(matches)
     return ()
-
-
-def _of_size(size: str) -> str:
-    """What to write in place of a size, as one sentence; sizes are taken as vendors state them."""
-    number = float(size.lower().rstrip("gib "))
-    names = [card.name for card in cards() if card.marketed_memory_bytes == number * GIB]
-    description = f"a card that has it ({', '.join(names)})" if names else "a card"
-    return f"name {description}; --memory-limit {size.replace(' ', '')} beside a larger card uses only so much of it"
 
 
 def _words(name: str) -> frozenset[str]:
@@ -152,8 +138,7 @@ def card_of(hardware_name: str) -> Card | None:
 
 def match(device_name: str, memory_bytes: int) -> Card | None:
     """The card that a driver reports as `device_name` with `memory_bytes` in total; None if it is not in the catalog,
-    as no slice of a card (MIG, vGPU) is.
-    """
+    as no slice of a card (MIG, vGPU) is."""
     same_name = [card for card in cards() if _has_driver_name(card, device_name.strip())]
     sized = [card for card in same_name if _has_memory(card, memory_bytes)]
     return min(sized, key=lambda card: abs(card.memory_bytes - memory_bytes), default=None)
@@ -167,12 +152,8 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
 
 def cards_of_size(total_bytes: int) -> tuple[Card, ...]:
     """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
-
-    def difference(card: Card) -> int:
-        return abs(card.memory_bytes - total_bytes)
-
-    similar = [card for card in cards() if card.vendor == "nvidia" and difference(card) <= 0.015 * card.memory_bytes]
-    return tuple(sorted(similar, key=difference))
+    nearest = sorted(cards(), key=lambda card: abs(card.memory_bytes - total_bytes))
+    return tuple(c for c in nearest if c.vendor == "nvidia" and abs(total_bytes / c.memory_bytes - 1) <= 0.015)
 
 
 def _has_driver_name(card: Card, device_name: str) -> bool:

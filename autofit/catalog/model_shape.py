@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +85,8 @@ def drops_out(config: Any) -> bool:
 
 
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:
-    """The shape of `config`'s causal language model, built on the meta device: no memory, a fraction of a second.
-
-    Raises `UsageError`, naming `origin`, if no model can be built from `config`.
-    """
+    """The shape of `config`'s causal language model, built on the meta device in a fraction of a second. Raises
+    `UsageError`, naming `origin`, if no model can be built from `config`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -126,12 +123,14 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
     chosen = expert_parameters * per_token // experts if experts else 0
     matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
     windows = _windows(text)
+    layers = [_attention(layer) for layer in _layers(text)]
+    heads, key_heads, width = (sum(counts) // len(layers) for counts in zip(*layers, strict=True))
     return ModelShape(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        attention_width=_mean(text, _attention_width),
-        attention_heads=_mean(text, _heads),
-        key_heads=_mean(text, _key_heads),
+        attention_width=width,
+        attention_heads=heads,
+        key_heads=key_heads,
         full_attention_layers=windows[0],
         sliding_layers=windows.total() - windows[0],
         sliding_window=max(windows),
@@ -176,24 +175,11 @@ def _layers(text: Any) -> list[Any]:
     return list(text.per_layer_config) if text.is_heterogeneous else [text] * text.num_hidden_layers
 
 
-def _mean(text: Any, of: Callable[[Any], int]) -> int:
-    """The mean over layers, rounded down."""
-    layers = _layers(text)
-    return sum(of(layer) for layer in layers) // len(layers)
-
-
-def _heads(layer: Any) -> int:
-    return int(getattr(layer, "num_attention_heads", None) or 0)
-
-
-def _key_heads(layer: Any) -> int:
-    return int(getattr(layer, "num_key_value_heads", None) or 0) or _heads(layer)
-
-
-def _attention_width(layer: Any) -> int:
-    """Query heads times head dimension."""
-    heads = _heads(layer)
-    return heads * int(getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1))
+def _attention(layer: Any) -> tuple[int, int, int]:
+    """A layer's query heads, its key heads, and its query heads times head dimension."""
+    heads = _first_integer(layer, ("num_attention_heads",))
+    key_heads = _first_integer(layer, ("num_key_value_heads",)) or heads
+    return heads, key_heads, heads * (_first_integer(layer, ("head_dim",)) or layer.hidden_size // max(heads, 1))
 
 
 def _linear_weights(model: nn.Module, layers: int) -> int:

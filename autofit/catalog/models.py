@@ -48,8 +48,8 @@ class Model:
     parameters: int | None
     """Published number of distinct parameters, a tied embedding counted once; None if none is published."""
     digest: str = field(init=False, compare=False)
-    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Computed once, as
-    whatever is known about a model is looked up by it, many times for every config of a lattice."""
+    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Computed once: it is
+    asked for many times for every config of a lattice."""
 
     def __post_init__(self) -> None:
         stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
@@ -81,9 +81,8 @@ def listing() -> list[dict[str, Any]]:
 def load(name: str) -> Model:
     """The model for a catalog name (case-insensitive), a config.json or its folder, or a hub id; tried in that order.
 
-    Raises `UsageError` for an unknown name (with the nearest ones), a path without a usable config.json, and a model
-    that transformers does not know or that would need code of its own; `EnvironmentLacks` if the hub denies access
-    or cannot be reached, unless the catalog has a model with that hub id, which is then returned.
+    Raises `UsageError` for an unknown name, and as `architecture_file.parse` does; `EnvironmentLacks` if the hub denies
+    access or cannot be reached, unless the catalog has a model with that hub id, which is then returned.
     """
     if name.lower() in names():
         return _of_catalog(name.lower())
@@ -95,20 +94,15 @@ def load(name: str) -> Model:
 
 
 def architecture(model: Model) -> PretrainedConfig:
-    """A fresh transformers config of the model, with `use_cache` off; touches no network.
-
-    Raises `UsageError` if transformers refuses the fields.
-    """
+    """A fresh transformers config of the model, with `use_cache` off. Raises `UsageError` if transformers refuses the
+    fields."""
     fields = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
     return architecture_file.built(copy.deepcopy(fields), model.source)
 
 
 def positions(model: Model) -> int | None:
-    """The longest sequence that the architecture supports, in tokens; None if it sets no limit.
-
-    Configs store it under many names (`max_position_embeddings`, `n_positions`, `n_ctx`) or rely on their class's
-    default; transformers' config class resolves both. Raises `UsageError` if transformers refuses the fields.
-    """
+    """The longest sequence that the architecture supports, in tokens; None if it sets no limit. Where the config does
+    not name it so, transformers' config class knows other names and defaults. Raises `UsageError` as `architecture`."""
     stated = model.config.get("max_position_embeddings")
     # transformers takes seconds to import, and an answer from the store need not wait for that.
     longest = stated if stated is not None else getattr(architecture(model), "max_position_embeddings", None)
@@ -117,28 +111,20 @@ def positions(model: Model) -> int | None:
 
 def shape(model: Model) -> ModelShape:
     """The model's architecture in numbers. For models in the catalog it is stored there; for any other, the first call
-    on a machine imports torch and transformers and builds the model on the meta device.
-
-    Raises `UsageError` if the model cannot be built from its fields.
-    """
-    counts = _SHAPES.get(model.digest) or _catalog_shape(model)
-    if counts is None:
-        text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
-        counts = ModelShape(**cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source))))
-    _SHAPES[model.digest] = counts
-    return counts
+    on a machine imports torch and builds the model on the meta device. Raises `UsageError` if it cannot be built."""
+    if model.digest not in _SHAPES:
+        if in_catalog(model):
+            counts = json.loads(_catalog_text(model.name))["shape"]
+        else:
+            text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
+            counts = cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source)))
+        _SHAPES[model.digest] = ModelShape(**counts)
+    return _SHAPES[model.digest]
 
 
 def in_catalog(model: Model) -> bool:
     """Whether the model is exactly the one in the catalog under its name."""
     return model.name in names() and _catalog_digest(model.name) == model.digest
-
-
-def _catalog_shape(model: Model) -> ModelShape | None:
-    """The shape in the catalog's file; None for a model that is not exactly the catalog's."""
-    if not in_catalog(model):
-        return None
-    return ModelShape(**json.loads(_catalog_text(model.name))["shape"])
 
 
 _SHAPES: dict[str, ModelShape] = {}

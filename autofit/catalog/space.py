@@ -57,28 +57,27 @@ class Space:
     path: str
     """The file it was read from."""
     axes: Mapping[str, tuple[Value, ...]]
-    """Axis to the values to search, lightest in memory first; `micro_batch` may have `EVERY_DIVISOR`."""
+    """The values to search, lightest in memory first; `micro_batch` may have `EVERY_DIVISOR`."""
     defaults: Mapping[str, Value]
-    """Axis to the value that every config has, for axes that are not searched."""
+    """The value that every config has, of axes that are not searched."""
     rules: tuple[Rule, ...]
-    """Conditional rules, in the file's order; a config is left out if any rule excludes it."""
+    """A config is left out if any rule excludes it."""
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Axis to the line of the file that gives its values; axes that the file leaves out are absent."""
 
     def configs(self, axes: Sequence[Axis], *, batch: int) -> Iterator[Config]:
         """Every config that the space describes, each complete, in an order that depends only on values.
 
-        `axes` are all axes there are: those that the file does not name take their recipe's value (`rank`: 8;
-        `micro_batch`: every divisor). `batch` is the number of sequences per optimizer step on one device.
-        Raises `UsageError` if it is below 1, or if no value of `micro_batch` divides it.
+        Those of all `axes` that the file does not name take their recipe's value (`rank`: 8; `micro_batch`: every
+        divisor). `batch` is the number of sequences per optimizer step on one device. Raises `UsageError` if it is
+        below 1, or if no value of `micro_batch` divides it.
         """
         if batch < 1:
             raise UsageError(f"the batch is {batch}: it must be at least 1")
         values = {axis.name: self._values(axis, batch) for axis in axes}
         if not values["micro_batch"]:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
-            line = self.lines.get("micro_batch")
-            place = self.path if line is None else f"{self.path}:{line}"
+            place = f"{self.path}:{self.lines.get('micro_batch', 1)}"
             raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
         return self._combinations(values, {axis.name: axis.says for axis in axes})
 
@@ -128,11 +127,8 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str, axes: Sequence[Axis]) -> Space:
-    """The built-in search space of that name, else the one in that file (`*.yaml`, `*.yml`, or any existing path).
-
-    `axes` are all axes there are; the file may name no others. Raises `UsageError`, for errors inside a file as
-    `FILE:LINE: what is wrong`, with the nearest valid name.
-    """
+    """The built-in search space of that name, else the one in that file (`*.yaml`, `*.yml`, or any existing path). It
+    may name no other axes. Raises `UsageError`, for errors inside a file as `FILE:LINE: what is wrong`."""
     if name_or_path in names():
         path = _folder() / f"{name_or_path}.yaml"
     elif name_or_path.endswith((".yaml", ".yml")) or (name_or_path and os.path.exists(name_or_path)):
@@ -216,15 +212,15 @@ class _File:
         sections = self.mapping(root, "a search space", _SECTIONS, "section")
         if "axes" not in sections:
             raise self.error(root, "section axes is missing: list at least the method there")
+        sections = {name: pair for name, pair in sections.items() if name == "axes" or not _is_null(pair[1])}
         searched = self.searched(sections["axes"][1])
         defaults = self.defaults(sections["defaults"][1], searched) if "defaults" in sections else {}
         values = searched | {name: (value,) for name, value in defaults.items()}
-        for axis in self.axes.values():
-            if axis.name not in values:
-                try:
-                    _plain(axis)
-                except UsageError as error:
-                    raise self.error(sections["axes"][0], str(error)) from None
+        try:
+            for axis in (axis for axis in self.axes.values() if axis.name not in values):
+                _plain(axis)
+        except UsageError as error:
+            raise self.error(sections["axes"][0], str(error)) from None
         return Space(
             name=Path(self.path).stem,
             purpose=self.text(sections, "purpose"),
@@ -237,8 +233,7 @@ class _File:
 
     def lines(self, sections: Mapping[str, tuple[ScalarNode, Node]]) -> dict[str, int]:
         nodes = [sections[name][1] for name in ("axes", "defaults") if name in sections]
-        keys = [key for node in nodes if isinstance(node, MappingNode) for key, _ in node.value]
-        return {key.value: key.start_mark.line + 1 for key in keys}
+        return {key.value: key.start_mark.line + 1 for node in nodes for key, _ in node.value}
 
     def searched(self, node: Node) -> _AxisValues:
         entries = self.mapping(node, "axes", self.axes, "axis")
@@ -247,19 +242,16 @@ class _File:
         return {name: self.searched_values(key, value) for name, (key, value) in entries.items()}
 
     def searched_values(self, key: ScalarNode, node: Node) -> tuple[Value, ...]:
-        if isinstance(node, ScalarNode) and node.value != "":
-            if key.value == "micro_batch":
-                if node.value.strip().lower() == "divisors":
-                    return EVERY_DIVISOR
-                if not node.value.isdecimal():
-                    raise self.error(node, str(unknown("value of micro_batch", node.value, ["divisors"])))
-            message = f"axis {key.value!r} needs a list: write [{node.value}], or move it to defaults"
-            raise self.error(node, message)
-        return self.values(key, node)
+        if not isinstance(node, ScalarNode) or node.value == "":
+            return self.values(key, node)
+        if key.value == "micro_batch":
+            if node.value.strip().lower() == "divisors":
+                return EVERY_DIVISOR
+            if not node.value.isdecimal():
+                raise self.error(node, str(unknown("value of micro_batch", node.value, ["divisors"])))
+        raise self.error(node, f"axis {key.value!r} needs a list: write [{node.value}], or move it to defaults")
 
     def defaults(self, node: Node, searched: _AxisValues) -> dict[str, Value]:
-        if _is_null(node):
-            return {}
         defaults: dict[str, Value] = {}
         for name, (key, value) in self.mapping(node, "defaults", self.axes, "axis").items():
             if name in searched:
@@ -270,8 +262,6 @@ class _File:
         return defaults
 
     def rules(self, node: Node, values: _AxisValues) -> tuple[Rule, ...]:
-        if _is_null(node):
-            return ()
         if not isinstance(node, SequenceNode):
             raise self.error(node, "rules must be a list: start each rule with '- when:'")
         return tuple(self.rule(item, values) for item in node.value)
@@ -327,8 +317,6 @@ class _File:
             return axis.parse(word)
         except UsageError as error:
             raise self.error(node, str(error)) from None
-        except ValueError:  # more digits than int() accepts
-            raise self.error(node, f"value of {axis.name} is too long for a number") from None
 
     def mapping(
         self, node: Node, place: str, valid: Sequence[str] | Mapping[str, object], kind: str

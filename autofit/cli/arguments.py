@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import warn
+from autofit.core.errors import UsageError, unknown
+from autofit.core.units import format_bytes, is_decimal, parse_bytes
 
 if TYPE_CHECKING:
     # Imported where they are used: `autofit --help` needs none of them.
@@ -26,20 +28,16 @@ def given(context: typer.Context, *names: str) -> list[str]:
 
 
 def requested_device(hardware: str, device: str = "auto") -> Card | Hardware:
-    """The card that --hardware names, or this machine's own device.
-
-    Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what
-    `requested_card` and `detect` raise.
-    """
+    """The card that --hardware names, or this machine's own device. Called first: a wrong name is refused before
+    anything is imported that takes long. Raises what `requested_card` and `detect` raise."""
     from autofit.trial.machine.detection import detect, requested_card
 
     return requested_card(hardware, device) or detect(device)[0]
 
 
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
-    """What --hardware names, with commas between several, or `all`; called first, as `requested_device` is, and raises
-    the same. Several get the catalog's names."""
-    from autofit.core.errors import UsageError
+    """What --hardware names, with commas between several, or `all`; called first and raises, as `requested_device`
+    does. Several get the catalog's names."""
     from autofit.trial.machine.detection import requested_card
 
     if hardware.strip().lower() == "all":
@@ -54,10 +52,9 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
 def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     """Hardware -> the price of one device for an hour, from `--price NAME=NUMBER`; raises `UsageError`."""
     from autofit.catalog.hardware import card
-    from autofit.core.errors import UsageError, unknown
     from autofit.operations.hardware_compared import price_of_an_hour
 
-    found = {}
+    price_of = {}
     for text in given:
         name, _, number = text.partition("=")
         if names == ["all"]:
@@ -66,21 +63,19 @@ def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
             raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
         elif name not in names:
             raise unknown("hardware with a price", name, names)
-        found[name] = price_of_an_hour(number)
-    return found
+        price_of[name] = price_of_an_hour(number)
+    return price_of
 
 
 def size(text: str | None) -> int | None:
     """The bytes of --memory-limit; a line on standard error says so where a unit is a power of ten. Raises
     `UsageError`."""
-    from autofit.core.units import format_bytes, is_decimal, parse_bytes
-
     if text is None:
         return None
-    found = parse_bytes(text)
+    limit = parse_bytes(text)
     if is_decimal(text):
-        warn(f"{text} is in powers of ten: {found:,} bytes, or {format_bytes(found)}")
-    return found
+        warn(f"{text} is in powers of ten: {limit:,} bytes, or {format_bytes(limit)}")
+    return limit
 
 
 def command_of(answer: Recommendation, model: str) -> str | None:
@@ -107,14 +102,13 @@ def warn_of_emulated_bf16(on: Card | Hardware) -> None:
     """Say on standard error if the device's plain recipe is in fp16."""
     from autofit.techniques import mixed_precision
 
-    found = mixed_precision(on)
-    if found != "bf16-mixed":
-        warn(f"{on.name} only emulates bf16: precision={found} takes the place of bf16-mixed")
+    precision = mixed_precision(on)
+    if precision != "bf16-mixed":
+        warn(f"{on.name} only emulates bf16: precision={precision} takes the place of bf16-mixed")
 
 
 def _config_values(text: str) -> Mapping[str, object]:
     from autofit import techniques
-    from autofit.core.errors import UsageError
 
     if not text.strip():
         raise UsageError("the config is empty: write axis=value pairs, such as method=lora,micro_batch=4")

@@ -31,13 +31,13 @@ def axes(
     from autofit.techniques import AXES
     from autofit.techniques.trainer_names import not_an_axis
 
-    known = {axis.name: axis for axis in AXES}
+    by_name = {axis.name: axis for axis in AXES}
     if name is None:
         print_json([_document(axis) for axis in AXES]) if as_json else print(_list(AXES))
         return
-    if name not in known:
-        raise not_an_axis(name, "", known)
-    print_json(_document(known[name])) if as_json else print(_in_full(known[name]))
+    if name not in by_name:
+        raise not_an_axis(name, "", by_name)
+    print_json(_document(by_name[name])) if as_json else print(_in_full(by_name[name]))
 
 
 def _document(axis: Axis) -> dict[str, Any]:
@@ -85,8 +85,9 @@ def _in_full(axis: Axis) -> str:
     if axis.values:
         described = [("value, lightest first", "changes", "what it does, and what it needs", "in trainers")]
         for value in axis.values:
-            theirs = [said for name in names if (said := name.theirs(spelled(value)))]
-            described.append((spelled(value), axis.effect(value).label, axis.meanings[value], ", ".join(theirs) or "-"))
+            settings = filter(None, (name.theirs(spelled(value)) for name in names))
+            changes, does = axis.effect(value).label, axis.meanings[value]
+            described.append((spelled(value), changes, does, ", ".join(settings) or "-"))
         parts.insert(1, columns(described))
     return "\n\n".join(parts)
 

@@ -26,16 +26,13 @@ class ProgressDisplay(Display):
     def __call__(self, progress: Progress) -> None:
         if self.on_terminal:
             self.show(block(progress))
-        elif progress.estimated is not None:
+            return
+        if progress.estimated is not None:
             if time.monotonic() - self._last_estimated >= SECONDS_BETWEEN_LINES:
                 self._last_estimated = time.monotonic()
                 say(line(progress))
-        else:
-            self._print_changes(progress)
-
-    def _print_changes(self, progress: Progress) -> None:
-        """Print a line when a trial has ended, and one when a trial starts."""
-        if (progress.done, progress.from_store) != self._last:
+            return
+        if (progress.done, progress.from_store) != self._last:  # a trial has ended
             self._last = (progress.done, progress.from_store)
             say(line(progress))
         for config in progress.running:

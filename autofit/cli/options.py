@@ -10,28 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from autofit.core.workload import METHODS, Effect, Goal
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from autofit.core.workload import Goal
     from autofit.planning.requests import WorkloadOptions
-
-
-def whole_tokens(text: str | int) -> int:
-    """Some write 8k for 8,000 tokens and some for 8,192, so it is no number here."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no whole number of tokens: write it out, such as 8192") from None
 
 
 def completing(kind: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
 
 
-def completed(flag: str, kind: str, told: str) -> Any:
+def completed(flag: str, kind: str, text: str) -> Any:
     """An option whose values the shell completes."""
-    return typer.Option(flag, help=told, autocompletion=completing(kind))
+    return typer.Option(flag, help=text, autocompletion=completing(kind))
 
 
 def _names(kind: str) -> Iterable[str]:
@@ -39,25 +32,24 @@ def _names(kind: str) -> Iterable[str]:
     from autofit.catalog import space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
-    from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
     from autofit.techniques.habits import TRAINERS
     from autofit.trackers import TRACKERS
     from autofit.trial.machine.detection import DEVICE_KINDS
 
-    every: dict[str, Callable[[], Iterable[str]]] = {
-        "models": models,
-        "hardware": lambda: ("auto", *(card.name for card in cards())),
-        "spaces": space.names,
-        "methods": lambda: ("any", *METHODS),
-        "effects": lambda: (effect.label for effect in Effect),
-        "devices": lambda: DEVICE_KINDS,
-        "formats": lambda: export.FORMATS,
-        "trainers": lambda: TRAINERS,
-        "axes": lambda: (axis.name for axis in AXES),
-        "trackers": lambda: TRACKERS,
+    names: dict[str, Iterable[str]] = {
+        "models": models(),
+        "hardware": ("auto", *(card.name for card in cards())),
+        "spaces": space.names(),
+        "methods": ("any", *METHODS),
+        "effects": (effect.label for effect in Effect),
+        "devices": DEVICE_KINDS,
+        "formats": export.FORMATS,
+        "trainers": TRAINERS,
+        "axes": (axis.name for axis in AXES),
+        "trackers": TRACKERS,
     }
-    return every[kind]()
+    return names[kind]
 
 
 GlobalBatch = Annotated[
@@ -80,8 +72,7 @@ Price = Annotated[
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store",
-        help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
+        "--store", help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder."
     ),
 ]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
@@ -103,13 +94,7 @@ class Estimated:
         ),
     ]
     seq_len: Annotated[
-        int,
-        typer.Option(
-            "--seq-len",
-            parser=whole_tokens,
-            metavar="<int>",
-            help="Tokens per sequence; with --lengths, longer ones are cut to it.",
-        ),
+        int, typer.Option("--seq-len", help="Tokens per sequence; with --lengths, longer ones are cut to it.")
     ] = 2048
     global_batch: GlobalBatch = 64
     lengths: Annotated[
@@ -171,8 +156,6 @@ class GoalOptions:
 
     def goal(self) -> Goal:
         """Raises `UsageError` for an unknown method or effect."""
-        from autofit.core.workload import Goal
-
         return Goal.of(self.method, self.min_rank, self.allow)
 
 

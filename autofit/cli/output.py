@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.errors import EnvironmentLacks, Interrupted, UsageError
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -33,7 +35,7 @@ def warn(message: str) -> None:
 
 
 def warn_of_contradictions(contradictory: int) -> None:
-    """Print a line on standard error if any configs, `contradictory` of them, have contradictory results."""
+    """Print a line on standard error if so many configs have contradictory results."""
     from autofit.core.verdict import in_words
 
     if contradictory:
@@ -54,24 +56,17 @@ def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def resumable(said: str) -> Iterator[None]:
+def resumable(consequence: str) -> Iterator[None]:
     """Say of what is interrupted what becomes of it."""
-    from autofit.core.errors import Interrupted
-
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {said}") from None
+        raise Interrupted(f"interrupted; {consequence}") from None
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file atomically: whatever was there before stays until all of the new content is on disk.
-
-    `-` is standard output. Raises `EnvironmentLacks` if there is no space, and `UsageError` if the file cannot be
-    written for any other reason.
-    """
-    from autofit.core.errors import EnvironmentLacks, UsageError
-
+    """Write a file, or standard output for `-`. What was there before stays until all of the new content is on disk.
+    Raises `EnvironmentLacks` if there is no space, and `UsageError` if it cannot be written for another reason."""
     try:
         if str(path) == STDOUT:
             _write_all(sys.stdout.buffer, chunks)
@@ -91,11 +86,8 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def write_page(path: Path, figure: Figure) -> None:
-    """Write a figure as an HTML page that opens without a network; raises as `write` does.
-
-    The pages of a folder share plotly's script, 5 MB, which is written beside them. What goes to standard output or a
-    pipe holds it.
-    """
+    """Write a figure as an HTML page that opens without a network; raises as `write` does. The pages of a folder share
+    plotly's script, 5 MB, which is written beside them; what goes to standard output or a pipe holds it."""
     from plotly.offline import get_plotlyjs
 
     has_a_folder = str(path) != STDOUT and (path.is_file() or not path.exists())
@@ -125,7 +117,8 @@ def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:
-    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned.
+    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned, and one
+    that is empty below its heading is left out.
 
     A terminal's width wraps the text of a column. Elsewhere each row is one line.
     """
@@ -133,10 +126,11 @@ def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozense
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2), pad_edge=False)
-    for number in range(len(rows[0])):
+    filled = [number for number in range(len(rows[0])) if len(rows) == 1 or any(row[number] for row in rows[1:])]
+    for number in filled:
         table.add_column(justify="right" if number in right else "left", no_wrap=number in right)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[number] for number in filled))
     width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 100_000
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:

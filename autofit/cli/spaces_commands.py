@@ -13,11 +13,7 @@ group = typer.Typer(rich_markup_mode=None)
 
 
 @group.callback(invoke_without_command=True)
-def spaces(
-    context: typer.Context,
-    global_batch: options.GlobalBatch = 64,
-    as_json: options.Json = False,
-) -> None:
+def spaces(context: typer.Context, global_batch: options.GlobalBatch = 64, as_json: options.Json = False) -> None:
     """List the search spaces, with how many valid configs each has.
 
     \b
@@ -30,12 +26,12 @@ def spaces(
         return
     from autofit.planning.lattices import space_summaries
 
-    found = space_summaries(global_batch)
+    summaries = space_summaries(global_batch)
     if as_json:
-        print_json(found)
+        print_json(summaries)
         return
     rows = [("space", "devices", "configs", "purpose")]
-    rows += [(str(s["name"]), str(s["devices"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
+    rows += [(str(s["name"]), str(s["devices"]), f"{s['configs']:,}", str(s["purpose"])) for s in summaries]
     print(columns(rows, right=frozenset({1, 2})))
     print(
         f"\nconfigs: valid ones at --global-batch {global_batch} on so many devices, before this hardware rules any out"
@@ -62,13 +58,13 @@ def show(
     from autofit.planning.lattices import load_space, summary
 
     space = load_space(name)
-    found = summary(space, global_batch)
+    document = summary(space, global_batch)
     text = Path(space.path).read_text(encoding="utf-8-sig")
     if as_json:
-        print_json({**found, "text": text})
+        print_json({**document, "text": text})
         return
     # As comments, so that what is printed is a space itself.
-    on = f"{found['devices']} devices" if found["devices"] != 1 else "one device"
+    on = f"{document['devices']} devices" if document["devices"] != 1 else "one device"
     print(f"# {space.name}: {space.purpose}")
-    print(f"# {found['configs']:,} valid configs at --global-batch {global_batch} on {on}")
+    print(f"# {document['configs']:,} valid configs at --global-batch {global_batch} on {on}")
     print(f"\n{text}", end="" if text.endswith("\n") else "\n")

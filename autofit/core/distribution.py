@@ -11,16 +11,14 @@ NAME = "autofit-llm"
 
 
 def install(extra: str = "", *, options: str = "") -> str:
-    """The command that adds what is required and not installed, or the packages of an extra: pyproject.toml alone says
-    in which versions. `options` are pip's, with a space behind."""
+    """The command that installs what is required, or the packages of an extra. `options` are pip's, with a space
+    behind."""
     return f"pip install {options}" + (f"'{NAME}[{extra}]'" if extra else NAME)
 
 
 def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Exception:
-    """The error to raise for a required package that is not installed; `otherwise` is a way to do without it.
-
-    Returns `error` itself where only a submodule of a package is missing: installing the package would not help.
-    """
+    """The error to raise for a required package that is not installed; `otherwise` is a way to do without it. Where
+    only a submodule of a package is missing it is `error` itself: installing would not help."""
     if not error.name or "." in error.name:
         return error
     return EnvironmentLacks(f"{error.name} is not installed here", remedy=install() + otherwise)

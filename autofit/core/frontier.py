@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,18 +14,17 @@ from autofit.core.repeatability import widened
 from autofit.core.workload import METHODS, Workload
 
 MAX_TIE = 0.05
-"""Relative speed difference above which two configs never tie, however noisy their measurements: otherwise noise would
-make the choice."""
+"""Relative speed difference above which two configs never tie, however noisy their measurements."""
 
 
-class OfConfig(Protocol):
-    """What is known of a config."""
+class HasConfig(Protocol):
+    """Whatever is of one config."""
 
     @property
     def config(self) -> Config: ...
 
 
-class Candidate(OfConfig, Protocol):
+class Candidate(HasConfig, Protocol):
     """A config with its memory and speed, measured or predicted."""
 
     @property
@@ -35,7 +34,7 @@ class Candidate(OfConfig, Protocol):
     def tokens_per_second(self) -> float | None: ...
 
 
-H = TypeVar("H", bound=OfConfig)
+H = TypeVar("H", bound=HasConfig)
 C = TypeVar("C", bound=Candidate)
 
 
@@ -82,11 +81,7 @@ class Point:
         return self.config.text("method")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "config": self.config.to_json(),
-            "measurement": self.measurement.to_json(),
-            "trial_id": self.trial_id,
-        }
+        return {"config": self.config.to_json(), "measurement": self.measurement.to_json(), "trial_id": self.trial_id}
 
 
 def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
@@ -94,11 +89,7 @@ def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
     if trial.measurement is None:
         return None
     return Point(
-        config=trial.config,
-        measurement=trial.measurement,
-        trial_id=trial.trial_id,
-        runs=runs,
-        between=between,
+        config=trial.config, measurement=trial.measurement, trial_id=trial.trial_id, runs=runs, between=between
     )
 
 
@@ -107,14 +98,11 @@ def speed(candidate: Candidate) -> float:
     return candidate.tokens_per_second or 0.0
 
 
-def of_method(method: str, candidates: Iterable[H]) -> list[H]:
-    return [c for c in candidates if c.config["method"] == method]
-
-
 def by_method(candidates: Iterable[H]) -> dict[str, list[H]]:
-    """The candidates of each method that has any."""
+    """The candidates of each method that has any, the most faithful method first."""
     every = list(candidates)
-    return {method: members for method in METHODS if (members := of_method(method, every))}
+    members = {method: [c for c in every if c.config["method"] == method] for method in METHODS}
+    return {method: own for method, own in members.items() if own}
 
 
 def dominates(a: Candidate, b: Candidate) -> bool:
@@ -181,16 +169,13 @@ class Frontier:
         return replace(self, points=frontiers(timed_in_full(considered)), considered=considered)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, points sorted by memory.
-
-        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` the total of all
-        devices; with several devices it also has `tokens_per_second_per_device`.
-        """
+        """As a JSON object. A point's `device_bytes` are those of the device that needs most, its `tokens_per_second`
+        the total of all devices; with several devices it also has `tokens_per_second_per_device`."""
         return {
             "hardware": self.hardware.to_json(),
             "workload": self.workload.to_json(),
             "stack": self.stack.to_json(),
-            "points": [{**p.to_json(), **self._per_device(p)} for p in self.points],
+            "points": [p.to_json() | self._per_device(p) for p in self.points],
             "trials": self.trials,
             "out_of_memory": self.out_of_memory,
             "contradictory": self.contradictory,
@@ -206,7 +191,8 @@ class Alternative(Document, Generic[C]):
     """Another config of interest besides the recommended one."""
 
     role: str
-    """`faster, does not fit`, `lighter`, or `role_of_other_method` of another method."""
+    """`faster, does not fit`, `lighter`, `other method`, or `fits, but too slow to be practical` of a more faithful
+    method."""
     point: C
     over_limit_bytes: int
     """How far its memory is above the limit; negative where it fits."""
@@ -237,14 +223,10 @@ class Recommendation(Document):
     contradictory: int = 0
     """`contradictory` of the frontier that it was read off."""
 
-    @property
-    def verified(self) -> bool:
-        return self.point.verified
-
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the point's keys among its own."""
         body = Document.to_json(self)
-        return {**body.pop("point"), "verified": self.verified, **body}
+        return {**body.pop("point"), "verified": self.point.verified, **body}
 
 
 PRACTICAL = 0.2
@@ -265,32 +247,23 @@ def practical(speeds: Mapping[str, float]) -> str | None:
     return next((method for method in fitting if speeds[method] >= least_practical_speed(method, speeds)), None)
 
 
-def role_of_other_method(recommended: str, other: str, share: float) -> str:
-    """The role of another method's best config that fits; `share` is its speed over the recommended config's."""
-    more_faithful = METHODS.index(other) < METHODS.index(recommended)
-    return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
-
-
 def best(
-    fitting: Iterable[C], *, methods: Iterable[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
+    fitting: Iterable[C], *, methods: Collection[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
 ) -> C | None:
-    """The fastest of what fits, from the most faithful of `methods` that has a practical one (`practical`); None if
-    nothing fits.
-
-    Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
-    """
-    every = list(fitting)
-    fitting_by_method = {method: members for method in methods if (members := of_method(method, every))}
-    method = practical({name: max(map(speed, members)) for name, members in fitting_by_method.items()})
+    """The fastest of what fits, from the most faithful of `methods` that has a practical one (`practical`); among those
+    that tie with the fastest, the one that `changes` the training least, then the lightest. None if nothing fits."""
+    of_methods = {method: members for method, members in by_method(fitting).items() if method in methods}
+    method = practical({method: max(map(speed, members)) for method, members in of_methods.items()})
     if method is None:
         return None
-    fastest = max(fitting_by_method[method], key=speed)
-    tied = [c for c in fitting_by_method[method] if ties(c, fastest)]
+    candidates = of_methods[method]
+    fastest = max(candidates, key=speed)
+    tied = [c for c in candidates if ties(c, fastest)]
     # A noisy one may tie with the fastest where a better one does not: leave out what is beaten outright.
     return next(
         c
         for c in sorted(tied, key=lambda c: (changes(c.config), c.device_bytes, -speed(c)))
-        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in fitting_by_method[method])
+        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in candidates)
     )
 
 
@@ -298,7 +271,7 @@ def choose(
     points: Iterable[Point],
     *,
     memory_limit_bytes: int,
-    methods: Iterable[str],
+    methods: Collection[str],
     changes: Callable[[Config], int] = lambda config: 0,
 ) -> Point | None:
     """The `best` point within the limit; None if nothing fits."""
@@ -317,15 +290,17 @@ def alternatives_to(
 ) -> tuple[Alternative[C], ...]:
     """What is of interest beside the chosen one: the lightest that does not fit and is more than `least_speedup` times
     as fast, the next lighter one, and the best of each other method."""
-    every, method = list(candidates), chosen.config.text("method")
-    others = [c for c in of_method(method, every) if c.config != chosen.config]
+    method = chosen.config.text("method")
+    others = [c for c in candidates if c.config["method"] == method and c.config != chosen.config]
     over = [c for c in others if not fits(c) and speed(c) > least_speedup * speed(chosen)]
     lighter = [c for c in pareto(filter(fits, others)) if c.device_bytes < chosen.device_bytes]
     picks = [("faster, does not fit", c) for c in pareto(over)[:1]] + [("lighter", c) for c in lighter[-1:]]
     for other in METHODS:
         best_other = None if other == method else best_of(other)
         if best_other is not None:
-            picks.append((role_of_other_method(method, other, speed(best_other) / speed(chosen)), best_other))
+            more_faithful = METHODS.index(other) < METHODS.index(method)
+            too_slow = more_faithful and speed(best_other) < PRACTICAL * speed(chosen)
+            picks.append(("fits, but too slow to be practical" if too_slow else "other method", best_other))
     return tuple(
         Alternative(
             role=role,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.errors import UsageError, spelled, unknown
-from autofit.core.workload import LARGEST_COUNT, Effect, check_count, digest
+from autofit.core.lengths import LARGEST_COUNT
+from autofit.core.workload import Effect, check_count, digest
 
 Value = str | int | bool
 Pairs = frozenset[tuple[Value, Value]]

@@ -15,8 +15,9 @@ from typing import Any
 
 from autofit.core.errors import UsageError
 
-MOST_TOKENS = 2**31 - 1
-"""Upper bound on the tokens of a sequence (`workload.LARGEST_COUNT`)."""
+LARGEST_COUNT = 2**31 - 1
+"""Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
+divisors."""
 GROUPS = 200
 """Number of groups of equal size that summarise a data set's sequences."""
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
@@ -43,10 +44,10 @@ class Lengths:
             raise UsageError("lengths must be whole numbers of tokens") from None
         if not ordered:
             raise UsageError("no sequence has a length: give the number of tokens of at least one")
-        if not 2 <= ordered[0] <= ordered[-1] <= MOST_TOKENS:
+        if not 2 <= ordered[0] <= ordered[-1] <= LARGEST_COUNT:
             invalid = ordered[0] if ordered[0] < 2 else ordered[-1]
             raise UsageError(
-                f"a sequence has {invalid} tokens: a next-token loss needs 2, and {MOST_TOKENS} are enough"
+                f"a sequence has {invalid} tokens: a next-token loss needs 2, and {LARGEST_COUNT} are enough"
             )
         groups = min(GROUPS, len(ordered))
         bounds = [place * len(ordered) // groups for place in range(groups + 1)]
@@ -139,8 +140,7 @@ class Batches:
     """Rows for each sequence: fewer than one where sequences share them."""
     row: tuple[int, ...] = ()
     """Tokens of each sequence in a representative row where sequences share rows; the row's empty rest counts as one
-    more. Attention is proportional to the sum of the squared lengths, which is about the mean over all rows.
-    """
+    more. The sum of the squared lengths, to which attention is proportional, is about the mean over all rows."""
     shared_row: tuple[int, ...] = ()
     """A representative of the rows with several sequences, if any: a mask is built for these alone."""
     attended: float = 1.0
@@ -161,10 +161,9 @@ class Batches:
     def nodes(self) -> tuple[tuple[int, float], ...]:
         """One or two lengths with their weights that stand for all of them.
 
-        The two-point Gauss quadrature of the distribution: exact for whatever is a polynomial of the length up to the
-        third degree, as a micro-step's time nearly is, whose products are linear in it and whose attention is
-        quadratic (Golub and Welsch 1969, "Calculation of Gauss quadrature rules"). Rounding to whole tokens keeps the
-        mean.
+        The two-point Gauss quadrature of the distribution (Golub and Welsch 1969, "Calculation of Gauss quadrature
+        rules"): exact for polynomials of the length up to the third degree, as a micro-step's time nearly is. Rounding
+        to whole tokens keeps the mean.
         """
         mean = self.moment(1)
         variance = math.fsum(share * (length - mean) ** 2 for length, share in self.shares)

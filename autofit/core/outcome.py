@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeGuard, get_args
 
@@ -11,6 +11,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.document import Document, read
 from autofit.core.lattice import Config
+from autofit.core.prediction import Prediction
 from autofit.core.workload import Workload
 
 DEADLINE_SECONDS = 600.0
@@ -31,10 +32,8 @@ class StepSeconds(Document):
     median: float
     p95: float
     relative_spread: float | None
-    """Width of the median's 90 % confidence interval relative to the median, as far as the measuring process can tell;
-    None where a single repeat was timed. `Point.relative_spread` adds the variation between processes: differences
-    within that are ties.
-    """
+    """Width of the median's 90 % confidence interval relative to the median, from the steps of this process alone
+    (`Point.relative_spread` adds the variation between processes); None where a single repeat was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +84,10 @@ class Measurement(Document):
     """From the request to the first forward pass, without building the step: what the trial's machinery costs."""
     gradient_norms: tuple[float | None, ...] = ()
     """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
-    not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
+    not finite, as loss scaling makes it on purpose to find its scale."""
     plain_gradient_norm: float | None = None
-    """L2 norm of the gradient after the timed steps as plain training gives it, with which that of the step's own was
-    found to agree; None where they were not compared."""
+    """L2 norm of plain training's gradient after the timed steps, with which the step's own agrees; None where they
+    were not compared."""
     setup_peak_bytes: int = 0
     """Peak while the step was built and checked, before the first training step: not included in the peaks above."""
     leak_bytes_per_step: int = 0
@@ -111,7 +110,7 @@ class Measurement(Document):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `loss` summarises `losses`, null where there are none."""
+        """`loss` summarises `losses`, null where there are none."""
         loss = {"first": self.losses[0], "last": self.losses[-1]} if self.losses else None
         return {**Document.to_json(self), "loss": loss}
 
@@ -164,17 +163,14 @@ class TimedOut(Ending):
     deadline_seconds: float
     phase: str | None = None
     phases_entered: int = 0
-    """Phases that had begun by then: in a group, the ranks with the fewest are those that hang, and the others wait for
-    them."""
+    """Phases that had begun by then. In a group, the ranks with the fewest hang, and the others wait for them."""
     least_step_seconds: float | None = None
     """Lower bound on the seconds of one optimizer step of the whole global batch, from the micro-steps that the trial
-    began; None where it ended before the first one, of which it says nothing."""
+    began; None where it ended before the first one."""
     is_proven: bool = False
-    """Whether a micro-step after the first has shown that bound: the first also does what is done only once, which may
-    take minutes where kernels must be generated for a new device."""
+    """Whether a micro-step after the first has shown that bound: the first may also generate kernels for minutes."""
     peak_bytes: int | None = None
-    """The most memory of any phase of the training step that had ended by then, as `Measurement.phase_peaks` counts it;
-    None before the first."""
+    """The highest of the phases' peaks by then (`Measurement.phase_peaks`); None before the first phase has ended."""
     timed_seconds: tuple[float, ...] = ()
     """Of each optimizer step of the whole global batch that was timed by then."""
 
@@ -242,98 +238,6 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     return outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """A device's work for one optimizer step of the whole global batch, from which the device's rates give its time.
-
-    On an accelerator each operation counts either its arithmetic or its bytes, whichever takes longer according to the
-    data sheet; on a processor, both.
-    """
-
-    amounts: Mapping[str, float] = field(hash=False)
-    """How much of each kind (`core.work_kinds.KINDS`, which has their units); absent ones are 0."""
-    estimator: int
-    """Version of the estimator that counted the work; counts of different versions cannot be compared."""
-    update: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The part of it that the optimizer's update does."""
-    waits: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Bytes of transfers and of updates on the host that the device waits for, by kind
-    (`core.work_kinds.TRANSFERS`)."""
-    beside: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The same of transfers that overlap with the arithmetic."""
-
-    def times(self, ranks: int) -> StepWork:
-        """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""
-        return replace(
-            self,
-            amounts={kind: ranks * amount for kind, amount in self.amounts.items()},
-            update={kind: ranks * amount for kind, amount in self.update.items()},
-        )
-
-    @classmethod
-    def mean(cls, weighted: Sequence[tuple[float, StepWork]]) -> StepWork:
-        """The work of a step that is like each of these as often as its weight says. Negative weights, as of an
-        interpolation, make no amount negative."""
-        kinds = ("amounts", "update", "waits", "beside")
-        sums: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
-        for weight, work in weighted:
-            for kind in kinds:
-                for name, amount in getattr(work, kind).items():
-                    sums[kind][name] = sums[kind].get(name, 0.0) + weight * amount
-        positive = {kind: {name: max(amount, 0.0) for name, amount in sums[kind].items()} for kind in kinds}
-        return cls(estimator=weighted[0][1].estimator, **positive)
-
-    def without(self, part: StepWork, times: float = 1.0) -> StepWork:
-        """The computing that remains when `times` that of `part` is taken away."""
-        remaining = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
-        return StepWork(
-            amounts={kind: max(amount, 0.0) for kind, amount in remaining.items()}, estimator=self.estimator
-        )
-
-    @property
-    def of_update(self) -> StepWork:
-        return StepWork(amounts=self.update, estimator=self.estimator)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
-        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with fields
-        that are no more."""
-        if data is None or "amounts" not in data or data.keys() - {f.name for f in fields(cls)}:
-            return None
-        return cls(**data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction(Document):
-    """What was predicted for a config before its trial ran, to be compared with its measurement."""
-
-    peak_allocated_bytes: int
-    device_bytes: int
-    """What the driver would report."""
-    step_seconds: float | None
-    """Seconds of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
-    calibrated_on: int
-    """Number of measured trials that the time was fitted to; 0 for a guess."""
-    relative_error: float | None
-    """Expected relative error of the predicted time."""
-    work: StepWork | None = None
-    """What the time was predicted from; None where it was not known, and for trials stored before it was recorded."""
-    memory_error: float = 0.0
-    """Relative error of the memory, for which a limit must leave room: above 0 where a formula stood in for a trace."""
-    peak_reserved_bytes: int | None = None
-    """What the allocator would take from the driver; None for trials stored before it was recorded."""
-    micro_step_seconds: float | None = None
-    """Seconds of one micro-step, of which an optimizer step has as many as it accumulates; what is left of
-    `step_seconds` is the update. None where it is not known."""
-
-    def fits(self, memory_limit_bytes: int) -> bool:
-        """Whether the config was predicted to fit within the limit."""
-        return self.device_bytes * self.memory_error <= memory_limit_bytes - self.device_bytes  # exact without an error
-
-
 def now() -> str:
     """The time as a trial's `recorded_at`: ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -371,7 +275,7 @@ class Trial:
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed, and for trials stored before it was."""
     node: str | None = field(default=None, compare=False)
-    """The machine that it ran on, which the store keeps for whoever asks it by SQL; None for a trial that was read."""
+    """The machine that it ran on; the store keeps it but does not read it back."""
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -383,8 +287,8 @@ class Trial:
 
     @property
     def why_set_aside(self) -> str | None:
-        """Why its time is not that of its hardware (`DeviceState.set_aside`), and counts for nothing, even where there
-        is no other; None if it is, and for an outcome that is none of time."""
+        """Why its time counts for nothing, even where there is no other (`DeviceState.set_aside`); None if it counts,
+        and for an outcome that is none of time."""
         if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
             return None
         return self.device_state.set_aside

@@ -33,10 +33,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, but a fraction of a byte is dropped.
-
-    Raises `UsageError` for a bare number (`24` could be GiB, GB or bytes), an unknown unit, or an empty or zero size.
-    """
+    """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, but a fraction of a byte is dropped. Raises
+    `UsageError` for a bare number (`24` could be GiB, GB or bytes), an unknown unit, or an empty or zero size."""
     stripped = text.strip()
     if _BARE.fullmatch(stripped):
         raise UsageError(f"memory size {text!r} has no unit: did you mean {stripped}GiB?")
@@ -69,10 +67,8 @@ def is_decimal(text: str) -> bool:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `text` such as `90s`, `10m` or `1h30m`.
-
-    Raises `UsageError` for a bare number, an unknown unit, a zero duration, or one of more than a year.
-    """
+    """Seconds of `text` such as `90s`, `10m` or `1h30m`. Raises `UsageError` for a bare number, an unknown unit, a zero
+    duration, or one of more than a year."""
     stripped = text.strip()
     if _BARE.fullmatch(stripped):
         raise UsageError(f"duration {text!r} has no unit: did you mean {stripped}m (minutes) or {stripped}s (seconds)?")

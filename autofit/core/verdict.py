@@ -64,11 +64,8 @@ def verdict(
 
 
 def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | None:
-    """The attempt by which a frontier knows a config; None if it knows none.
-
-    Within the limit, the one that settles the config there. Beyond it, the one that settles it under the most memory
-    that any attempt had.
-    """
+    """The attempt by which a frontier knows a config: the one that settles it within the limit, else the one that
+    settles it under the most memory that any attempt had; None if it knows none."""
     within = verdict(attempts, memory_limit_bytes)
     if within is not None and within.fits_within(memory_limit_bytes):
         return within
@@ -134,10 +131,7 @@ class Contradiction:
 
 
 def contradiction(attempts: Sequence[Trial], memory_limit_bytes: int | None = None) -> Contradiction | None:
-    """The contradiction among the attempts; None if there is none.
-
-    The question is about `memory_limit_bytes` or, if that is None, about any limit.
-    """
+    """The contradiction among the attempts under a limit or, if that is None, under any; None if there is none."""
     failed = ran_out(attempts, memory_limit_bytes or 0)
     if not failed:
         return None

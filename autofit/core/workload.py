@@ -10,13 +10,10 @@ from typing import Any, Self
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
-from autofit.core.lengths import MOST_TOKENS, mean
+from autofit.core.lengths import LARGEST_COUNT, mean
 
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
-LARGEST_COUNT = MOST_TOKENS
-"""Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
-divisors."""
 
 
 class Effect(enum.IntEnum):
@@ -74,12 +71,10 @@ class Workload(WorkloadFields, Document):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
-        for name in ("seq_len", "global_batch", "devices"):
+        for name in ("seq_len", "global_batch", "devices", "eval_batch"):
             value = getattr(self, name)
-            if value < 1:
+            if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {value}: it must be at least 1")
-        if self.eval_batch is not None and self.eval_batch < 1:
-            raise UsageError(f"eval-batch is {self.eval_batch}: it must be at least 1")
         if not 0.0 <= self.lora_dropout < 1.0:
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
         if self.seq_len < 2:

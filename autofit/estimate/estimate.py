@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.document import Document, read
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import Prediction, StepWork
+from autofit.core.prediction import Prediction, StepWork
 from autofit.core.workload import Effect
 from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
 from autofit.techniques.axes.optimizer import kind_of

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from autofit.core.device.work_kinds import FORMATS, PASSES, attention
 from autofit.core.lattice import Config
 from autofit.core.lengths import padded
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 
 ESTIMATOR_VERSION = 29
 """Incremented whenever a config's estimate changes: estimates stored before are then recomputed, and trials predicted

@@ -13,7 +13,8 @@ from typing import Any
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import Fits, Measurement, Prediction, Trial
+from autofit.core.outcome import Fits, Measurement, Trial
+from autofit.core.prediction import Prediction
 from autofit.estimate.version import is_current
 from autofit.store import Store, read_lines
 from autofit.techniques import AXES

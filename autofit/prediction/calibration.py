@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Measurement, StepWork, Trial
+from autofit.core.outcome import Fits, Measurement, Trial
+from autofit.core.prediction import StepWork
 from autofit.estimate.version import is_current
 from autofit.prediction.probing import probed_guess
 from autofit.store import Store

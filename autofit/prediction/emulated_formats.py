@@ -13,7 +13,7 @@ from autofit.core.device.probe import Probe
 from autofit.core.device.probe_findings import times_as_slow_as_fp32
 from autofit.core.frontier import PRACTICAL
 from autofit.core.lattice import Config
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.techniques.axes.precision import product_format
 
 WIDE = "fp32"

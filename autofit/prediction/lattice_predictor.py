@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
-from autofit.core.outcome import Prediction, context_keys
+from autofit.core.outcome import context_keys
+from autofit.core.prediction import Prediction
 from autofit.core.units import MIB
 from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared

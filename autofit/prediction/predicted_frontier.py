@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.frontier import Alternative, alternatives_to, best, frontiers, of_method, speed
+from autofit.core.frontier import Alternative, alternatives_to, best, frontiers, speed
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
@@ -72,9 +72,6 @@ class PredictedFrontier:
     seconds: float
     """How long the prediction took."""
 
-    def of(self, method: str) -> tuple[Estimate, ...]:
-        return tuple(of_method(method, self.points))
-
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `outline`, with the predictions."""
         return {
@@ -131,7 +128,7 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
     def ties(estimate: Estimate, fastest: Estimate) -> bool:
         return speed(estimate) >= speed(fastest) * (1 - GAIN)
 
-    def of(methods: Iterable[str]) -> Estimate | None:
+    def of(methods: Sequence[str]) -> Estimate | None:
         return best(filter(fits, estimates), methods=methods, ties=ties, changes=lambda c: len(changes(c, goal)))
 
     chosen = of(goal.methods)

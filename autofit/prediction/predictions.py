@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 
 Report = Callable[[int, int], None]

@@ -25,7 +25,7 @@ from autofit.core.device.probe import (
 )
 from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LAUNCH, LINK, update
 from autofit.core.errors import AutofitError, in_one_line
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.probe.shapes import usual_model
 from autofit.store import Store

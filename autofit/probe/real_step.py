@@ -14,7 +14,7 @@ from autofit.catalog.models import ModelShape, shape
 from autofit.core.device.probe import MeasuredStep
 from autofit.core.device.work_kinds import product
 from autofit.core.lattice import Config
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.core.units import format_bytes
 from autofit.probe.bench import FORMATS, Bench
 from autofit.techniques import Job, complete

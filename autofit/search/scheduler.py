@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed
+from autofit.core.outcome import Fits, TimedOut, Trial, machinery_failed
+from autofit.core.prediction import Prediction
 from autofit.search.budget import Budget
 from autofit.search.failures import MOST_LOST_WORKERS, FailuresInARow
 from autofit.techniques import Job

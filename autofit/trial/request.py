@@ -16,7 +16,8 @@ from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document, read
 from autofit.core.lattice import Config
-from autofit.core.outcome import DEADLINE_SECONDS, Prediction, Trial, now
+from autofit.core.outcome import DEADLINE_SECONDS, Trial, now
+from autofit.core.prediction import Prediction
 from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous

@@ -39,11 +39,11 @@ def without_blocks(text: str) -> str:
 def prose(page: Path) -> list[str]:
     """The sentences of a page's paragraphs and list items."""
     text = "\n".join(line for line in without_blocks(page.read_text()).splitlines() if not line.startswith(("|", "#")))
-    found: list[str] = []
+    sentences: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*>]|\d+\.) )", text):
         words = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", block).split())
-        found += [sentence for sentence in re.split(r"(?<=[.!?])[*_`\")]*\s+", words) if re.search(r"\w", sentence)]
-    return found
+        sentences += [sentence for sentence in re.split(r"(?<=[.!?])[*_`\")]*\s+", words) if re.search(r"\w", sentence)]
+    return sentences
 
 
 def cells(page: Path) -> list[str]:
@@ -61,13 +61,13 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield list(takewhile(lambda word: word not in ("|", "&"), shlex.split(words, comments=True)[1:]))
 
 
-def shown(page: Path) -> list[Shown]:
+def examples(page: Path) -> list[Shown]:
     """Every command whose output a page shows."""
-    text, found = page.read_text(), []
+    text, blocks = page.read_text(), []
     for block in FENCE.finditer(text):
         if block[2] != "console":
             continue
         before = text[: block.start()].rstrip().rsplit("\n", 1)[-1]
         command, output = EXAMPLE.fullmatch(block[3]).groups()  # type: ignore[union-attr]
-        found.append(Shown(page=page, command=command, output=output, measured=before.startswith(MEASURED)))
-    return found
+        blocks.append(Shown(page=page, command=command, output=output, measured=before.startswith(MEASURED)))
+    return blocks

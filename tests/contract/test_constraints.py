@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 def pins(file: str) -> dict[str, str]:
     """Name to exact version; every line but a comment is a pin."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
-    found = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines]
-    assert all(found), [line for line, match in zip(lines, found, strict=True) if match is None]
-    return {canonicalize_name(match[1]): match[2] for match in found if match}
+    matches = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines]
+    assert all(matches), [line for line, match in zip(lines, matches, strict=True) if match is None]
+    return {canonicalize_name(match[1]): match[2] for match in matches if match}
 
 
 def test_no_package_is_pinned_twice() -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 import typer
-from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, prose, shown, without_blocks
+from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, examples, prose, without_blocks
 from snapshot_file import UPDATE
 
 from autofit.cli.main import app
@@ -22,7 +22,7 @@ from autofit.techniques.habits.known_trainers import AXOLOTL, LLAMAFACTORY
 from tests.here import run_here
 
 EVERY = [README, *PAGES]
-RUN = [example for page in EVERY for example in shown(page) if not example.measured]
+RUN = [example for page in EVERY for example in examples(page) if not example.measured]
 
 
 def name(page: Path) -> str:

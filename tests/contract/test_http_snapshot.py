@@ -1,4 +1,4 @@
-"""The HTTP face: paths and parameters of the OpenAPI document, against a snapshot and against the design."""
+"""The HTTP face: paths and parameters of the OpenAPI document, against a snapshot."""
 
 from __future__ import annotations
 
@@ -13,37 +13,6 @@ from autofit.store import Store
 
 PROSE = {"description", "summary", "title", "operationId", "example", "examples"}
 
-WORKLOAD = {"model", "seq_len", "global_batch", "lora_dropout", "devices", "seed"}
-GOAL = {"method", "min_rank", "allow"}
-OF_DATA = {"for", "lengths", "eval_batch"}
-DESIGN = {
-    "/healthz": set(),
-    "/readyz": set(),
-    "/metrics": set(),
-    "/v1/recommendation": {
-        *WORKLOAD,
-        *GOAL,
-        *OF_DATA,
-        "hardware",
-        "memory_limit",
-        "format",
-        "anyway",
-        "provenance",
-    },
-    "/v1/frontier": {*WORKLOAD, *GOAL, *OF_DATA, "hardware", "memory_limit"},
-    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "before"},
-    "/v1/models": set(),
-    "/v1/hardware": set(),
-    "/v1/spaces": {"global_batch"},
-    "/v1/estimates": set(),
-    "/v1/audit": set(),
-    "/v1/searches": {"idempotency-key"},
-    "/v1/searches/{search_id}": {"search_id"},
-    "/v1/searches/{search_id}/events": {"search_id", "last-event-id"},
-}
-"""All paths, with the command line's options as query parameters."""
-CHANGING = {("post", "/v1/searches"), ("delete", "/v1/searches/{search_id}")}
-"""All that starts or ends something, and so needs a token; an estimate is a question with a body."""
 BODIES = (
     *("AskedSearch", "SearchState", "AskedEstimate", "EstimateAnswer", "RecommendationAnswer", "FrontierAnswer"),
     *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "Audited"),
@@ -96,19 +65,6 @@ def properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 def test_nothing_of_the_api_has_changed(document: dict[str, Any]) -> None:
     snapshot_file.check("openapi.json", face(document))
-
-
-def test_paths_and_parameters_are_the_designs(document: dict[str, Any]) -> None:
-    found = {
-        path: {p["name"].lower() for operation in operations.values() for p in operation.get("parameters", [])}
-        for path, operations in document["paths"].items()
-    }
-    assert found == DESIGN
-
-
-def test_what_changes_something_is_listed(document: dict[str, Any]) -> None:
-    verbs = {(verb, path) for path, operations in document["paths"].items() for verb in operations}
-    assert {(verb, path) for verb, path in verbs if verb != "get"} == CHANGING | {("post", "/v1/estimates")}
 
 
 def test_a_search_has_the_command_lines_options_and_defaults(document: dict[str, Any]) -> None:

@@ -84,13 +84,13 @@ def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:
 
 
 def the(objects: tuple[Object, ...], kind: str, name: str) -> Object:
-    (found,) = (o for o in of_kind(objects, kind) if o["metadata"]["name"] == name)
-    return found
+    (result,) = (o for o in of_kind(objects, kind) if o["metadata"]["name"] == name)
+    return result
 
 
 def ray_job(objects: tuple[Object, ...]) -> Object:
-    (found,) = of_kind(objects, "RayJob")
-    return found
+    (job,) = of_kind(objects, "RayJob")
+    return job
 
 
 def templates(objects: tuple[Object, ...]) -> dict[str, Object]:
@@ -107,8 +107,8 @@ def templates(objects: tuple[Object, ...]) -> dict[str, Object]:
 def ray_cluster(objects: tuple[Object, ...]) -> Object:
     """The specification of the one Ray cluster, a search's or the service's."""
     specs = [job["spec"]["rayClusterSpec"] for job in of_kind(objects, "RayJob")]
-    (found,) = [*specs, *(cluster["spec"] for cluster in of_kind(objects, "RayCluster"))]
-    return dict(found)
+    (spec,) = [*specs, *(cluster["spec"] for cluster in of_kind(objects, "RayCluster"))]
+    return dict(spec)
 
 
 def containers(template: Object) -> Iterator[Object]:
@@ -248,16 +248,16 @@ def test_images_are_of_one_version(objects: tuple[Object, ...]) -> None:
 
 
 def test_commands_are_autofits_own(objects: tuple[Object, ...], variant: str) -> None:
-    found = {}
+    options_by_command = {}
     for container in all_containers(objects):
         words = container.get("command", [""])
         words = words[-1].split(" || ")[0].split("; exec ")[-1].split() if words[0] == "sh" else words
         if words[0] == "autofit":
             name, options = parsed(words[1:])
-            found[name] = options
+            options_by_command[name] = options
     more = {"doctor"} if variant in OFFLOADING else set()
-    assert set(found) == {"serve", "db upgrade"} | more | ({"runner"} if variant == "service" else set())
-    assert found["serve"]["host"] == "0.0.0.0"
+    assert set(options_by_command) == {"serve", "db upgrade"} | more | ({"runner"} if variant == "service" else set())
+    assert options_by_command["serve"]["host"] == "0.0.0.0"
 
 
 def test_the_store_is_migrated_wherever_it_is_opened(objects: tuple[Object, ...]) -> None:

@@ -40,8 +40,8 @@ def faults(o: Object) -> list[str]:
     kind = f"{o['apiVersion']} {o['kind']}"
     if kind not in CUSTOM:
         return core_faults(o)
-    found = Draft202012Validator(CUSTOM[kind]).iter_errors(o)
-    return [error.message[:300] for error in found] + [said for pod in pod_templates(o) for said in core_faults(pod)]
+    errors = Draft202012Validator(CUSTOM[kind]).iter_errors(o)
+    return [error.message[:300] for error in errors] + [fault for pod in pod_templates(o) for fault in core_faults(pod)]
 
 
 def core_faults(o: Object) -> list[str]:
@@ -58,16 +58,16 @@ def pod_templates(o: Object) -> list[Object]:
     if not o["apiVersion"].startswith("ray.io/"):
         return []
     cluster = ray_cluster((o,))
-    found = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
-    found += [o["spec"]["submitterPodTemplate"]] if o["kind"] == "RayJob" else []
+    specs = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    specs += [o["spec"]["submitterPodTemplate"]] if o["kind"] == "RayJob" else []
     named = {"metadata": {"name": "within"}, "apiVersion": "v1", "kind": "PodTemplate"}
-    return [named | {"template": template} for template in found]
+    return [named | {"template": template} for template in specs]
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_schemas_allow_every_field(place: str) -> None:
-    said = {f"{o['kind']} {o['metadata']['name']}": faults(o) for o in applied(place)}
-    assert {name: found for name, found in said.items() if found} == {}
+    wrong = {f"{o['kind']} {o['metadata']['name']}": faults(o) for o in applied(place)}
+    assert {name: errors for name, errors in wrong.items() if errors} == {}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_field_that_is_not_known_is_found(kind: str, path: list[str]) -> None:
     for step in path:
         within = within[step]
     within["replicaz"] = 1
-    (said,) = faults(o)
-    assert "replicaz" in said
+    (fault,) = faults(o)
+    assert "replicaz" in fault
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

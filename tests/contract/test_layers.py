@@ -108,9 +108,11 @@ def imports(module: str, path: Path) -> Iterator[Import]:
             yield Import(module, name, node.lineno, id(node) in typing_only)
 
 
-ALL = [found for module, path in FILES.items() for found in imports(module, path)]
-OWN = [found for found in ALL if found.imported.split(".")[0] == "autofit"]
-FOREIGN = [found for found in ALL if found.imported.split(".")[0] not in (*sys.stdlib_module_names, "autofit")]
+ALL = [statement for module, path in FILES.items() for statement in imports(module, path)]
+OWN = [statement for statement in ALL if statement.imported.split(".")[0] == "autofit"]
+FOREIGN = [
+    statement for statement in ALL if statement.imported.split(".")[0] not in (*sys.stdlib_module_names, "autofit")
+]
 
 
 def room(module: str) -> str:
@@ -125,39 +127,39 @@ def test_every_room_has_its_floor() -> None:
 
 def test_imports_go_downward_only() -> None:
     wrong = []
-    for found in OWN:
-        here, there = room(found.importer), room(found.imported)
-        if here == there or not there or (found.importer, found.imported) in STAIRS:
+    for statement in OWN:
+        here, there = room(statement.importer), room(statement.imported)
+        if here == there or not there or (statement.importer, statement.imported) in STAIRS:
             continue
         within_ground_floor = {here, there} <= VALUES
         if not within_ground_floor and FLOOR[there] >= FLOOR[here]:
-            wrong.append(str(found))
+            wrong.append(str(statement))
     assert wrong == []
 
 
 def test_the_stairs_are_used() -> None:
-    assert {(found.importer, found.imported) for found in OWN} >= STAIRS
+    assert {(statement.importer, statement.imported) for statement in OWN} >= STAIRS
 
 
 def test_space_imports_values_only() -> None:
-    assert {room(found.imported) for found in OWN if found.importer == "autofit.catalog.space"} <= VALUES
+    assert {room(statement.imported) for statement in OWN if statement.importer == "autofit.catalog.space"} <= VALUES
 
 
 def test_values_need_the_standard_library_only() -> None:
-    assert [str(found) for found in FOREIGN if room(found.importer) in VALUES] == []
+    assert [str(statement) for statement in FOREIGN if room(statement.importer) in VALUES] == []
 
 
 @pytest.mark.parametrize("library", OWNERS)
 def test_a_library_has_one_owner(library: str) -> None:
-    importers = {room(found.importer) for found in FOREIGN if found.imported.split(".")[0] == library}
+    importers = {room(statement.importer) for statement in FOREIGN if statement.imported.split(".")[0] == library}
     assert importers == OWNERS[library]
 
 
 def test_no_import_cycles() -> None:
     graph: dict[str, set[str]] = {module: set() for module in FILES}
-    for found in OWN:
-        if not found.typing_only and found.imported != found.importer:
-            graph[found.importer].add(found.imported)
+    for statement in OWN:
+        if not statement.typing_only and statement.imported != statement.importer:
+            graph[statement.importer].add(statement.imported)
     # Modules without anything left to import are taken away until none is left but cycles.
     while leaves := {module for module, needed in graph.items() if not needed & graph.keys()}:
         graph = {module: needed - leaves for module, needed in graph.items() if module not in leaves}

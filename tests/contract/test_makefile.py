@@ -26,12 +26,12 @@ def checkout(tmp_path: Path) -> Path:
 
 def installs(checkout: Path, *words: str) -> list[str]:
     """The extras of each installation that `make` runs for `words`."""
-    asked = checkout / "asked"
-    asked.write_text("")
+    log = checkout / "asked"
+    log.write_text("")
     command = ["make", *words, "PYTHON=.venv/bin/python"]
     # Without the variables of a make that runs the tests.
     subprocess.run(command, cwd=checkout, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
-    return [line.partition(" -e ")[2] for line in asked.read_text().splitlines() if " -e " in line]
+    return [line.partition(" -e ")[2] for line in log.read_text().splitlines() if " -e " in line]
 
 
 def test_what_is_installed_is_not_installed_again(checkout: Path) -> None:

@@ -16,8 +16,8 @@ RECORDED = BENCHMARKS / "recorded"
 
 
 def figures(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RECORDED / name).read_text())
-    return found
+    content: dict[str, Any] = json.loads((RECORDED / name).read_text())
+    return content
 
 
 @pytest.fixture
@@ -39,17 +39,17 @@ def test_the_page_is_of_its_figures(program: ModuleType) -> None:
 
 
 def test_the_made_devices_in_the_readme_are_their_record() -> None:
-    found = figures("made-devices.json")["all"]
-    within = found["searches"] - found["greedy"]
+    record = figures("made-devices.json")["all"]
+    within = record["searches"] - record["greedy"]
     text = (BENCHMARKS / "README.md").read_text()
-    for said in (
-        f"{found['searches']:,} searches, of every problem on every made device",
-        f"| slower by, median | 2 % | {100 * found['regret']['median']:.0f} % |",
-        f"| slower by, 90th percentile | 10 % | {100 * found['regret']['p90']:.1f} % |",
-        f"({found['bounds_held']:,} of {found['bounds']:,}; ",
-        f"60 s in {within:,} searches; **more** in {found['greedy']}, up to {found['longest_seconds']:.0f} s",
+    for sentence in (
+        f"{record['searches']:,} searches, of every problem on every made device",
+        f"| slower by, median | 2 % | {100 * record['regret']['median']:.0f} % |",
+        f"| slower by, 90th percentile | 10 % | {100 * record['regret']['p90']:.1f} % |",
+        f"({record['bounds_held']:,} of {record['bounds']:,}; ",
+        f"60 s in {within:,} searches; **more** in {record['greedy']}, up to {record['longest_seconds']:.0f} s",
     ):
-        assert said in text
+        assert sentence in text
 
 
 def test_the_many_workers_in_the_docs_are_their_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,9 @@ def test_the_emulated_cards_in_the_readme_are_their_record(file: Path, monkeypat
 @pytest.mark.parametrize("file", ["killed-searches.jsonl", "killed-searches-real.jsonl"])
 def test_the_killed_searches_in_the_docs_are_their_record(file: str) -> None:
     lines = (RECORDED / file).read_text().splitlines()
-    killed = [said for said in map(json.loads, lines) if said["killed_after"] is not None]
-    sound = [said for said in killed if said["state"] == "succeeded" and not said["wrong"] and not said["left"]]
+    killed = [search for search in map(json.loads, lines) if search["killed_after"] is not None]
+    sound = [
+        search for search in killed if search["state"] == "succeeded" and not search["wrong"] and not search["left"]
+    ]
     text = (BENCHMARKS.parent / "docs" / "internals" / "searches.md").read_text()
     assert f"{len(sound)} of {len(killed)} searches in which one part was killed were sound" in text

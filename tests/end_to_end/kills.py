@@ -107,9 +107,9 @@ class World:
         port, ray_port = free_port(), free_port()
         self.address = f"http://127.0.0.1:{port}"
         self.parts = {"head": self._stubbed("head", "head", str(ray_port), str(folder / "ray"))}
-        while b"address" not in (said := (folder / "head.log").read_bytes()):
+        while b"address" not in (log := (folder / "head.log").read_bytes()):
             time.sleep(0.1)
-        ray_address = json.loads(said.splitlines()[-1])["address"]
+        ray_address = json.loads(log.splitlines()[-1])["address"]
         for name in ("a", "b"):
             self.parts[name] = self._stubbed(name, "node", str(ray_port), str(folder / "ray"))
         self.parts["runner"] = self._stubbed("runner", "runner", "--store", database.url, "--ray-address", ray_address)
@@ -148,13 +148,13 @@ class World:
         if victim in ("server", "runner"):
             self.parts[victim].process.kill()
             return True
-        found = self.of(MARKS.get(victim) or PARTS[victim])
+        pids = self.of(MARKS.get(victim) or PARTS[victim])
         if victim == "raylet":  # not the head's, without which no other joins
-            found = [process for process in found if os.getsid(process) != self.parts["head"].process.pid]
-        if not found:
+            pids = [process for process in pids if os.getsid(process) != self.parts["head"].process.pid]
+        if not pids:
             return False
         with suppress(ProcessLookupError):
-            os.kill(draw.choice(found), signal.SIGKILL)
+            os.kill(draw.choice(pids), signal.SIGKILL)
             return True
         return False
 
@@ -177,17 +177,17 @@ class World:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def waited_for(left: Callable[[], list[T]]) -> list[T]:
     """What is left after some time; usually nothing."""
     until = time.monotonic() + GRACE_SECONDS
-    while (found := left()) and time.monotonic() < until:
+    while (remaining := left()) and time.monotonic() < until:
         time.sleep(0.2)
-    return found
+    return remaining
 
 
 @contextmanager
@@ -196,11 +196,11 @@ def world(*, real: bool = False) -> Iterator[World]:
     folder = Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))  # short, as Ray's sockets need
     database = Database()
     try:
-        found = World(folder, database, real=real)
+        service = World(folder, database, real=real)
         try:
-            yield found
+            yield service
         finally:
-            wrong = found.close()
+            wrong = service.close()
         assert not wrong, wrong
     finally:
         database.end()
@@ -282,8 +282,8 @@ def searched(world: World, number: int, seed: int) -> dict[str, Any]:
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with keeping_up(world):
-        asked = {**ASKED, "max_trials": None, "seed": number}
-        begun = world.ask("/v1/searches", "POST", asked, Idempotency_Key=f"{seed} {number}")
+        request = {**ASKED, "max_trials": None, "seed": number}
+        begun = world.ask("/v1/searches", "POST", request, Idempotency_Key=f"{seed} {number}")
         watch.search_id = begun["search_id"]
         follower = threading.Thread(target=watch.follow, daemon=True)
         follower.start()
@@ -296,21 +296,21 @@ def searched(world: World, number: int, seed: int) -> dict[str, Any]:
         follower.join(GRACE_SECONDS)
         watch.over.set()
         killer.join()
-        found = world.ask(f"/v1/searches/{watch.search_id}")
+        state = world.ask(f"/v1/searches/{watch.search_id}")
     return {
         "number": number,
         "victim": victim,
         "after": [stored, pause],
         "killed_after": killed_after[0] if killed_after else None,
-        "state": found["state"],
-        "reason": (found["result"] or {}).get("reason"),
+        "state": state["state"],
+        "reason": (state["result"] or {}).get("reason"),
         "seconds": round(seconds, 1),
-        "drivers": found["drivers"],
+        "drivers": state["drivers"],
         "trials": len(watch.rows),
         "executed": len(list(world.folder.glob("execution-*"))) - executed,
         "unclaimed_seconds": round(watch.unclaimed_seconds, 1),
         "left": left,
-        "wrong": wrong_with(watch, found),
+        "wrong": wrong_with(watch, state),
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -333,48 +333,48 @@ def keeping_up(world: World) -> Iterator[None]:
         thread.join()
 
 
-def wrong_with(watch: Watch, found: dict[str, Any]) -> list[str]:
+def wrong_with(watch: Watch, state: dict[str, Any]) -> list[str]:
     """What is wrong with a search that should have ended, and with what is stored of it."""
     store, search_id = watch.world.store, str(watch.search_id)
     watch.look()
-    said: dict[str, object] = {}
-    said["did not end"] = watch.state not in ENDINGS
-    said["lost or changed a committed trial"] = watch.changed
-    said["stored a trial twice"] = repeated(row.uid for row in watch.rows.values())
+    faults: dict[str, object] = {}
+    faults["did not end"] = watch.state not in ENDINGS
+    faults["lost or changed a committed trial"] = watch.changed
+    faults["stored a trial twice"] = repeated(row.uid for row in watch.rows.values())
     epochs = [watch.rows[number].search_epoch for number in sorted(watch.rows)]
-    said["an overtaken driver wrote"] = any(later < earlier for earlier, later in pairwise(epochs))
+    faults["an overtaken driver wrote"] = any(later < earlier for earlier, later in pairwise(epochs))
     numbers = [event.seq for event in store.queue.events(search_id)]
     kinds = Counter(event.kind for event in store.queue.events(search_id))
-    said["events have gaps"] = numbers != list(range(1, len(numbers) + 1))
-    said["who followed missed events or met some twice"] = watch.events != numbers
-    said["trials and their events differ"] = (
-        kinds["trial"] != len(watch.rows) or found["spent_trials"] != kinds["trial"]
+    faults["events have gaps"] = numbers != list(range(1, len(numbers) + 1))
+    faults["who followed missed events or met some twice"] = watch.events != numbers
+    faults["trials and their events differ"] = (
+        kinds["trial"] != len(watch.rows) or state["spent_trials"] != kinds["trial"]
     )
     fitted = [t for t in store.trials(search_id=search_id) if isinstance(t.outcome, Fits)]
     sure = Counter(str(t.config) for t in fitted if not t.doubts)  # else a search runs them again by itself
-    said["ran a config again whose trials were stored"] = [config for config, times in sure.items() if times > 2]
+    faults["ran a config again whose trials were stored"] = [config for config, times in sure.items() if times > 2]
     (row,) = watch.world.read("SELECT lease_owner, lease_expires_at FROM searches WHERE search_id = :id", id=search_id)
-    said["has ended and holds a lease"] = watch.state in ENDINGS and any(row)
-    said["a lease had expired and nobody took it"] = watch.unclaimed_seconds > UNCLAIMED_SECONDS
+    faults["has ended and holds a lease"] = watch.state in ENDINGS and any(row)
+    faults["a lease had expired and nobody took it"] = watch.unclaimed_seconds > UNCLAIMED_SECONDS
     if not watch.world.real:
-        said["one execution is two trials"] = repeated(t.outcome.measurement.device_bytes for t in fitted)  # type: ignore[union-attr]
-        recommended = ((found["result"] or {}).get("recommendation") or {}).get("config", {})
+        faults["one execution is two trials"] = repeated(t.outcome.measurement.device_bytes for t in fitted)  # type: ignore[union-attr]
+        recommended = ((state["result"] or {}).get("recommendation") or {}).get("config", {})
         best = {"method": "full", **{axis: value for (axis, value) in EFFECTS if axis != "method"}}
-        said["recommends another config than the fastest"] = found["state"] == "succeeded" and not (
+        faults["recommends another config than the fastest"] = state["state"] == "succeeded" and not (
             best.items() <= recommended.items()
         )
-    return [what for what, is_so in said.items() if is_so]
+    return [what for what, is_so in faults.items() if is_so]
 
 
 def repeated(values: Iterator[Any]) -> list[Any]:
     return [value for value, times in Counter(values).items() if times > 1]
 
 
-def wrong(said: dict[str, Any]) -> list[str]:
+def wrong(record: dict[str, Any]) -> list[str]:
     """What is wrong with a recorded search."""
-    left = [f"left a {name}" for name in said["left"]]
-    ended = [] if said["state"] == "succeeded" else [f"{said['state']}: {said['reason']}"]
-    return [*said["wrong"], *left, *ended]
+    left = [f"left a {name}" for name in record["left"]]
+    ended = [] if record["state"] == "succeeded" else [f"{record['state']}: {record['reason']}"]
+    return [*record["wrong"], *left, *ended]
 
 
 def main() -> int:
@@ -384,26 +384,30 @@ def main() -> int:
     parser.add_argument("--searches", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="trials train a tiny model")
-    asked = parser.parse_args()
-    done = [json.loads(line) for line in asked.file.read_text().splitlines()] if asked.file.exists() else []
-    lacking = sorted(set(range(asked.searches)) - {said["number"] for said in done})
+    options = parser.parse_args()
+    done = [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
+    lacking = sorted(set(range(options.searches)) - {record["number"] for record in done})
     while lacking:
-        with world(real=asked.real) as service:
+        with world(real=options.real) as service:
             while lacking:
-                done.append(searched(service, lacking.pop(0), asked.seed))
-                with asked.file.open("a") as out:
+                done.append(searched(service, lacking.pop(0), options.seed))
+                with options.file.open("a") as out:
                     out.write(json.dumps(done[-1], separators=(",", ":")) + "\n")
-                found = wrong(done[-1])
-                print(f"{done[-1]['number'] + 1} of {asked.searches}: {found or 'sound'}", file=sys.stderr, flush=True)
-                if found:
+                problems = wrong(done[-1])
+                print(
+                    f"{done[-1]['number'] + 1} of {options.searches}: {problems or 'sound'}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if problems:
                     break  # the next one is to begin with a sound service
-    killed = [said for said in done if said["killed_after"] is not None]
-    sound = sum(not wrong(said) for said in killed)
+    killed = [record for record in done if record["killed_after"] is not None]
+    sound = sum(not wrong(record) for record in killed)
     print(f"{sound} of {len(killed)} searches in which one part was killed were sound")
-    print(dict(Counter(said["victim"] for said in killed)))
-    for said in done:
-        if found := wrong(said):
-            print(f"{said['number']}: {'; '.join(found)}: {json.dumps(said)}")
+    print(dict(Counter(record["victim"] for record in killed)))
+    for record in done:
+        if problems := wrong(record):
+            print(f"{record['number']}: {'; '.join(problems)}: {json.dumps(record)}")
     return int(any(map(wrong, done)))
 
 

@@ -122,11 +122,11 @@ def node(port: int, folder: str, *, head: bool) -> None:
     from ray._private.parameter import RayParams
 
     address = f"{ray.util.get_node_ip_address()}:{port}"
-    asked: dict[str, Any] = (
+    options: dict[str, Any] = (
         {"gcs_server_port": port, "num_cpus": 0} if head else {"gcs_address": address, "num_cpus": 1}
     )
     params = RayParams(
-        **asked,
+        **options,
         object_store_memory=80 * 2**20,
         temp_dir=folder,
         include_dashboard=False,
@@ -135,11 +135,11 @@ def node(port: int, folder: str, *, head: bool) -> None:
         max_worker_port=0,
         node_manager_port=0,
     )
-    found = Node(params, head=head, shutdown_at_exit=True, spawn_reaper=True)
-    print(json.dumps({"address": found.gcs_address}), flush=True)
-    while found.remaining_processes_alive():
+    running = Node(params, head=head, shutdown_at_exit=True, spawn_reaper=True)
+    print(json.dumps({"address": running.gcs_address}), flush=True)
+    while running.remaining_processes_alive():
         time.sleep(0.2)
-    found.kill_all_processes(check_alive=False, allow_graceful=False)
+    running.kill_all_processes(check_alive=False, allow_graceful=False)
     sys.exit(1)
 
 

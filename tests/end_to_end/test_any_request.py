@@ -96,11 +96,11 @@ class Server:
         self._serving.should_exit = True
         self._thread.join()
 
-    def _estimate(self, function: Any, asked: Any, *config: Any, **told: Any) -> Any:
+    def _estimate(self, function: Any, request: Any, *config: Any, **options: Any) -> Any:
         """In place of the estimating process: what it reads of a request, and the description's own example."""
-        (asked if config else asked.workload).resolve()
+        (request if config else request.workload).resolve()
         if config:
-            config_on(told["hardware"], *config)
+            config_on(options["hardware"], *config)
         answer = "EstimateAnswer" if config else "RecommendationAnswer"
         return self.document["components"]["schemas"][answer]["examples"][0]
 
@@ -111,12 +111,12 @@ class Server:
             ids = [self.ended] if path == EVENTS else [self.waits, self.ended]
             for parameter in (p for operation in operations.values() for p in operation.get("parameters", ())):
                 likely(kind, parameter, "schema", {**LIKELY, "search_id": ids}.get(parameter["name"]))
-        for asked in ("AskedSearch", "AskedEstimate"):
-            fields = document["components"]["schemas"][asked]["properties"]
+        for schema in ("AskedSearch", "AskedEstimate"):
+            fields = document["components"]["schemas"][schema]["properties"]
             for name in fields:
                 likely(kind, fields, name, LIKELY.get(name))
-        for found in openapi.from_dict(document, config=CONFIG).get_all_operations():
-            operation = found.ok()
+        for result in openapi.from_dict(document, config=CONFIG).get_all_operations():
+            operation = result.ok()
             if kind != "forbidden" or {"parameters", "requestBody"} & operation.definition.raw.keys():
                 yield operation
 

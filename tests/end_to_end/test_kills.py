@@ -8,5 +8,5 @@ from kills import VICTIMS, searched, world, wrong
 def test_a_search_outlives_the_head_of_its_cluster() -> None:
     """Nothing is lost, doubled or left."""
     with world() as service:
-        said = searched(service, VICTIMS.index("head"), seed=0)
-        assert not wrong(said), said
+        record = searched(service, VICTIMS.index("head"), seed=0)
+        assert not wrong(record), record

@@ -37,10 +37,10 @@ EVERY = ("/", f"/frontier?{QUERY}", f"/hardware?{QUERY}", "/point/5", "/point/4"
 
 def estimate(function: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
     """In place of the estimating process: a GiB for each sequence of the micro-batch."""
-    asked = partial(function, *arguments, **named)
-    taken = asked.args[1].get("micro_batch", 1) * 2**30
+    call = partial(function, *arguments, **named)
+    taken = call.args[1].get("micro_batch", 1) * 2**30
     return {
-        "fits": True, "hardware": asked.keywords["hardware"], "device_bytes": taken, "memory_limit_bytes": 24 * 2**30,
+        "fits": True, "hardware": call.keywords["hardware"], "device_bytes": taken, "memory_limit_bytes": 24 * 2**30,
         "headroom_bytes": 24 * 2**30 - taken, "tokens_per_second": None, "relative_error": None,
         "breakdown": {"weights": taken}, "advice": [], "lightest": None,
     }  # fmt: skip
@@ -86,9 +86,11 @@ def browser(chromium: Any, server: str) -> Iterator[Any]:
     context = chromium.new_context(base_url=server, permissions=["clipboard-read", "clipboard-write"])
     context.set_default_timeout(120_000)
     page, complaints = context.new_page(), []
-    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda asked: None if is_own(asked.url, server) else complaints.append(asked.url))
+    page.on("request", lambda request: None if is_own(request.url, server) else complaints.append(request.url))
     page.on("dialog", lambda dialog: dialog.accept())
     yield page
     context.close()
@@ -158,8 +160,8 @@ def test_an_export_is_copied(browser: Any) -> None:
 
 def test_an_export_is_copied_and_trained_by_its_trainer(browser: Any, store: Store, tmp_path: Path) -> None:
     """The file as copied, but for its model, which is large."""
-    here = replace(HARDWARE, name="cpu-8c", kind="cpu", device_name="a processor", capability=None)
-    job = make_job(WorkloadOptions(model=MODEL, seq_len=16, global_batch=4), hardware=here)
+    hardware = replace(HARDWARE, name="cpu-8c", kind="cpu", device_name="a processor", capability=None)
+    job = make_job(WorkloadOptions(model=MODEL, seq_len=16, global_batch=4), hardware=hardware)
     kept = store.add(make_trial({"method": "lora", "micro_batch": 2, "precision": "fp32"}, fits(2, 500), job=job))
     browser.goto(f"/point/{kept.trial_id}")
     browser.get_by_text("trl", exact=True).click()

@@ -132,8 +132,8 @@ def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path
     write_model(folder, TEN_MILLION)
     (folder / "space.yaml").write_text(SPACE.replace("micro_batch: [1, 4]", "micro_batch: [1]"))
     limit = 240 * 1024**2
-    asked = ("--in-place", "--method", "full", "--no-predict", "--thorough")
-    answer, _ = run(folder, *asked, "--memory-limit", "240MiB", program=EVEN_SPEEDS)
+    options = ("--in-place", "--method", "full", "--no-predict", "--thorough")
+    answer, _ = run(folder, *options, "--memory-limit", "240MiB", program=EVEN_SPEEDS)
     assert answer["recommendation"]["config"]["precision"] == "bf16"
     assert answer["recommendation"]["measurement"]["device_bytes"] <= limit
     assert answer["recommendation"]["headroom_bytes"] >= 0
@@ -142,7 +142,7 @@ def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path
     stored = trials(folder)
     assert {t.outcome.kind for t in stored} == {"fits", "out_of_memory"}
     # what ran out under this limit answers for a lower one, without a trial
-    lower, _ = run(folder, *asked, "--memory-limit", "239MiB", "--max-trials", "1", program=EVEN_SPEEDS)
+    lower, _ = run(folder, *options, "--memory-limit", "239MiB", "--max-trials", "1", program=EVEN_SPEEDS)
     assert lower["answered_from_store"] >= answer["trials"] - 2
 
 
@@ -177,7 +177,7 @@ def frontier_of(store: Path) -> Frontier:
 
 def check_same_results(one: Frontier, other: Frontier) -> None:
     """Both have measured all that the space has, with the same results but for the heap's noise."""
-    results = [{p.config: p.measurement for p in found.considered} for found in (one, other)]
+    results = [{p.config: p.measurement for p in frontier.considered} for frontier in (one, other)]
     mine, theirs = results
     assert mine.keys() == theirs.keys() and len(mine) == FEW
     for config in mine:
@@ -192,12 +192,12 @@ def check_same_frontier(one: Frontier, other: Frontier) -> None:
     """Each config on one frontier is on the other, or is beaten there only by configs that are lighter by no more than
     the heap's noise. Speeds are the same in both, so that nothing else can excuse a difference."""
     for here, there in ((one, other), (other, one)):
-        known = {p.config: p for p in there.considered}
+        by_config = {p.config: p for p in there.considered}
         for point in here.points:
-            own = known[point.config]
-            for better in (p for p in there.points if p.method == own.method and dominates(p, own)):
-                lighter = own.measurement.device_bytes - better.measurement.device_bytes
-                assert lighter <= HEAP_NOISE_BYTES, (str(own.config), str(better.config), lighter)
+            same = by_config[point.config]
+            for better in (p for p in there.points if p.method == same.method and dominates(p, same)):
+                lighter = same.measurement.device_bytes - better.measurement.device_bytes
+                assert lighter <= HEAP_NOISE_BYTES, (str(same.config), str(better.config), lighter)
 
 
 class Stage(IntEnum):
@@ -284,27 +284,27 @@ predictions, that is less."""
 def test_killed_at_every_stage_it_goes_on_to_the_same_frontier(folder: Path) -> None:
     write_model(folder, tiny_model(vocabulary=16384, hidden=128))
     (folder / "space.yaml").write_text(FEW_CONFIGS)
-    asked = ("--in-place", "--seq-len", "128")  # activations enough to stand out of the heap's noise
-    kill_again_and_again(folder, EARLY_KILLS, *asked)
-    asked = (*asked, "--no-predict")
-    limited = (*asked, "--memory-limit", "2GiB")
+    options = ("--in-place", "--seq-len", "128")  # activations enough to stand out of the heap's noise
+    kill_again_and_again(folder, EARLY_KILLS, *options)
+    options = (*options, "--no-predict")
+    limited = (*options, "--memory-limit", "2GiB")
     undisturbed = folder / "undisturbed.db"
     alongside = command(folder, *limited, "--store", str(undisturbed), program=EVEN_SPEEDS)
     # Speeds come from a formula and memory is each process's own: the two searches may run at once.
     elsewhere = {**os.environ, VARIABLE: ""}
     with subprocess.Popen(alongside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=elsewhere) as other:
-        kill_again_and_again(folder, LATE_KILLS, *asked)
+        kill_again_and_again(folder, LATE_KILLS, *options)
         expected = json.loads(other.communicate()[0])
-    known = len({t.config for t in trials(folder)})
-    assert 1 <= known < FEW
+    measured = len({t.config for t in trials(folder)})
+    assert 1 <= measured < FEW
     answer, _ = run(folder, *limited, program=EVEN_SPEEDS)
-    assert answer["answered_from_store"] == known
+    assert answer["answered_from_store"] == measured
     assert answer["recommendation"]["config"] == expected["recommendation"]["config"]
     mine, theirs = frontier_of(folder / "store.db"), frontier_of(undisturbed)
     check_same_results(mine, theirs)
     check_same_frontier(mine, theirs)
-    for found, said in ((mine, answer), (theirs, expected)):
-        assert [p["trial_id"] for p in said["frontier"]["points"]] == [p.trial_id for p in found.points]
+    for frontier, document in ((mine, answer), (theirs, expected)):
+        assert [p["trial_id"] for p in document["frontier"]["points"]] == [p.trial_id for p in frontier.points]
     ran = Counter(t.config.key for t in trials(folder))
     assert sum(count > 1 for count in ran.values()) <= 6, "only winners are run again"  # three a method at most
     again, _ = run(folder, *limited, program=EVEN_SPEEDS)
@@ -321,8 +321,8 @@ def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path) -
         assert store.searches()[0].state == "cancelled"
     measured = {t.config.key for t in trials(folder)}
     assert measured
-    asked = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1", "--no-predict")
-    answer, _ = run(folder, *asked, program=EVEN_SPEEDS)
+    options = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1", "--no-predict")
+    answer, _ = run(folder, *options, program=EVEN_SPEEDS)
     assert answer["answered_from_store"] == len(measured)
     assert answer["recommendation"]["provenance"] == "measured"
 
@@ -360,17 +360,17 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_running_cluster_is_used_and_left_as_it_was(folder: Path, cluster: str) -> None:
-    asked = ("--ray-address", cluster, "--memory-limit", "2GiB", "--max-trials", "2", "--no-predict")
-    answer, _ = run(folder, *asked, program=EVEN_SPEEDS)
+    options = ("--ray-address", cluster, "--memory-limit", "2GiB", "--max-trials", "2", "--no-predict")
+    answer, _ = run(folder, *options, program=EVEN_SPEEDS)
     assert answer["recommendation"]["provenance"] == "measured"
     assert answer["trials"] == len(trials(folder)) == 2
     wait_until_gone(folder)
     host, _, port = cluster.rpartition(":")
     socket.create_connection((host, int(port))).close()
     (folder / "space.yaml").write_text(SPACE.replace("[lora, full]", "[full]") + "defaults:\n  offload: optimizer\n")
-    _, said = run(folder, *asked, expect=2)
+    _, errors = run(folder, *options, expect=2)
     lacking = f"on {host}: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet"
-    assert f"space space has no config for this search: {lacking} (autofit doctor --build-ops)" in said
+    assert f"space space has no config for this search: {lacking} (autofit doctor --build-ops)" in errors
     wait_until_gone(folder)
 
 

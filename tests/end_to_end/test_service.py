@@ -46,9 +46,9 @@ ASKED = {
 
 @pytest.fixture
 def database() -> Iterator[Database]:
-    found = Database()
-    yield found
-    found.end()
+    server = Database()
+    yield server
+    server.end()
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ class Service:
 
     def server(self) -> tuple[subprocess.Popen[str], str]:
         """A server that answers, and its address."""
-        asked = ("serve", "--no-runner", "--port", "0", "--models", str(self._folder))
-        process = subprocess.Popen(self._command(*asked), stderr=subprocess.PIPE, text=True)
+        arguments = ("serve", "--no-runner", "--port", "0", "--models", str(self._folder))
+        process = subprocess.Popen(self._command(*arguments), stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         self._open.append(process.stderr)
-        said = re.match(r"autofit: serving on (http://[\d.]+:\d+), ", process.stderr.readline())
-        assert said
+        match = re.match(r"autofit: serving on (http://[\d.]+:\d+), ", process.stderr.readline())
+        assert match
         while True:
             with suppress(urllib.error.URLError):
-                self.ask(f"{said[1]}/healthz")
-                return process, said[1]
+                self.ask(f"{match[1]}/healthz")
+                return process, match[1]
             time.sleep(0.05)
 
     def ask(self, address: str, method: str = "GET", body: Any = None, **headers: str) -> Any:
@@ -97,11 +97,13 @@ class Service:
 
     def opened(self, address: str, method: str = "GET", body: Any = None, **headers: str) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        known = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        own_headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         more = {name.replace("_", "-"): value for name, value in headers.items()}
-        found = urllib.request.urlopen(urllib.request.Request(address, data, known | more, method=method), timeout=600)
-        self._open.append(found)
-        return found
+        answer = urllib.request.urlopen(
+            urllib.request.Request(address, data, own_headers | more, method=method), timeout=600
+        )
+        self._open.append(answer)
+        return answer
 
     def _command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "autofit", *words, "--store", self._store]
@@ -110,9 +112,9 @@ class Service:
 @pytest.fixture
 def service(folder: Path, store: Store) -> Iterator[Service]:
     """Starts servers and runners; whatever still runs at the end is killed."""
-    found = Service(folder, store.url, store.access.create("ann", "run"))
-    yield found
-    found.close()
+    running = Service(folder, store.url, store.access.create("ann", "run"))
+    yield running
+    running.close()
     for process in processes(folder):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -133,9 +135,9 @@ def is_measuring(folder: Path, store: Store, trials: int) -> bool:
 
 
 def epoch(store: Store, search_id: str) -> int:
-    found = store.search(search_id)
-    assert found is not None
-    return found.lease_epoch
+    search = store.search(search_id)
+    assert search is not None
+    return search.lease_epoch
 
 
 def epochs_of_trials(store: Store) -> list[int]:
@@ -148,7 +150,7 @@ def epochs_of_trials(store: Store) -> list[int]:
 
 def followed(stream: Any, until: Callable[[str], bool] = lambda kind: False) -> list[tuple[int, str]]:
     """Numbers and kinds of a stream's events, up to one that `until` names, or to its end or its server's."""
-    found: list[tuple[int, str]] = []
+    events: list[tuple[int, str]] = []
     number = 0
     with suppress(OSError, urllib.error.URLError):
         for line in stream:
@@ -157,11 +159,11 @@ def followed(stream: Any, until: Callable[[str], bool] = lambda kind: False) -> 
                 number = int(value)
             elif name == "event":
                 kind = value
-            elif not name and number and (not found or found[-1][0] != number):
-                found.append((number, kind))
+            elif not name and number and (not events or events[-1][0] != number):
+                events.append((number, kind))
                 if until(kind):
                     break
-    return found
+    return events
 
 
 def test_whoever_dies_the_search_goes_on_and_a_cancel_leaves_nothing(
@@ -209,10 +211,10 @@ def test_whoever_dies_the_search_goes_on_and_a_cancel_leaves_nothing(
     epochs = epochs_of_trials(store)
     assert all(earlier <= later for earlier, later in pairwise(epochs)), "an overtaken driver wrote"
     assert set(epochs) == {1, 2, 3}
-    found = store.search(search_id)
-    assert found is not None and found.spent_trials == store.count() == TRIALS
-    asked = "model=small&seq_len=32&global_batch=4&memory_limit=2GiB"
-    points = service.ask(f"{at_two}/v1/frontier?{asked}")["points"]
+    search = store.search(search_id)
+    assert search is not None and search.spent_trials == store.count() == TRIALS
+    query = "model=small&seq_len=32&global_batch=4&memory_limit=2GiB"
+    points = service.ask(f"{at_two}/v1/frontier?{query}")["points"]
     assert {point["trial_id"] for point in points} <= {trial.trial_id for trial in store.trials()}
     assert points
 

@@ -49,13 +49,13 @@ def slowed_actor(folder: Path) -> type:
             short.MOST_SECONDS, short.PAUSES = 3600.0, ()
             slow = "AUTOFIT_TEST_SLOW" in os.environ
             try:
-                found = super()._measured(hardware, stack)
+                measured = super()._measured(hardware, stack)
             finally:
                 (folder / f"measured-{'slowed' if slow else 'free'}").touch()
             # Ten times: what else runs on the machine of the tests makes either of them several times slower.
-            for part in found["probe"]["parts"] if slow else ():
+            for part in measured["probe"]["parts"] if slow else ():
                 part["seconds_per"] = {kind: 10.0 * rate for kind, rate in part["seconds_per"].items()}
-            return found
+            return measured
 
         def run(self, request: dict[str, Any], place: Any = None, rank: int = 0) -> dict[str, Any]:
             import os
@@ -71,9 +71,9 @@ def slowed_actor(folder: Path) -> type:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    found = with_head()
-    yield found
-    found.shutdown()
+    running = with_head()
+    yield running
+    running.shutdown()
 
 
 def test_a_slow_node_is_named_and_the_search_ends_with_the_others_frontier(
@@ -109,15 +109,15 @@ def test_a_slow_node_is_named_and_the_search_ends_with_the_others_frontier(
         store=str(tmp_path / "store.db"),
     )
     with caplog.at_level(logging.WARNING):
-        found = search(request, report)
-    (said,) = found.disturbed.slow_nodes
-    assert "is slow: " in said and "in fp32 run there at" in said
-    assert f"{said}: its trials are set aside" in caplog.text
+        result = search(request, report)
+    (reason,) = result.disturbed.slow_nodes
+    assert "is slow: " in reason and "in fp32 run there at" in reason
+    assert f"{reason}: its trials are set aside" in caplog.text
     with Store.open(request.store) as store:
-        trials = {trial.trial_id: trial for trial in store.trials(search_id=found.search_id)}
-    aside = [number for number, trial in trials.items() if trial.why_set_aside == said]
-    assert len(aside) == found.disturbed.set_aside >= 2, "the one before it was found out, and the one meanwhile"
+        trials = {trial.trial_id: trial for trial in store.trials(search_id=result.search_id)}
+    aside = [number for number, trial in trials.items() if trial.why_set_aside == reason]
+    assert len(aside) == result.disturbed.set_aside >= 2, "the one before it was found out, and the one meanwhile"
     assert aside == sorted(trials)[: len(aside)]
-    points = found.frontier.points
+    points = result.frontier.points
     assert points and not {point.trial_id for point in points} & set(aside)
     assert {trials[number].config for number in aside} <= {t.config for n, t in trials.items() if n not in aside}

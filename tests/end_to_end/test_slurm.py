@@ -25,7 +25,7 @@ def test_a_job_searches_on_all_its_nodes_and_ends_what_it_started(tmp_path: Path
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    own = {
+    environment = {
         "PATH": os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
@@ -33,10 +33,10 @@ def test_a_job_searches_on_all_its_nodes_and_ends_what_it_started(tmp_path: Path
         "ASKED": str(tmp_path / "asked"),
         "RAY_TMPDIR": "/tmp",
     }
-    asked = ["--model", "smollm2-135m", "--seq-len", "64", "--global-batch", "2", "--memory-limit", "10MiB"]
+    options = ["--model", "smollm2-135m", "--seq-len", "64", "--global-batch", "2", "--memory-limit", "10MiB"]
     done = subprocess.run(
-        ["bash", str(SCRIPT), *asked, "--store", str(tmp_path / "store.db")],
-        env={**os.environ, **own},
+        ["bash", str(SCRIPT), *options, "--store", str(tmp_path / "store.db")],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )

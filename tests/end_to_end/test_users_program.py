@@ -65,8 +65,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def words(command: str, *more: str, program: str | None = None) -> list[str]:
     """What is written after `autofit`."""
-    asked = () if program is None else ("--command", program)
-    return [command, "--model", "./small", *OPTIONS, *asked, *more]
+    program_options = () if program is None else ("--command", program)
+    return [command, "--model", "./small", *OPTIONS, *program_options, *more]
 
 
 def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(
@@ -76,21 +76,21 @@ def test_a_search_runs_the_users_program_and_the_store_answers_for_it_alone(
     line = [sys.executable, "-m", "autofit", *words("search", *searching, "--json", program=PROGRAM_LINE)]
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    best = found["recommendation"]
+    document: dict[str, Any] = json.loads(done.stdout)
+    best = document["recommendation"]
     assert best["workload"]["program"] == PROGRAM_LINE
-    assert {point["config"]["micro_batch"] for point in found["frontier"]["points"]} <= {2, 4}
+    assert {point["config"]["micro_batch"] for point in document["frontier"]["points"]} <= {2, 4}
     assert best["measurement"]["loss"]["first"] == pytest.approx(6.2, abs=0.3), "of a random model with 512 tokens"
     assert best["measurement"]["gradient_norms"][0] > 0
     assert best["measurement"]["setup_peak_bytes"] > 50 * 1024**2
 
     monkeypatch.chdir(folder)
-    code, said, wrong = run_here(words("recommend", program=PROGRAM_LINE), capfd)
+    code, text, wrong = run_here(words("recommend", program=PROGRAM_LINE), capfd)
     assert code == 0, wrong
     run = f"train.py --model {folder / 'small'} --batch {best['config']['micro_batch']}"
-    assert f"{run}\n" in said
-    code, said, _ = run_here(words("recommend", "--format", "json", program=PROGRAM_LINE), capfd)
-    assert json.loads(said)["command"].endswith(run)
+    assert f"{run}\n" in text
+    code, text, _ = run_here(words("recommend", "--format", "json", program=PROGRAM_LINE), capfd)
+    assert json.loads(text)["command"].endswith(run)
     code, _, wrong = run_here(words("recommend", "--format", "trl", program=PROGRAM_LINE), capfd)
     assert code == 2 and "measured with a program of yours: run" in wrong
     code, _, wrong = run_here(words("recommend"), capfd)

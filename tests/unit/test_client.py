@@ -99,9 +99,9 @@ CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 
 
 def test_answers_are_the_apis_documents(client: Client) -> None:
-    found = client.recommend(**ASKED, memory_limit="24GiB")
-    assert (found["config"]["method"], found["provenance"]) == ("full", "measured")
-    assert client.recommend(**ASKED, memory_limit=24 * 2**30) == found
+    answer = client.recommend(**ASKED, memory_limit="24GiB")
+    assert (answer["config"]["method"], answer["provenance"]) == ("full", "measured")
+    assert client.recommend(**ASKED, memory_limit=24 * 2**30) == answer
     lora = client.frontier(**ASKED, method="lora")
     assert {point["config"]["method"] for point in lora["points"]} == {"lora"}
     assert MODEL in [model["name"] for model in client.models()]
@@ -116,16 +116,16 @@ def test_sequences_with_lengths_are_asked_for_as_they_were_measured(
     data.write_text("\n".join(map(str, [*range(20, 420), 900])))
     options = WorkloadOptions.of(model=MODEL, seq_len=512, global_batch=4, lengths=data)
     store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
-    asked = {**ASKED, "seq_len": 512, "hardware": "h100-80g"}
-    found = client.recommend(**asked, lengths=data)
-    assert found["workload"]["lengths"] == list(options.cut()[1] or ()) and found["workload"]["seq_len"] == 512
-    assert client.frontier(**asked, lengths=data)["points"][0]["config"] == found["config"]
+    arguments = {**ASKED, "seq_len": 512, "hardware": "h100-80g"}
+    answer = client.recommend(**arguments, lengths=data)
+    assert answer["workload"]["lengths"] == list(options.cut()[1] or ()) and answer["workload"]["seq_len"] == 512
+    assert client.frontier(**arguments, lengths=data)["points"][0]["config"] == answer["config"]
     with pytest.raises(NotMeasured):
-        client.recommend(**asked)
-    search = client.search(**asked, lengths=data, wait=False)
+        client.recommend(**arguments)
+    search = client.search(**arguments, lengths=data, wait=False)
     queued = store.search(search.search_id)
     assert queued is not None and queued.workload == options.resolve()[1]
-    estimate = client.estimate(**asked, config="method=lora,micro_batch=1", lengths=[30] * 40 + [200], advice=False)
+    estimate = client.estimate(**arguments, config="method=lora,micro_batch=1", lengths=[30] * 40 + [200], advice=False)
     assert estimate["tokens_per_second"] > 0
     with pytest.raises(UsageError, match="greater than or equal to 2"):
         client._connection.ask("POST", "/v1/estimates", body={"model": MODEL, "config": {}, "lengths": [0, 5]})
@@ -133,17 +133,17 @@ def test_sequences_with_lengths_are_asked_for_as_they_were_measured(
 
 @pytest.mark.parametrize("limit", [1, 4, 5, 100])
 def test_trials_are_followed_to_the_last_page(client: Client, limit: int) -> None:
-    found = [trial["trial_id"] for trial in client.trials(limit=limit)]
-    assert found == list(range(len(MADE), 0, -1))
+    ids = [trial["trial_id"] for trial in client.trials(limit=limit)]
+    assert ids == list(range(len(MADE), 0, -1))
     assert [trial["outcome"] for trial in client.trials(outcome="crashed", model=MODEL)] == ["crashed"]
 
 
 def test_an_estimate_is_asked_for_in_text_or_values(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(client._connection, "ask", lambda *a, **given: asked.append(given["body"]) or {})
+    bodies: list[Any] = []
+    monkeypatch.setattr(client._connection, "ask", lambda *a, **keywords: bodies.append(keywords["body"]) or {})
     client.estimate(MODEL, "method=lora, micro_batch=4,compile=true", hardware="t4", memory_limit=2**30)
     client.estimate(MODEL, {"method": "lora", "micro_batch": 4, "compile": True}, hardware="t4", memory_limit="1GiB")
-    first, second = asked
+    first, second = bodies
     assert first.pop("memory_limit") == "1073741824B" and second.pop("memory_limit") == "1GiB"
     assert first == second and first["config"] == {"method": "lora", "micro_batch": 4, "compile": True}
     with pytest.raises(UsageError, match="write axis=value"):
@@ -153,8 +153,8 @@ def test_an_estimate_is_asked_for_in_text_or_values(client: Client, monkeypatch:
 
 
 def test_an_estimate_comes_from_the_server(client: Client) -> None:
-    found = client.estimate(**ASKED, config="method=lora,micro_batch=1", hardware="h100-80g", advice=False)
-    assert (found["provenance"], found["config"]["method"], found["fits"]) == ("predicted", "lora", True)
+    answer = client.estimate(**ASKED, config="method=lora,micro_batch=1", hardware="h100-80g", advice=False)
+    assert (answer["provenance"], answer["config"]["method"], answer["fits"]) == ("predicted", "lora", True)
 
 
 def test_a_search_is_started_followed_and_answered(client: Client, store: Store) -> None:
@@ -168,9 +168,9 @@ def test_a_search_is_started_followed_and_answered(client: Client, store: Store)
 
     runner = threading.Thread(target=drive)
     runner.start()
-    found = client.search(**ASKED, memory_limit="24GiB", time_budget=90, report=seen.append)
+    answer = client.search(**ASKED, memory_limit="24GiB", time_budget=90, report=seen.append)
     runner.join()
-    assert found == {"trials": 1}
+    assert answer == {"trials": 1}
     assert [(event["seq"], event["kind"]) for event in seen] == [
         (1, "queued"),
         (2, "running"),
@@ -275,10 +275,10 @@ def test_who_may_not_ask_is_told_what_to_do(client: Client, store: Store, monkey
     ],
 )
 def test_a_remedy_comes_through(status: int, title: str, error: EnvironmentLacks) -> None:
-    found = problem(status, title, str(error))
-    assert isinstance(found, EnvironmentLacks) and str(found) == str(error)
-    assert (found.message, found.remedy) == (error.message, error.remedy)
-    assert type(found) in type(error).__mro__
+    received = problem(status, title, str(error))
+    assert isinstance(received, EnvironmentLacks) and str(received) == str(error)
+    assert (received.message, received.remedy) == (error.message, error.remedy)
+    assert type(received) in type(error).__mro__
 
 
 def test_a_server_that_cannot_be_reached_is_said() -> None:

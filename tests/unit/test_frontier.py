@@ -89,32 +89,13 @@ def quadratic(points: list[Point]) -> list[Point]:
 @given(POINTS)
 def test_the_frontier_is_what_comparing_every_pair_leaves(points: list[Point]) -> None:
     assert list(pareto(points)) == quadratic(points)
+    assert not any(dominates(p, f) for p in points for f in pareto(points))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.floats(0.001, 1e6)), max_size=40))
 def test_the_frontier_of_points_that_hardly_tie(drawn: list[tuple[int, float]]) -> None:
     points = [point(number + 1, m, s) for number, (m, s) in enumerate(drawn)]
     assert list(pareto(points)) == quadratic(points)
-
-
-@given(POINTS)
-def test_memory_and_speed_rise_together_along_the_frontier(points: list[Point]) -> None:
-    for lighter, heavier in itertools.pairwise(pareto(points)):
-        assert memory(lighter) < memory(heavier)
-        assert speed(lighter) < speed(heavier)
-
-
-@given(POINTS)
-def test_the_frontier_of_a_frontier_is_itself(points: list[Point]) -> None:
-    assert pareto(pareto(points)) == pareto(points)
-
-
-@given(POINTS)
-def test_every_point_is_on_the_frontier_or_no_better_than_one_that_is(points: list[Point]) -> None:
-    front = pareto(points)
-    for p in points:
-        assert any(memory(f) <= memory(p) and speed(f) >= speed(p) for f in front)
-        assert not any(dominates(p, f) for f in front)
 
 
 @given(st.lists(st.tuples(SMALL, SMALL), min_size=3, max_size=3))
@@ -130,8 +111,8 @@ def test_every_method_has_a_frontier_of_its_own(points: list[Point]) -> None:
     frontier = Frontier.of(points, hardware=HARDWARE, workload=WORKLOAD, stack=STACK, trials=30, out_of_memory=5)
     assert [memory(p) for p in frontier.points] == sorted(memory(p) for p in frontier.points)
     for method in METHODS:
-        own = [p for p in points if p.method == method]
-        assert [p for p in frontier.points if p.method == method] == quadratic(own)
+        same_method = [p for p in points if p.method == method]
+        assert [p for p in frontier.points if p.method == method] == quadratic(same_method)
     document = json.loads(json.dumps(frontier.to_json(), allow_nan=False))
     assert list(document) == ["hardware", "workload", "stack", "points", "trials", "out_of_memory", "contradictory"]
     assert [p["trial_id"] for p in document["points"]] == [p.trial_id for p in frontier.points]
@@ -151,10 +132,10 @@ def test_the_choice_is_the_fastest_that_fits_of_the_most_faithful_practical_meth
         assert among.isdisjoint(p.method for p in fitting)
         return
     best = {m: max(speed(p) for p in fitting if p.method == m) for m in methods if any(p.method == m for p in fitting)}
-    known = list(best)
-    for passed_over, following in itertools.pairwise(known[: known.index(chosen.method) + 1]):
+    fitting_methods = list(best)
+    for passed_over, following in itertools.pairwise(fitting_methods[: fitting_methods.index(chosen.method) + 1]):
         assert best[passed_over] < PRACTICAL * best[following]
-    for following in known[known.index(chosen.method) + 1 :][:1]:
+    for following in fitting_methods[fitting_methods.index(chosen.method) + 1 :][:1]:
         assert best[chosen.method] >= PRACTICAL * best[following]
     rivals = [p for p in fitting if p.method == chosen.method]
     assert chosen in rivals
@@ -287,8 +268,8 @@ def test_alternatives_are_the_next_faster_the_next_lighter_and_the_best_of_other
         point(9, 30, 400.0, "lora"),
         point(10, 30, 500.0, "qlora"),
     ]
-    found = alternatives(chosen, points, memory_limit_bytes=10)
-    assert [(a.role, a.point.trial_id, a.over_limit_bytes, a.speedup) for a in found] == [
+    listed = alternatives(chosen, points, memory_limit_bytes=10)
+    assert [(a.role, a.point.trial_id, a.over_limit_bytes, a.speedup) for a in listed] == [
         ("faster, does not fit", 6, 4, 1.3),
         ("lighter", 2, -2, 0.9),
         ("other method", 8, -4, 1.2),
@@ -300,26 +281,26 @@ def test_alternatives_are_what_their_roles_say(points: list[Point], limit: int) 
     chosen = choose(points, memory_limit_bytes=limit, methods=METHODS)
     if chosen is None:
         return
-    found = {(a.role, a.point.method): a for a in alternatives(chosen, points, memory_limit_bytes=limit)}
-    own = [p for p in points if p.method == chosen.method]
-    faster = [p for p in own if memory(p) > limit and speed(p) > speed(chosen)]
-    lighter = [p for p in own if memory(p) < memory(chosen)]
-    assert (("faster, does not fit", chosen.method) in found) == bool(faster)
-    assert (("lighter", chosen.method) in found) == bool(lighter)
+    by_role = {(a.role, a.point.method): a for a in alternatives(chosen, points, memory_limit_bytes=limit)}
+    same_method = [p for p in points if p.method == chosen.method]
+    faster = [p for p in same_method if memory(p) > limit and speed(p) > speed(chosen)]
+    lighter = [p for p in same_method if memory(p) < memory(chosen)]
+    assert (("faster, does not fit", chosen.method) in by_role) == bool(faster)
+    assert (("lighter", chosen.method) in by_role) == bool(lighter)
     if faster:
-        shown = found["faster, does not fit", chosen.method]
-        assert memory(shown.point) == min(memory(p) for p in faster)
-        assert shown.over_limit_bytes == memory(shown.point) - limit > 0
+        alternative = by_role["faster, does not fit", chosen.method]
+        assert memory(alternative.point) == min(memory(p) for p in faster)
+        assert alternative.over_limit_bytes == memory(alternative.point) - limit > 0
     if lighter:
-        assert speed(found["lighter", chosen.method].point) == max(speed(p) for p in lighter)
+        assert speed(by_role["lighter", chosen.method].point) == max(speed(p) for p in lighter)
     for method in METHODS:
         fitting = [p for p in points if p.method == method and memory(p) <= limit]
         roles = ("other method", "fits, but too slow to be practical")
-        shown = next((found[role, method] for role in roles if (role, method) in found), None)
-        assert (shown is not None) == (bool(fitting) and method != chosen.method)
-        if shown is not None:
-            assert speed(shown.point) == max(speed(p) for p in fitting)
-    assert all(a.speedup == speed(a.point) / speed(chosen) for a in found.values())
+        alternative = next((by_role[role, method] for role in roles if (role, method) in by_role), None)
+        assert (alternative is not None) == (bool(fitting) and method != chosen.method)
+        if alternative is not None:
+            assert speed(alternative.point) == max(speed(p) for p in fitting)
+    assert all(a.speedup == speed(a.point) / speed(chosen) for a in by_role.values())
 
 
 def test_a_recommendation_is_one_json_document() -> None:

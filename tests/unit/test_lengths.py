@@ -48,11 +48,11 @@ def test_the_nodes_are_lengths_that_there_are_and_keep_the_mean(counts: list[int
 
 @given(st.lists(st.integers(2, 10_000), min_size=1, max_size=1000))
 def test_a_summary_has_few_groups_the_longest_and_the_mean(counts: list[int]) -> None:
-    found = Lengths.of(counts)
-    assert len(found.tokens) <= GROUPS and found.longest == max(counts)
-    assert found.tokens == tuple(sorted(found.tokens))
+    lengths = Lengths.of(counts)
+    assert len(lengths.tokens) <= GROUPS and lengths.longest == max(counts)
+    assert lengths.tokens == tuple(sorted(lengths.tokens))
     if len(counts) % GROUPS == 0 or len(counts) <= GROUPS:
-        assert sum(counts) / len(counts) == pytest.approx(sum(found.tokens) / len(found.tokens), abs=0.51)
+        assert sum(counts) / len(counts) == pytest.approx(sum(lengths.tokens) / len(lengths.tokens), abs=0.51)
 
 
 def test_a_workload_keeps_the_longest_that_is_left() -> None:
@@ -85,7 +85,7 @@ def test_numbers_and_token_ids_are_read(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no sequence has a length"),
         ("12\n0\n", "line 2 of .* has 0 tokens: a next-token loss needs at least 2"),
@@ -98,10 +98,10 @@ def test_numbers_and_token_ids_are_read(text: str, tmp_path: Path) -> None:
         ("\n[512, 300, 1024, 77]\n", "one list in a single line: .* one number a line"),
     ],
 )
-def test_what_is_no_length_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_no_length_is_refused_by_its_line(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_lengths(file)
 
 

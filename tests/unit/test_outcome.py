@@ -20,14 +20,13 @@ from autofit.core.outcome import (
     Measurement,
     Outcome,
     OutOfMemory,
-    Prediction,
     StepSeconds,
-    StepWork,
     TimedOut,
     Trial,
     Unsupported,
     outcome_from_json,
 )
+from autofit.core.prediction import Prediction, StepWork
 from autofit.core.workload import Workload
 from autofit.techniques import complete
 
@@ -61,12 +60,7 @@ MEASUREMENTS = st.builds(
 KINDS: dict[type[Any], st.SearchStrategy[Any]] = {
     Fits: st.builds(Fits, measurement=MEASUREMENTS),
     OutOfMemory: st.builds(
-        OutOfMemory,
-        reason=TEXT,
-        phase=PHASE,
-        requested_bytes=st.none() | BYTES,
-        signal=MAYBE_TEXT,
-        host=st.booleans(),
+        OutOfMemory, reason=TEXT, phase=PHASE, requested_bytes=st.none() | BYTES, signal=MAYBE_TEXT, host=st.booleans()
     ),
     TimedOut: st.builds(TimedOut, reason=TEXT, deadline_seconds=FINITE, phase=PHASE),
     Crashed: st.builds(
@@ -197,7 +191,7 @@ def test_a_kind_that_does_not_exist_is_refused(document: dict[str, Any]) -> None
 
 
 def test_two_trials_are_equal_whatever_their_numbers_in_a_store() -> None:
-    made = [
+    trials = [
         Trial(
             config=complete({}),
             workload=Workload(model="m", model_digest="0" * 16),
@@ -211,7 +205,7 @@ def test_two_trials_are_equal_whatever_their_numbers_in_a_store() -> None:
         )
         for number in (None, 7)
     ]
-    assert made[0] == made[1]
+    assert trials[0] == trials[1]
 
 
 @given(PREDICTIONS)
@@ -224,14 +218,14 @@ def test_what_was_not_yet_kept_when_a_prediction_was_stored_is_none(prediction: 
 def test_work_that_an_earlier_version_counted_in_other_kinds_is_none() -> None:
     """Stores of before keep their trials; what was predicted for them teaches nothing."""
     before = {"flops": 1e15, "wide_flops": 0.0, "bytes": 1e9, "operations": 7.0, "moved_bytes": 0.0, "estimator": 10}
-    said = {
+    fields = {
         "peak_allocated_bytes": 1,
         "device_bytes": 1,
         "step_seconds": 1.0,
         "calibrated_on": 0,
         "relative_error": 0.5,
     }
-    assert Prediction.from_json({**said, "work": before}).work is None
+    assert Prediction.from_json({**fields, "work": before}).work is None
     amounts = {"amounts": {"launch": 7.0}, "estimator": 11}
     assert StepWork.from_json(amounts) == StepWork(amounts={"launch": 7.0}, estimator=11)
     assert StepWork.from_json({**amounts, "waiting_seconds": 1.0}) is None

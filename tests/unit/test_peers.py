@@ -66,20 +66,20 @@ def test_the_middle_node_is_the_type() -> None:
 
 def test_recorded_probes_of_one_card_agree_far_better_than_the_threshold() -> None:
     """On which it stands."""
-    found: dict[tuple[str, str, str], dict[str, Probe]] = {}
+    by_key: dict[tuple[str, str, str], dict[str, Probe]] = {}
     for file in RECORDED.glob("h[12]00/*.jsonl"):
         with file.open() as lines:
             body = json.loads(next(lines)).get("probe")
         if body is not None:
             probe = Probe.from_json(body)
-            found.setdefault((probe.hardware.key, probe.stack.key, probe.shapes_key), {})[probe.recorded_at] = probe
-    repeated = [tuple(probes.values()) for probes in found.values() if len(probes) > 1]
+            by_key.setdefault((probe.hardware.key, probe.stack.key, probe.shapes_key), {})[probe.recorded_at] = probe
+    repeated = [tuple(probes.values()) for probes in by_key.values() if len(probes) > 1]
     assert sum(map(len, repeated)) >= 6
     for probes in repeated:
-        for own in probes:
+        for one in probes:
             usual = ("products in bf16", "memory-bound operations in bf16")
-            slowed = replace(own, parts=tuple(part for part in own.parts if part.name in usual))
-            assert shortfall(slowed, "n1", [("n2", other) for other in probes if other is not own]) is None
+            slowed = replace(one, parts=tuple(part for part in one.parts if part.name in usual))
+            assert shortfall(slowed, "n1", [("n2", other) for other in probes if other is not one]) is None
 
 
 @pytest.mark.parametrize("share", [0.7, 0.5])

@@ -47,20 +47,20 @@ def test_two_halves_of_one_configs_speeds_are_told_alike_in_any_unit() -> None:
 @pytest.mark.parametrize(("between", "within"), [(0.03, 0.02), (0.02, 0.04), (0.0, 0.03)])
 def test_what_was_put_in_comes_out_of_many(configs: int, runs: int, between: float, within: float) -> None:
     draw = random.Random(1)
-    found = between_executions([drawn(draw, runs, between, within) for _ in range(configs)])
-    assert found == pytest.approx(between, abs=0.004 if between else 0.012)
+    estimated = between_executions([drawn(draw, runs, between, within) for _ in range(configs)])
+    assert estimated == pytest.approx(between, abs=0.004 if between else 0.012)
 
 
 def test_the_widened_interval_holds_the_truth_nine_times_in_ten() -> None:
     draw = random.Random(2)
     between, within = 0.03, 0.015
-    known = between_executions([drawn(draw, 2, between, within) for _ in range(200)])
+    estimated = between_executions([drawn(draw, 2, between, within) for _ in range(200)])
     held = {False: 0, True: 0}
     for _ in range(3000):
         offset = draw.gauss(0, between) + draw.gauss(0, within)
-        own = INTERVAL_DEVIATIONS * within
-        held[False] += abs(offset) <= own / 2
-        held[True] += abs(offset) <= widened(own, known) / 2
+        width = INTERVAL_DEVIATIONS * within
+        held[False] += abs(offset) <= width / 2
+        held[True] += abs(offset) <= widened(width, estimated) / 2
     assert 0.87 <= held[True] / 3000 <= 0.93
     assert held[False] / 3000 < 0.65
 

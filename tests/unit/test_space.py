@@ -23,11 +23,7 @@ AXES = (
     Axis(name="targets", values=("attention", "all-linear"), recipe="all-linear"),
     Axis(name="precision", values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"), recipe="bf16-mixed"),
     Axis(name="micro_batch", values=(), recipe=1),
-    Axis(
-        name="checkpointing",
-        values=("full", "every-2", "every-4", "selective", "none", "offload"),
-        recipe="none",
-    ),
+    Axis(name="checkpointing", values=("full", "every-2", "every-4", "selective", "none", "offload"), recipe="none"),
     Axis(name="optimizer", values=("sgd", "adamw-8bit", "adamw"), recipe="adamw"),
     Axis(name="attention", values=("sdpa", "flash", "eager"), recipe="sdpa"),
     Axis(name="loss", values=("fused", "chunked", "full"), recipe="full"),
@@ -98,13 +94,7 @@ defaults: {precision: bf16, compile: true}
         path=str(tmp_path / "mine.yaml"),
         axes={"method": ("qlora", "full"), "rank": (8, 64)},
         defaults={"precision": "bf16", "compile": True},
-        rules=(
-            Rule(
-                when={"method": ("qlora",)},
-                only={"precision": ("bf16", "bf16-mixed")},
-                never={},
-            ),
-        ),
+        rules=(Rule(when={"method": ("qlora",)}, only={"precision": ("bf16", "bf16-mixed")}, never={}),),
     )
     assert pickle.loads(pickle.dumps(space)) == space
 
@@ -156,10 +146,10 @@ def test_rank_is_eight_where_nothing_says_otherwise(tmp_path: Path) -> None:
 
 def test_full_has_no_rank_and_comes_once(tmp_path: Path) -> None:
     space = read(tmp_path, "axes: {method: [full, lora], rank: [8, 16], targets: [attention, all-linear]}")
-    found = configs(space, batch=1)
-    full = [config for config in found if config["method"] == "full"]
+    listed = configs(space, batch=1)
+    full = [config for config in listed if config["method"] == "full"]
     assert len(full) == 1 and "rank" not in full[0] and "targets" not in full[0]
-    assert len(found) == 1 + 4
+    assert len(listed) == 1 + 4
 
 
 @pytest.mark.parametrize("line", ["micro_batch: divisors", "micro_batch: Divisors", "loss: [full]"])
@@ -213,9 +203,9 @@ def test_only_keeps_what_it_lists(tmp_path: Path) -> None:
         "axes: {method: [full, lora], loss: [fused, chunked, full]}\n"
         "rules: [{when: {method: lora}, only: {loss: [chunked, fused]}}]",
     )
-    found = {(config["method"], config["loss"]) for config in configs(space)}
-    of_full = {("full", loss) for loss in ("fused", "chunked", "full")}
-    assert found == {("lora", "fused"), ("lora", "chunked")} | of_full
+    combinations = {(config["method"], config["loss"]) for config in configs(space)}
+    all_of_full = {("full", loss) for loss in ("fused", "chunked", "full")}
+    assert combinations == {("lora", "fused"), ("lora", "chunked")} | all_of_full
 
 
 def test_never_leaves_out_each_axis_on_its_own(tmp_path: Path) -> None:
@@ -225,8 +215,8 @@ def test_never_leaves_out_each_axis_on_its_own(tmp_path: Path) -> None:
         "rules: [{when: {compile: true}, never: {loss: full, attention: eager}}]",
     )
     compiled = [config for config in configs(space, batch=1) if config["compile"] is True]
-    found = {(config["loss"], config["attention"]) for config in compiled}
-    assert found == {("fused", "sdpa")}
+    combinations = {(config["loss"], config["attention"]) for config in compiled}
+    assert combinations == {("fused", "sdpa")}
     assert len(configs(space, batch=1)) == 1 + 4
 
 
@@ -247,8 +237,8 @@ def test_a_rule_neither_matches_nor_breaks_on_an_absent_axis(tmp_path: Path) -> 
         "rules:\n- {when: {rank: 8}, never: {loss: full}}\n"
         "- {when: {loss: chunked}, only: {rank: 64}}\n- {when: {loss: full}, never: {rank: 64}}"
     )
-    found = [(c["method"], c.get("rank"), c["loss"]) for c in configs(read(tmp_path, axes + rules), batch=1)]
-    assert sorted(found, key=str) == sorted(
+    combinations = [(c["method"], c.get("rank"), c["loss"]) for c in configs(read(tmp_path, axes + rules), batch=1)]
+    assert sorted(combinations, key=str) == sorted(
         [("full", None, "chunked"), ("full", None, "full"), ("lora", 64, "chunked")], key=str
     )
 
@@ -306,10 +296,7 @@ def test_method_may_be_fixed(tmp_path: Path) -> None:
 AXES_LINE = "axes: {method: [full, lora], loss: [full, chunked]}\n"
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "unknown section": (
-        "purpose: x\naxis:\n  method: [full]\n",
-        "2: unknown section 'axis': did you mean axes?",
-    ),
+    "unknown section": ("purpose: x\naxis:\n  method: [full]\n", "2: unknown section 'axis': did you mean axes?"),
     "no axes": ("purpose: x\n", "1: section axes is missing: list at least the method there"),
     "axes null": ("axes:\n", "1: axes must be lines of 'name: value', not nothing"),
     "axes empty": ("axes: {}\n", "1: axes names no axis: list at least the method"),
@@ -320,10 +307,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "purpose: x\naxes:\n  loss: [full]\n",
         "2: axis 'method' is missing: list its values under axes, or fix it under defaults",
     ),
-    "unknown axis": (
-        "axes:\n  method: [full]\n  ranks: [8]\n",
-        "3: unknown axis 'ranks': did you mean rank?",
-    ),
+    "unknown axis": ("axes:\n  method: [full]\n  ranks: [8]\n", "3: unknown axis 'ranks': did you mean rank?"),
     "axis with a hyphen": (
         "axes:\n  method: [full]\n  micro-batch: [1]\n",
         "3: unknown axis 'micro-batch': did you mean micro_batch?",
@@ -353,10 +337,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes:\n  method: [full]\n  offload: [off]\n",
         "3: unknown value of offload 'off': valid: nvme, params, optimizer, none",
     ),
-    "value null": (
-        "axes:\n  method: [full, ~]\n",
-        "2: unknown value of method '~': valid: qlora, lora, full",
-    ),
+    "value null": ("axes:\n  method: [full, ~]\n", "2: unknown value of method '~': valid: qlora, lora, full"),
     "compile misspelled": (
         "axes: {method: [full], compile: [ture]}\n",
         "1: unknown value of compile 'ture': did you mean true?",
@@ -369,32 +350,20 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes: {method: [lora], rank: [8, 0]}\n",
         "1: unknown value of rank 0: valid: a whole number of at least 1",
     ),
-    "rank endless": (
-        f"axes:\n  method: [lora]\n  rank: [{'9' * 5000}]\n",
-        "3: value of rank is too long for a number",
-    ),
+    "rank endless": (f"axes:\n  method: [lora]\n  rank: [{'9' * 5000}]\n", "3: value of rank is too long for a number"),
     "value twice": ("axes:\n  method: [full, full]\n", "2: value full of method is listed twice"),
     "value twice, spelled otherwise": (
         "axes: {method: [full], compile: [true, on]}\n",
         "1: value true of compile is listed twice",
     ),
     "number twice": ("axes: {method: [lora],\n  rank: [8,\n 08]}\n", "3: value 8 of rank is listed twice"),
-    "nested list": (
-        "axes:\n  method: [full, [lora]]\n",
-        "2: a value of method must be a word or a number, not a list",
-    ),
+    "nested list": ("axes:\n  method: [full, [lora]]\n", "2: a value of method must be a word or a number, not a list"),
     "value a mapping": (
         "axes:\n  method: [full, {lora: 8}]\n",
         "2: a value of method must be a word or a number, not a group of names",
     ),
-    "alias of itself": (
-        "axes:\n  method: &a [*a]\n",
-        "2: a value of method must be a word or a number, not a list",
-    ),
-    "axis without values": (
-        "axes:\n  method: [full]\n  loss: []\n",
-        "3: axis 'loss' has no values: list at least one",
-    ),
+    "alias of itself": ("axes:\n  method: &a [*a]\n", "2: a value of method must be a word or a number, not a list"),
+    "axis without values": ("axes:\n  method: [full]\n  loss: []\n", "3: axis 'loss' has no values: list at least one"),
     "axis null": ("axes:\n  method: [full]\n  loss:\n", "3: axis 'loss' has no values: list at least one"),
     "axis a scalar": (
         "axes:\n  method: [full]\n  loss: chunked\n",
@@ -437,10 +406,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         AXES_LINE + "rules:\n  when: {loss: full}\n",
         "3: rules must be a list: start each rule with '- when:'",
     ),
-    "rule a scalar": (
-        AXES_LINE + "rules:\n- never\n",
-        "3: a rule must be lines of 'name: value', not 'never'",
-    ),
+    "rule a scalar": (AXES_LINE + "rules:\n- never\n", "3: a rule must be lines of 'name: value', not 'never'"),
     "rule with an unknown key": (
         AXES_LINE + "rules:\n- when: {loss: full}\n  nevr: {method: full}\n",
         "4: unknown key of a rule 'nevr': did you mean never?",
@@ -453,10 +419,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         AXES_LINE + "rules:\n- when: {loss: full}\n  because: x\n",
         "3: the rule has neither only nor never: say what it leaves out",
     ),
-    "rule with an empty when": (
-        AXES_LINE + "rules:\n- when: {}\n  never: {method: full}\n",
-        "3: when names no axis",
-    ),
+    "rule with an empty when": (AXES_LINE + "rules:\n- when: {}\n  never: {method: full}\n", "3: when names no axis"),
     "rule with a null only": (
         AXES_LINE + "rules:\n- when: {loss: full}\n  only:\n",
         "4: only must be lines of 'name: value', not nothing",
@@ -495,10 +458,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "axes: {method: [full]}\n---\naxes: {method: [lora]}\n",
         "2: not valid YAML: expected a single document in the stream of line 1, but found another document",
     ),
-    "not UTF-8": (
-        b"axes:\n  method: [full]\npurpose: caf\xe9\n",
-        "3: not text in UTF-8, so not a search space",
-    ),
+    "not UTF-8": (b"axes:\n  method: [full]\npurpose: caf\xe9\n", "3: not text in UTF-8, so not a search space"),
     "zero bytes": (b"axes:\n  method: [\x00full]\n", "2: not text: it has a character #x0000"),
     "nested without end": ("axes: " + "[" * 5000, "1: not a search space: nested too deeply"),
 }
@@ -623,13 +583,13 @@ def test_a_built_in_space_loads_and_says_what_it_is_for(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_spaces_configs_are_complete_and_distinct(name: str) -> None:
     space = load(name, REGISTRY)
-    found = list(space.configs(REGISTRY, batch=8))
-    assert found and len(set(found)) == len(found)
-    assert found == list(space.configs(REGISTRY, batch=8))
+    listed = list(space.configs(REGISTRY, batch=8))
+    assert listed and len(set(listed)) == len(listed)
+    assert listed == list(space.configs(REGISTRY, batch=8))
     every = {axis.name for axis in REGISTRY if not axis.is_unsaid}
-    for config in found:
-        said = set(config) - {"kernels"}  # which goes without saying where it is the recipe's
-        assert said == (every - {"rank", "targets"} if config["method"] == "full" else every)
+    for config in listed:
+        named = set(config) - {"kernels"}  # which goes without saying where it is the recipe's
+        assert named == (every - {"rank", "targets"} if config["method"] == "full" else every)
         for axis in REGISTRY:
             value = config.get(axis.name)
             assert value is None or axis.check(value) == value
@@ -638,16 +598,16 @@ def test_a_built_in_spaces_configs_are_complete_and_distinct(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_space_excludes_by_every_rule_and_searches_every_value(name: str) -> None:
     space = load(name, REGISTRY)
-    found = list(space.configs(REGISTRY, batch=64))
-    known = {axis.name: axis for axis in REGISTRY}
+    listed = list(space.configs(REGISTRY, batch=64))
+    by_name = {axis.name: axis for axis in REGISTRY}
     for axis, values in space.axes.items():
-        assert {known[axis].of(config) for config in found} >= set(values)
+        assert {by_name[axis].of(config) for config in listed} >= set(values)
     for index, rule in enumerate(space.rules):
         others = Space(
             name="", purpose="", path="", axes=space.axes, defaults=space.defaults,
             rules=space.rules[:index] + space.rules[index + 1 :],
         )  # fmt: skip
-        excluded = set(others.configs(REGISTRY, batch=64)) - set(found)
+        excluded = set(others.configs(REGISTRY, batch=64)) - set(listed)
         assert excluded, f"a rule that changes nothing: {rule}"
 
 

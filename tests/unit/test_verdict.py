@@ -31,7 +31,7 @@ def early(gib: float, speed: float) -> Fits:
 
 
 @pytest.mark.parametrize(
-    ("ran_under", "outcome", "asked", "answers"),
+    ("ran_under", "outcome", "limit", "answers"),
     [
         # What fitted answers for every limit that holds what it took.
         (10, fits(4, 100), 10, True),
@@ -63,9 +63,9 @@ def early(gib: float, speed: float) -> Fits:
         (10, DIVERGED, 9, True),
     ],
 )
-def test_one_trial(ran_under: float, outcome: Outcome, asked: float, answers: bool) -> None:
+def test_one_trial(ran_under: float, outcome: Outcome, limit: float, answers: bool) -> None:
     trial = at(ran_under, outcome)
-    assert verdict([trial], int(asked * GIB)) == (trial if answers else None)
+    assert verdict([trial], int(limit * GIB)) == (trial if answers else None)
 
 
 def test_nothing_known() -> None:
@@ -107,8 +107,8 @@ def test_what_ran_out_of_memory_is_believed_until_two_trials_in_full_have_fitted
 
 def test_a_contradiction_names_the_trials_of_both_kinds() -> None:
     first, failed, heavy = at(10, fits(4, 100)), at(8, out_of_memory()), at(20, fits(9, 100))
-    found = contradiction([first, failed, heavy])
-    assert found is not None and (found.fitted, found.ran_out) == ((first,), (failed,))
+    result = contradiction([first, failed, heavy])
+    assert result is not None and (result.fitted, result.ran_out) == ((first,), (failed,))
     assert contradiction([failed, heavy]) is None, "it takes more than it had where it ran out"
     assert contradiction([first, failed], 9 * GIB) is None, "nothing contradicts that it fits more than it had"
     assert contradiction([first, failed], 3 * GIB) is None, "nobody says that it fits less than it took"
@@ -133,23 +133,20 @@ def test_what_was_stopped_early_gives_way_to_what_was_timed_in_full() -> None:
     assert verdict([full, brief, failed], 10 * GIB) == failed
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["fits", "oom"]), st.integers(1, 20)), max_size=6),
-    st.integers(1, 20),
-)
-def test_a_verdict_is_of_the_latest_trial_that_speaks_of_the_limit(runs: list[tuple[str, int]], asked: int) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["fits", "oom"]), st.integers(1, 20)), max_size=6), st.integers(1, 20))
+def test_a_verdict_is_of_the_latest_trial_that_speaks_of_the_limit(runs: list[tuple[str, int]], limit: int) -> None:
     trials = [at(gib, out_of_memory() if kind == "oom" else fits(gib, 100)) for kind, gib in runs]
-    found = verdict(trials, asked * GIB)
+    result = verdict(trials, limit * GIB)
     believed = [
         gib
         for number, (kind, gib) in enumerate(runs)
-        if kind == "oom" and gib >= asked and sum(k == "fits" and g <= gib for k, g in runs[number + 1 :]) < 2
+        if kind == "oom" and gib >= limit and sum(k == "fits" and g <= gib for k, g in runs[number + 1 :]) < 2
     ]
     speaks = [t for t, (kind, gib) in zip(trials, runs, strict=True) if (kind == "fits" and (
-        (gib <= asked and not believed) or 0.9 * gib > asked)) or (kind == "oom" and gib >= asked)]  # fmt: skip
-    assert found == (speaks[-1] if speaks else None)
-    contradictory = contradiction(trials, asked * GIB) is not None
-    assert contradictory == bool(believed and any(kind == "fits" and gib <= asked for kind, gib in runs))
+        (gib <= limit and not believed) or 0.9 * gib > limit)) or (kind == "oom" and gib >= limit)]  # fmt: skip
+    assert result == (speaks[-1] if speaks else None)
+    contradictory = contradiction(trials, limit * GIB) is not None
+    assert contradictory == bool(believed and any(kind == "fits" and gib <= limit for kind, gib in runs))
 
 
 def test_the_verdict_prefers_a_clean_attempt() -> None:
@@ -163,8 +160,8 @@ def test_the_verdict_prefers_a_clean_attempt() -> None:
     assert verdict([busy, clean], 10 * GIB) == clean
     assert verdict([busy, late], 10 * GIB) == busy
     assert verdict([late], 10 * GIB) is None
-    of_before = tried(fits(4, 50), None)
-    assert verdict([of_before, busy], 10 * GIB) == of_before
+    unobserved = tried(fits(4, 50), None)
+    assert verdict([unobserved, busy], 10 * GIB) == unobserved
     failed = tried(out_of_memory(), shared)
     assert verdict([clean, failed], 10 * GIB) == failed, "its memory counts"
 

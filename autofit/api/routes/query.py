@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.api.models import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
-from autofit.core.lengths import GROUPS, MOST_TOKENS, Lengths
+from autofit.core.lengths import GROUPS, LARGEST_COUNT, Lengths
 from autofit.core.outcome import OUTCOMES
 from autofit.core.units import LARGEST_INTEGER, as_bytes
 from autofit.core.workload import Goal, Workload
@@ -24,7 +24,7 @@ TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain t
 LENGTHS = "Tokens of each of your sequences, or of a sample of them; every sequence is full if not given"
 EVAL_BATCH = "Sequences that the trainer evaluates at a time, per device; training alone counts if not given"
 SUMMED_UP = "How long sequences are, as `workload.lengths` of an answer, with commas; the longest has seq_len tokens"
-OneLength = Annotated[int, Field(ge=2, le=MOST_TOKENS)]
+OneLength = Annotated[int, Field(ge=2, le=LARGEST_COUNT)]
 
 
 class SummedUp(BaseModel):

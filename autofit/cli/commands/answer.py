@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import command_of, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
+from autofit.core.errors import UsageError
 
 
 @options.expand_groups
@@ -33,9 +35,7 @@ def frontier(
       autofit frontier --model llama-3.1-8b
       autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
     """
-    from autofit import operations
     from autofit.cli.text.measured import frontier_text
-    from autofit.core.errors import UsageError
     from autofit.store import Store
 
     limit = size(memory_limit)
@@ -43,11 +43,7 @@ def frontier(
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         answer = operations.frontier(
-            workload.asked(),
-            hardware=hardware,
-            goal=wanted.goal(),
-            memory_limit_bytes=limit,
-            store=opened,
+            workload.asked(), hardware=hardware, goal=wanted.goal(), memory_limit_bytes=limit, store=opened
         )
     warn_of_contradictions(answer.contradictory)
     if html is not None or png is not None:
@@ -91,9 +87,7 @@ def recommend(
       autofit recommend --model llama-3.1-8b --memory-limit 24GiB
       autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
     """
-    from autofit import operations
     from autofit.cli.text.measured import recommendation_text
-    from autofit.core.errors import UsageError
     from autofit.store import Store
 
     if as_json:
@@ -106,11 +100,7 @@ def recommend(
         export.check_format(form)
     with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
-            workload.asked(),
-            hardware=hardware,
-            memory_limit_bytes=size(memory_limit),
-            goal=wanted.goal(),
-            store=opened,
+            workload.asked(), hardware=hardware, memory_limit_bytes=size(memory_limit), goal=wanted.goal(), store=opened
         )
     warn_of_contradictions(answer.contradictory)
     text = recommendation_text(answer, command_of(answer, workload.model)) + "\n"

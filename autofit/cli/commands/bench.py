@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.output import columns, print_json, resumable
+from autofit.core.errors import UsageError
+from autofit.core.units import parse_duration
 
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
@@ -71,9 +74,7 @@ def record(
       autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --out t.jsonl
       autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
     """
-    from autofit import operations
     from autofit.cli.arguments import size
-    from autofit.core.errors import UsageError
 
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
@@ -87,7 +88,7 @@ def record(
         in_place=in_place,
     )
     with resumable(f"{out} has what was measured, the same command resumes from there"):
-        found = operations.record(
+        result = operations.record(
             request,
             out,
             _recorded,
@@ -95,28 +96,29 @@ def record(
             trial_seconds=_seconds(trial_budget),
             covering=cover,
         )
-    print_json(found.to_json()) if as_json else print(_how_far(found))
+    print_json(result.to_json()) if as_json else print(_how_far(result))
 
 
 def _seconds(budget: str | None) -> float | None:
-    from autofit.core.units import parse_duration
 
     return None if budget is None else parse_duration(budget)
 
 
-def _how_far(found: RecordResult) -> str:
-    kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
-    left = f", {found.left} left: run the same command again" if found.left else ""
-    return f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now{left}"
+def _how_far(result: RecordResult) -> str:
+    kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in result.outcomes.items())
+    left = f", {result.left} left: run the same command again" if result.left else ""
+    return (
+        f"{result.file}: {result.recorded} of {result.configs} configs (trials: {kinds}), {result.run} trials now{left}"
+    )
 
 
 def _recorded(done: int, total: int, last: Trial | None) -> None:
     from autofit.techniques.short_text import short
 
-    said = ""
+    ending = ""
     if last is not None:
-        said = f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
-    print(f"{done} of {total} recorded{said}", file=sys.stderr, flush=True)
+        ending = f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
+    print(f"{done} of {total} recorded{ending}", file=sys.stderr, flush=True)
 
 
 @group.command()
@@ -177,7 +179,7 @@ def replay(
     folder = cache_folder() / "searches" if keep is None else keep
     limit = size(memory_limit)
     with resumable(f"finished searches are kept in {folder}: the same command continues from there"):
-        found = replayed(
+        result = replayed(
             table or (),
             methods=() if methods is None else [name.strip() for name in methods.split(",")],
             seeds=SEEDS if seeds is None else seeds,
@@ -187,33 +189,30 @@ def replay(
             jobs=cores() if jobs is None else jobs,
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
-    print_json(found.to_json()) if as_json else print(replay_text(found))
+    print_json(result.to_json()) if as_json else print(replay_text(result))
 
 
 def _residuals(tables: list[Path], of_searches: tuple[object, ...], store: str | None, as_json: bool) -> None:
-    from autofit.core.errors import UsageError
-    from autofit.operations import residuals
-
     if any(option is not None for option in of_searches):
         raise UsageError(
             "--residuals compares what was measured: leave --methods, --seeds, --keep, --jobs and --memory-limit out"
         )
     if tables and store is not None:
         raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
-    found = residuals(store, tables=tables)
-    print_json(found.to_json()) if as_json else print(residuals_text(found))
+    result = operations.residuals(store, tables=tables)
+    print_json(result.to_json()) if as_json else print(residuals_text(result))
 
 
-def residuals_text(found: Residuals) -> str:
+def residuals_text(result: Residuals) -> str:
     """One table for each predicted quantity, and one for predictions of fit."""
-    parts = [f"{found.trials:,} trials with a prediction; errors are predicted / measured - 1"]
+    parts = [f"{result.trials:,} trials with a prediction; errors are predicted / measured - 1"]
     for quantity, title in TITLES.items():
-        rows = [_errors(group, quantity) for group in found.groups if quantity in group.errors]
+        rows = [_errors(group, quantity) for group in result.groups if quantity in group.errors]
         if rows:
             heading = ("hardware", "technique", "trials", "median", "median abs", "p95 abs", "worst")
             parts.append(f"{title}\n{columns([heading, *rows], right=frozenset(range(2, 7)))}")
     fit_heading = ("hardware", "technique", "trials", "misjudged", "ran out unforeseen", "fitted unforeseen")
-    fits = [_fit(group) for group in found.groups]
+    fits = [_fit(group) for group in result.groups]
     parts.append(f"Fit\n{columns([fit_heading, *fits], right=frozenset(range(2, 6)))}")
     return "\n\n".join(parts)
 

@@ -11,6 +11,8 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.output import STDOUT, columns, print_json, write
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from autofit.core.verdict import Contradiction
@@ -73,7 +75,6 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
 
 def contradictions_text(contradictions: Sequence[Contradiction]) -> str:
     """The configs with contradictory results, each with the trials that contradict each other and their limits."""
-    from autofit.core.units import format_bytes
     from autofit.core.verdict import MENDS
 
     rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]
@@ -119,7 +120,6 @@ def import_(file: File, store: options.Store = None) -> None:
       autofit db import trials.jsonl
       autofit db export --store laptop.db - | autofit db import --store team.db -
     """
-    from autofit.core.errors import UsageError
     from autofit.store import Store, import_lines
 
     try:

@@ -10,6 +10,8 @@ import typer
 from autofit.cli import options
 from autofit.cli.arguments import size
 from autofit.cli.output import print_json
+from autofit.cli.waiting import Waiting
+from autofit.core.errors import UsageError
 
 
 def diagnose(
@@ -30,19 +32,12 @@ def diagnose(
         typer.Option("--model", help="What the file's model is built like, if that cannot be looked up; see estimate."),
     ] = None,
     seq_len: Annotated[
-        int | None,
-        typer.Option(
-            "--seq-len",
-            parser=options.whole_tokens,
-            metavar="<int>",
-            help="Tokens of the longest sequence, instead of the file's.",
-        ),
+        int | None, typer.Option("--seq-len", help="Tokens of the longest sequence, instead of the file's.")
     ] = None,
     devices: Annotated[int | None, typer.Option("--devices", help="GPUs that share the training.")] = None,
     memory_limit: options.MemoryLimit = None,
     also: Annotated[
-        str | None,
-        typer.Option("--also", help="axis=value,... that the file does not say, or that you know better."),
+        str | None, typer.Option("--also", help="axis=value,... that the file does not say, or that you know better.")
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also print every diff, and the defaults that were assumed.")
@@ -62,8 +57,6 @@ def diagnose(
     """
     from autofit import operations, techniques
     from autofit.cli.text.diagnosis import diagnosis_text, failure_text
-    from autofit.cli.waiting import Waiting
-    from autofit.core.errors import UsageError
 
     failure = None if traceback is None else operations.read_traceback(read_text(traceback))
     if config is None:
@@ -92,8 +85,6 @@ def read_text(path: Path) -> str:
     replaced. Raises `UsageError`."""
     import codecs
     import sys
-
-    from autofit.core.errors import UsageError
 
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import given, hardware_names, prices, read_config, requested_device, size
 from autofit.cli.output import print_json, warn, write_page
+from autofit.cli.waiting import Waiting
+from autofit.core.errors import UsageError
+from autofit.core.units import parse_tokens
 
 if TYPE_CHECKING:
     from autofit.core.lattice import Config
@@ -32,8 +36,7 @@ def estimate(
     ] = None,
     memory_limit: options.MemoryLimit = None,
     explain: Annotated[
-        str | None,
-        typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
+        str | None, typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte.")
     ] = None,
     longest: Annotated[
         bool, typer.Option("--longest", help="Find the longest --seq-len that fits with room for the error.")
@@ -66,8 +69,6 @@ def estimate(
       autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
           --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
     """
-    from autofit.core.units import parse_tokens
-
     limit = size(memory_limit)
     names = hardware_names(hardware)
     _check_together(context, several=len(names) > 1 or names == ["all"])
@@ -76,9 +77,7 @@ def estimate(
     configs = _configs(names, config, workload.trainer)
     other = None if explain is None else read_config(explain, on=requested_device(hardware), trainer=workload.trainer)
 
-    from autofit import operations
     from autofit.cli.text.predicted import estimate_text
-    from autofit.cli.waiting import Waiting
     from autofit.trial.machine.detection import detect
 
     workload_options = workload.asked()
@@ -109,8 +108,6 @@ def estimate(
 
 def _check_together(context: typer.Context, *, several: bool) -> None:
     """Raise `UsageError` for options that have no meaning beside others."""
-    from autofit.core.errors import UsageError
-
     modes = {
         "--explain compares two configs": (given(context, "explain"), ("exact", "html")),
         "--longest finds the length, and no more": (
@@ -132,7 +129,6 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
 def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Config]:
     """The config as each hardware has it. Raises `UsageError` for one of several that is no card of the catalog."""
     from autofit.catalog.hardware import card, cards, matching_cards
-    from autofit.core.errors import UsageError
 
     if len(names) == 1 and names != ["all"]:
         return {names[0]: read_config(config, on=requested_device(names[0]), trainer=trainer)}
@@ -155,7 +151,6 @@ def _on_each(
 ) -> NoReturn:
     """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
     from autofit.cli.text.cards import cards_text
-    from autofit.cli.waiting import Waiting
     from autofit.operations.hardware_compared import estimate_cards
 
     with Waiting() as waiting:
@@ -169,9 +164,7 @@ def _longest(
     workload: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
 ) -> NoReturn:
     """Print how long sequences may be, and end with 0 if any fit."""
-    from autofit import operations
     from autofit.cli.text.predicted import longest_text
-    from autofit.cli.waiting import Waiting
 
     with Waiting("lengths predicted") as waiting:
         longest = operations.longest_sequence(
@@ -185,7 +178,6 @@ def _explain(
     workload: WorkloadOptions, before: Config, after: Config, hardware: str, limit: int | None, *, as_json: bool
 ) -> None:
     """Print why the second config needs a different amount of memory from the first."""
-    from autofit import operations
     from autofit.cli.text.explanation import explanation_text
 
     comparison = operations.Comparison(workload, hardware=hardware, memory_limit_bytes=limit)

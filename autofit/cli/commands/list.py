@@ -9,6 +9,8 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.output import columns, print_json, resumable, warn
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.units import format_bytes, parse_duration
 
 SUPPORT = {
     ("estimate", "search"): "estimate, search",
@@ -50,8 +52,6 @@ def hardware(as_json: options.Json = False) -> None:
       autofit hardware --json
     """
     from autofit.catalog.hardware import cards
-    from autofit.core.errors import EnvironmentLacks
-    from autofit.core.units import format_bytes
     from autofit.trial.machine.detection import detect
 
     try:
@@ -117,8 +117,6 @@ def doctor(
       autofit doctor --json
       autofit doctor --self-test                       a short trial of every technique: what works on this device?
     """
-    from autofit.core.errors import UsageError
-
     if quick and (self_test or build_ops):
         raise UsageError("--quick skips what takes long: leave --self-test and --build-ops out")
     if self_test:
@@ -142,7 +140,6 @@ def doctor(
 def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bool) -> None:
     """Try everything on the device; exit code 4 if anything fails or computes something else."""
     from autofit.cli.text.self_test import defects, keeper, line, report_text
-    from autofit.core.units import parse_duration
     from autofit.operations.self_test.finding import CheckResult
     from autofit.operations.self_test.running import self_test
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import (
     command_of,
@@ -19,6 +20,9 @@ from autofit.cli.arguments import (
     warn_of_emulated_bf16,
 )
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, resumable, warn, warn_of_contradictions
+from autofit.cli.waiting import Waiting
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from autofit.operations import SearchRequest
@@ -75,10 +79,6 @@ def search(
     """
     names = hardware_names(hardware, device)  # a wrong one is refused before anything is imported that takes long
 
-    from autofit import operations
-    from autofit.core.errors import UsageError
-    from autofit.core.units import parse_duration
-
     request = operations.SearchRequest(
         workload=workload.asked(),
         goal=wanted.goal(),
@@ -114,7 +114,6 @@ def search(
 
 
 def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> None:
-    from autofit import operations
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.text.search import over_devices_text, result_text
 
@@ -132,7 +131,6 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:
-    from autofit import operations
     from autofit.cli.live import StandingsDisplay
     from autofit.cli.text.search import over_hardware_text
 
@@ -142,9 +140,7 @@ def _search_each(request: SearchRequest, names: list[str], prices: dict[str, flo
 
 
 def _predict(request: SearchRequest, *, as_json: bool) -> None:
-    from autofit import operations
     from autofit.cli.text.predicted import predicted_frontier_text
-    from autofit.cli.waiting import Waiting
 
     with nothing_fits_as_json(as_json), Waiting() as waiting:
         predicted = operations.predict_frontier(request, waiting)
@@ -174,10 +170,8 @@ def trial(
       autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
       autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
     """
-    from autofit import operations
     from autofit.cli.text.measured import trial_text
     from autofit.core.outcome import machinery_failed
-    from autofit.core.units import parse_duration
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
@@ -210,7 +204,6 @@ machinery crashed rather than the config, the exit code is 4."""
 
 
 def preview_text(plan: dict[str, Any]) -> str:
-    from autofit.core.units import format_bytes, format_duration
 
     rows = [
         ("hardware", plan["hardware"]["name"]),

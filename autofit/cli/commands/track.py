@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from autofit import operations
 from autofit.cli import options
+from autofit.cli.waiting import Waiting
 
 
 def track(
@@ -35,8 +37,6 @@ def track(
       WANDB_MODE=offline autofit track wandb --model llama-3.1-8b
       autofit track optuna --out trials.log            then: optuna-dashboard trials.log
     """
-    from autofit import operations
-    from autofit.cli.waiting import Waiting
     from autofit.store import Store
 
     with Store.open(store, create=False) as opened, Waiting("trials copied") as waiting:

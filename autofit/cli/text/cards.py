@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import cheapest_text
+from autofit.cli.text.phrases import cheapest_text, devices_text
 from autofit.cli.text.predicted import fit_text
 from autofit.core.units import format_bytes, format_duration
 
@@ -21,13 +21,15 @@ def cards_text(cards: list[OnCard], prices: Mapping[str, float], tokens: int | N
 
     A line names the number of cards if it is not `devices`. With `tokens`, it says how long so many take and, where
     there is a price, what they cost."""
-    rows = [["card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost"]]
+    rows: list[tuple[str, ...]] = [
+        ("card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost")
+    ]
     costs: dict[str, float] = {}
     formats = Counter(row.estimate.config["precision"] for row in cards if row.estimate).most_common()
     for row in cards:
         e = row.estimate
         if e is None:
-            rows.append([row.name, "", row.reason or "", *[""] * 5])
+            rows.append((row.name, "", row.reason or "", *[""] * 5))
             continue
         cost, seconds = row.cost(prices.get(row.name)), row.seconds(tokens)
         name = _card_name(row, devices)
@@ -46,16 +48,12 @@ def cards_text(cards: list[OnCard], prices: Mapping[str, float], tokens: int | N
         memory = f"{format_bytes(row.device_bytes or 0)} of {format_bytes(e.memory_limit_bytes)}"
         precision = e.config["precision"]
         verdict = _verdict_of(row, e, devices) + (f", in {precision}" if precision != formats[0][0] else "")
-        rows.append([name, memory, verdict, *(figures if trains else [""] * 5)])
-    hidden = {name for name, given in (("per million tokens", prices), ("cost", prices and tokens)) if not given}
-    hidden |= set() if tokens else {"time"}
-    indices = [index for index, name in enumerate(rows[0]) if name not in hidden]
-    table = [tuple(line[index] for index in indices) for line in rows]
-    return f"{' '.join(_verdict(cards, costs, devices))}\n\n{columns(table, right=frozenset(range(3, len(indices))))}"
+        rows.append((name, memory, verdict, *(figures if trains else [""] * 5)))
+    return f"{' '.join(_verdict(cards, costs, devices))}\n\n{columns(rows, right=frozenset(range(3, 8)))}"
 
 
 def _card_name(row: OnCard, devices: int) -> str:
-    return row.name if row.devices == devices else f"{row.devices} x {row.name}"
+    return row.name if row.devices == devices else devices_text(row.name, row.devices)
 
 
 def _verdict_of(row: OnCard, estimate: Estimate, devices: int) -> str:

@@ -8,15 +8,15 @@ from statistics import median
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import (
     EMULATED,
-    SAME_TRAINING,
+    alternative_line,
     devices_text,
     on_each,
-    padding_text,
     points_table,
     step_text,
     total_text,
+    training_lines,
 )
-from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, by_method
+from autofit.core.frontier import Frontier, Point, Recommendation, by_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
@@ -28,11 +28,8 @@ def spread_text(spread: float | None) -> str:
 
 
 def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """What the frontier is of; then its points, one line each, lightest first, a table per method. Those over the limit
-    are marked.
-
-    With several devices, memory is per device, and speed is given both in total and per device.
-    """
+    """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked.
+    With several devices, memory is per device, and speed is given both in total and per device."""
     workload = frontier.workload
     limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
     tables = [
@@ -40,8 +37,8 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
         for method, points in by_method(frontier.points).items()
     ]
     heading = (
-        f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "
-        f"within {limit}{on_each(workload.devices)}:"
+        f"Frontier of {devices_text(frontier.hardware.name, workload.devices)} for {workload.model}, "
+        f"{step_text(workload)}, within {limit}{on_each(workload.devices)}:"
     )
     remarks = [EMULATED] if frontier.hardware.is_emulated else []
     return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *remarks])
@@ -63,14 +60,14 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
-        f"{devices_text(answer.hardware, answer.workload)}:",
+        f"{devices_text(answer.hardware.name, answer.workload.devices)}:",
         "",
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
         f"{' and between runs' if answer.point.between else ''}), "
-        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
+        f"{answer.provenance}, {'verified by a second run' if answer.point.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
@@ -80,23 +77,16 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
-    padding = padding_text(answer.workload, answer.point.config)
-    lines += [f"  {sentence}" for sentence in (*(answer.changes_training or (SAME_TRAINING,)), padding) if sentence]
-    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
+    lines += training_lines(answer.changes_training, answer.workload, answer.point.config)
+    for alternative in answer.alternatives:
+        over = alternative.over_limit_bytes
+        lines.append(alternative_line(alternative, f"{format_bytes(over)} over the limit" if over > 0 else ""))
     return "\n".join(lines)
-
-
-def alternative_text(alternative: Alternative[Point]) -> str:
-    m = alternative.point.measurement
-    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
-    if alternative.over_limit_bytes > 0:
-        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
-    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
 
 
 def trial_text(trial: Trial) -> str:
     devices = trial.workload.devices
-    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
+    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware.name, devices)}\n" if devices > 1 else "")
     if not isinstance(trial.outcome, Fits):
         lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
         tail = getattr(trial.outcome, "stderr_tail", "")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.cli.output import columns
-from autofit.core.device.hardware import Hardware
+from autofit.core.frontier import Alternative, C
 from autofit.core.lattice import Config
 from autofit.core.lengths import mean
 from autofit.core.units import format_bytes
 from autofit.core.workload import Effect, Workload
 from autofit.techniques.axes.batching import micro_batches, packs
+from autofit.techniques.short_text import short
 
-SAME_TRAINING = "trains exactly as the plain recipe does"
 EMULATED = (
     "emulated: memory is real; time is a virtual clock's and no speed of a card; losses and gradients were not checked"
 )
@@ -27,13 +27,9 @@ EFFECTS = {
 }
 
 
-def devices_text(hardware: Hardware, workload: Workload) -> str:
+def devices_text(hardware: str, devices: int) -> str:
     """The hardware's name and, if there are several, the number of devices."""
-    return several_text(hardware.name, workload.devices)
-
-
-def several_text(name: str, devices: int) -> str:
-    return name if devices == 1 else f"{devices} x {name}"
+    return hardware if devices == 1 else f"{devices} x {hardware}"
 
 
 def on_each(devices: int) -> str:
@@ -51,12 +47,25 @@ def points_table(
     points: Iterable[tuple[int, float | None, tuple[str, ...]]], devices: int, more: tuple[str, ...]
 ) -> str:
     """Bytes, tokens per second in total and, with several devices, of each, and `more` columns."""
-    several = devices > 1
-    rows = [("memory of each", "tokens/s", "of each", *more) if several else ("memory", "tokens/s", *more)]
+    rows = [("memory of each", "tokens/s", "of each", *more) if devices > 1 else ("memory", "tokens/s", *more)]
     for size, speed, rest in points:
-        speeds = ("?" if speed is None else f"{speed / ranks:,.0f}" for ranks in ((1, devices) if several else (1,)))
+        speeds = ["?" if speed is None else f"{speed / ranks:,.0f}" for ranks in sorted({1, devices})]
         rows.append((format_bytes(size), *speeds, *rest))
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+
+
+def alternative_line(alternative: Alternative[C], excess: str) -> str:
+    """Another config beside the recommended one; `excess` says what it takes too much, if anything."""
+    point = alternative.point
+    speed = "?" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}"
+    memory = ", ".join(filter(None, (format_bytes(point.device_bytes), excess)))
+    return f"  {alternative.role}: {speed} tokens/s ({alternative.speedup:.2f}x), {memory}: {short(point.config)}"
+
+
+def training_lines(changes: Sequence[str], workload: Workload, config: Config) -> list[str]:
+    """What a config changes about the training, and what padding costs it."""
+    sentences = (*(changes or ("trains exactly as the plain recipe does",)), padding_text(workload, config))
+    return [f"  {sentence}" for sentence in sentences if sentence]
 
 
 def cheapest_text(costs: Mapping[str, float]) -> list[str]:

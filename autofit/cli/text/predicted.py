@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import (
     EFFECTS,
-    SAME_TRAINING,
+    alternative_line,
     devices_text,
     on_each,
-    padding_text,
     points_table,
-    several_text,
     step_text,
     total_text,
+    training_lines,
 )
+from autofit.core.frontier import by_method
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.core.units import format_bytes, format_duration
@@ -56,7 +56,7 @@ def estimate_text(estimate: Estimate, *, verbose: bool = False) -> str:
 
 def longest_text(longest: Longest, *, verbose: bool = False) -> str:
     """How long sequences may be, then the estimate of those."""
-    length, where = f"{longest.seq_len:,} tokens", several_text(longest.estimate.hardware, longest.estimate.devices)
+    length, where = f"{longest.seq_len:,} tokens", devices_text(longest.estimate.hardware, longest.estimate.devices)
     if not longest.estimate.likely_fits:
         verdict = f"not even sequences of {length} are sure to fit {where}"
     elif longest.seq_len == longest.most:
@@ -94,7 +94,7 @@ def _departures(config: Config) -> str:
 
 def verdict_text(estimate: Estimate) -> str:
     """Whether it fits, where, and what it leaves or lacks."""
-    where = f"{'each of ' if estimate.devices > 1 else ''}{several_text(estimate.hardware, estimate.devices)}"
+    where = f"{'each of ' if estimate.devices > 1 else ''}{devices_text(estimate.hardware, estimate.devices)}"
     needed, limit = format_bytes(estimate.device_bytes), format_bytes(estimate.memory_limit_bytes)
     if not estimate.fits_device:
         excess = format_bytes(-estimate.headroom_bytes)
@@ -106,11 +106,9 @@ def fit_text(estimate: Estimate) -> str:
     """Whether it fits, as sure as that is; where only the host's memory is too small, it says so."""
     if estimate.fits_device and not estimate.fits:
         return "does not fit the host's memory"
-    verdicts = {
-        "likely": ("likely fits", "likely does not fit"),
-        "unsure": ("may fit", "may not fit"),
-    }.get(estimate.certainty or "", ("fits", "does not fit"))
-    return verdicts[0] if estimate.fits_device else verdicts[1]
+    unsure = {"likely": ("likely fits", "likely does not fit"), "unsure": ("may fit", "may not fit")}
+    fits, does_not_fit = unsure.get(estimate.certainty or "", ("fits", "does not fit"))
+    return fits if estimate.fits_device else does_not_fit
 
 
 def room_text(estimate: Estimate) -> str:
@@ -203,16 +201,14 @@ def change_text(change: Change) -> str:
 
 
 def predicted_frontier_text(frontier: PredictedFrontier) -> str:
-    """A predicted frontier, with one table per method, and what would be recommended.
-
-    With several devices, memory is per device, and speed is given both in total and per device.
-    """
+    """A predicted frontier as `frontier_text` shows a measured one, and what would be recommended."""
     workload, hardware = frontier.plan.job.workload, frontier.plan.job.hardware
-    parts = [f"Predicted frontier of {devices_text(hardware, workload)} for {workload.model} (nothing is run):"]
+    where = devices_text(hardware.name, workload.devices)
+    parts = [f"Predicted frontier of {where} for {workload.model} (nothing is run):"]
+    of_methods = by_method(frontier.points)
     for method in METHODS:
-        points = frontier.of(method)
-        if points:
-            parts.append(_predicted_table(method, points, workload.devices))
+        if method in of_methods:
+            parts.append(_predicted_table(method, of_methods[method], workload.devices))
         elif any(config["method"] == method for config in frontier.plan.lattice.configs):
             parts.append(f"No config of {method} is predicted to fit.")
     if not frontier.points:
@@ -239,7 +235,7 @@ def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> s
 def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
     """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     estimate = choice.estimate
-    where = several_text(estimate.hardware, estimate.devices)
+    where = devices_text(estimate.hardware, estimate.devices)
     lines = [
         f"Would be recommended for {workload.model}, {step_text(workload)}, on {where}, predicted and not measured:",
         "",
@@ -250,16 +246,8 @@ def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
         f"{on_each(workload.devices)}: {fit_text(estimate)}, {format_bytes(estimate.headroom_bytes)} of headroom",
         f"  memory: {memory_text(estimate)}",
     ]
-    padding = padding_text(workload, estimate.config)
-    lines += [f"  {sentence}" for sentence in (*(choice.changes_training or (SAME_TRAINING,)), padding) if sentence]
-    for alternative in choice.alternatives:
-        other = alternative.point
-        over = "" if other.fits else f", {short_text(other)}"
-        speed = "?" if other.tokens_per_second is None else f"{other.tokens_per_second:,.0f}"
-        lines.append(
-            f"  {alternative.role}: {speed} tokens/s ({alternative.speedup:.2f}x), "
-            f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
-        )
+    lines += training_lines(choice.changes_training, workload, estimate.config)
+    lines += [alternative_line(a, "" if a.point.fits else short_text(a.point)) for a in choice.alternatives]
     return "\n".join(lines)
 
 

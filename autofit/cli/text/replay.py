@@ -33,10 +33,11 @@ def replay_text(result: ReplayResult) -> str:
 def _problem(judged: Judged) -> str:
     recorded, problem = judged.recorded, judged.recorded.problem
     memory, _ = recorded.reference
+    of_method = f" of {recorded.best.method}" if len(problem.methods) > 1 else ""
     heading = (
         f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "
         f"{_bytes(problem.memory_limit_bytes)}, {recorded.out_of_memory} out of memory; "
-        f"best{_of_which(judged)} {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
+        f"best{of_method} {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
         f"hypervolume up to {_bytes(memory)} and from 0 tokens/s"
     )
     scores = {name: score for name, score in judged.scores.items() if not isinstance(score, str)}
@@ -48,14 +49,9 @@ def _problem(judged: Judged) -> str:
         lines.append(columns([title, *rows], right=frozenset(range(1, len(title)))))
     for name, score in scores.items():
         if score.ended is not None:
-            lines += [_end(name, score.ended), *_stated(name, score.ended)]
+            lines += _end(name, score.ended)
     lines += [f"{name} not run: {reason}" for name, reason in judged.scores.items() if isinstance(reason, str)]
     return "\n".join(lines)
-
-
-def _of_which(judged: Judged) -> str:
-    """Of which training method the best is, where several are searched side by side."""
-    return f" of {judged.recorded.best.method}" if len(judged.recorded.problem.methods) > 1 else ""
 
 
 def _row(name: str, score: Score) -> tuple[str, ...]:
@@ -68,23 +64,20 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
     )
 
 
-def _end(name: str, ended: Ended) -> str:
-    """When the method stopped of its own accord, and how far its best then was from the table's best."""
-    return (
+def _end(name: str, ended: Ended) -> list[str]:
+    """When the method stopped of its own accord, and how far its best then was from the table's best; then how far what
+    it recommended was from that, the bound that it stated, and how often this held."""
+    lines = [
         f"{name} stopped by itself for {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
         f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
         f"{_shares(ended.regret)} slower than the best"
-    )
-
-
-def _stated(name: str, ended: Ended) -> list[str]:
-    """How far what it recommended was from the best, the bound on that which it stated, and how often this held."""
-    if ended.recommended is None or ended.stated is None:
-        return []
-    return [
-        f"{name} recommended what is {_shares(ended.recommended)} slower than the best, and stated at most "
-        f"{_shares(ended.stated)} slower, which held for {ended.within_stated} of the seeds"
     ]
+    if ended.recommended is not None and ended.stated is not None:
+        lines.append(
+            f"{name} recommended what is {_shares(ended.recommended)} slower than the best, and stated at most "
+            f"{_shares(ended.stated)} slower, which held for {ended.within_stated} of the seeds"
+        )
+    return lines
 
 
 def _shares(quantiles: Quantiles) -> str:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from autofit.operations.searching.disturbed import Disturbed
 
 
-LEAST_REPORTED, WIDE, MOST_REPORTED = 0.0005, 0.5, 0.9
-"""Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second the
-text also says what may have made it so wide; the third is the most that is reported."""
+WIDE = 0.5
+"""The most regret, as a share of the best speed, that is given as a figure."""
 WHY_WIDE = (
     "That is so much because trials were noisy, or because configs that may be faster were left untried as likelier "
     "to run out of memory than to fit, which --thorough tries."
@@ -87,17 +86,12 @@ def _trials(count: int) -> str:
 
 def _regret(bound: float) -> str:
     """What the search may have missed, told as a gain over what was found."""
-    if bound < LEAST_REPORTED:
+    if bound > WIDE:
+        return f"The best config of this method may be more than twice as fast. {WHY_WIDE}"
+    gain = f"{1 / (1 - bound) - 1:.1%}"
+    if gain == "0.0%":
         return "No config of this method is faster (95 % confidence)."
-    if bound <= WIDE:
-        return f"You may be missing up to {1 / (1 - bound) - 1:.1%} (95 % confidence)."
-    times = 1 / (1 - min(bound, MOST_REPORTED))
-    how = (
-        f"{times:.0f} times as fast or more"
-        if bound > MOST_REPORTED
-        else f"{times:.1f} times as fast (95 % confidence)"
-    )
-    return f"The best config of this method may be {how}. {WHY_WIDE}"
+    return f"You may be missing up to {gain} (95 % confidence)."
 
 
 def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> str:
@@ -119,8 +113,7 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
     assert first.recommendation is not None, "else the search would have raised"
     sentences = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
     sentences += cheapest_text(costs)
-    kept = rows if prices else [(*row[:3], row[4]) for row in rows]
-    return f"{' '.join(sentences)}\n\n{columns(kept, right=frozenset({1, 2, 3} if prices else {1, 2}))}"
+    return f"{' '.join(sentences)}\n\n{columns(rows, right=frozenset({1, 2, 3}))}"
 
 
 def over_devices_text(searches: OverDevices) -> str:

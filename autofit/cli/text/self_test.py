@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def line(check: CheckResult) -> str:
-    finding = check.finding
-    remark = "; ".join(filter(None, (finding.figure, _reason(check))))
-    heading = f"{format_duration(finding.seconds):>8}  {finding.verdict:<8}  {check.name}"
-    return heading + (f": {remark}" if remark else "")
+    heading = f"{format_duration(check.finding.seconds):>8}  {check.finding.verdict:<8}  {check.name}"
+    return ": ".join(filter(None, (heading, _remark(check))))
 
 
 def report_text(report: Report) -> str:
@@ -37,10 +35,7 @@ def report_text(report: Report) -> str:
             "out, may be due to that."
         )
     rows = [("check", "verdict", "figure")]
-    rows += [
-        (check.name, check.finding.verdict.value, "; ".join(filter(None, (check.finding.figure, _reason(check)))))
-        for check in report.checks
-    ]
+    rows += [(check.name, check.finding.verdict.value, _remark(check)) for check in report.checks]
     parts += ["", columns(rows)]
     if report.absent:
         parts += ["", "Not installed here:"]
@@ -54,28 +49,25 @@ def defects(report: Report) -> list[str]:
     return [f"{check.name}: {check.finding.remedy or advice}" for check in report.bad]
 
 
-def _reason(check: CheckResult) -> str:
+def _remark(check: CheckResult) -> str:
+    """The figure, and the reason cut to a line."""
     finding = check.finding
     reason = finding.reason + (f" ({finding.remedy})" if finding.remedy else "")
-    return reason if len(reason) <= 160 else reason[:157] + "..."
+    return "; ".join(filter(None, (finding.figure, reason if len(reason) <= 160 else reason[:157] + "...")))
 
 
 def keeper(file: str) -> Callable[[Report], None]:
     """Writes each report in place of the one before. Raises for a file that cannot be written at all; once checks have
     run, a disk that fills up is only a warning."""
-    path, warned = Path(file), False
     if file == STDOUT:
         raise UsageError("--out needs a file, which is written anew after every check: use --json for standard output")
 
     def keep(report: Report) -> None:
-        nonlocal warned
         try:
-            write(path, [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
+            write(Path(file), [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
         except AutofitError as error:
             if not report.checks:
                 raise
-            if not warned:
-                warn(f"the self-test goes on without its file: {error}")
-            warned = True
+            warn(f"the self-test goes on without its file: {error}")
 
     return keep

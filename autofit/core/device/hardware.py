@@ -72,10 +72,7 @@ class Hardware(Document):
         return self.kind == "cuda" and compute_capability(self.capability) is not None
 
     def has_devices_for(self, ranks: int) -> bool:
-        """Whether so many ranks are known to be on one machine.
-
-        On a cluster these are as many as Ray has put on one: each worker sees only the device that it was given.
-        """
+        """Whether so many ranks are known to be on one machine."""
         return self.kind == "cpu" or self.count >= ranks
 
 
@@ -103,8 +100,8 @@ class Stack(Document):
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for stacks that are equal but for their drivers, which differ between the
-        nodes of a cluster while it is upgraded. Absent libraries are not part of it, so that when a later version
-        starts to record another library, the keys of stacks without it stay the same."""
+        """A digest of all but the driver, which differs between nodes while a cluster is upgraded. Absent libraries
+        are not part of it: when a later version records another library, the keys of stacks without it stay the same.
+        """
         named = self.to_json().items()
         return digest({name: version for name, version in named if version is not None and name != "driver"})

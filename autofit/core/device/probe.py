@@ -10,7 +10,7 @@ from typing import Any
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.document import Document, read
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.core.workload import digest
 
 PROBE_VERSION = 6

@@ -22,16 +22,17 @@ SLOW_FORMAT = 1.5
 _UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
 """By how a figure's name ends. FLOP: speeds of attention kernels, which stored probes of this version have measured."""
 
-_ROWS = (
-    *(((lambda f, layout=layout: product(f, layout)), f"products, {role}") for layout, role in LAYOUTS.items()),
-    (batched, "products, batched"),
-    ((lambda f: attention(f, "forward")), "attention, forward"),
-    ((lambda f: attention(f, "backward")), "attention, backward"),
-    ((lambda f: memory_bound("elementwise", f, "far")), "elementwise"),
-    ((lambda f: memory_bound("softmax", f, "far")), "softmax"),
-    (four_bit, "4-bit unpacking"),
-    (update, "AdamW update"),
-)
+_ROWS = {
+    **{f"products, {role}": [product(f, layout) for f in FORMATS] for layout, role in LAYOUTS.items()},
+    "products, batched": [batched(f) for f in FORMATS],
+    "attention, forward": [attention(f, "forward") for f in FORMATS],
+    "attention, backward": [attention(f, "backward") for f in FORMATS],
+    "elementwise": [memory_bound("elementwise", f, "far") for f in FORMATS],
+    "softmax": [memory_bound("softmax", f, "far") for f in FORMATS],
+    "4-bit unpacking": [four_bit(f) for f in FORMATS],
+    "AdamW update": [update(f) for f in FORMATS],
+}
+"""Operation to its kinds of work, one for each format."""
 
 
 def findings(probe: Probe) -> list[str]:
@@ -58,17 +59,13 @@ def emulated(probe: Probe) -> dict[str, str]:
     return {name: _sentence(name, ratio) for name, ratio in ratios.items() if ratio > SLOW_FORMAT}
 
 
-def _slowest(probe: Probe, number_format: str) -> float | None:
-    """Seconds per FLOP, the mean of the three products of a linear layer; None where one is unknown."""
-    rates = [probe.seconds_per.get(product(number_format, layout)) for layout in LAYOUTS]
-    return None if None in rates else sum(rate for rate in rates if rate) / len(rates)
-
-
 def times_as_slow_as_fp32(probe: Probe) -> dict[str, float]:
-    """How many times as long the products of each 16-bit format take as those in fp32. What was not measured is left
-    out."""
-    wide, narrow = _slowest(probe, "fp32"), {name: _slowest(probe, name) for name in ("bf16", "fp16")}
-    return {name: rate / wide for name, rate in narrow.items() if rate is not None and wide is not None}
+    """How many times as long the three products of a linear layer take in each 16-bit format as in fp32. What was not
+    measured is left out."""
+    measured = probe.seconds_per
+    seconds = {f: [measured[kind] for layout in LAYOUTS if (kind := product(f, layout)) in measured] for f in FORMATS}
+    sums = {f: sum(rates) for f, rates in seconds.items() if len(rates) == len(LAYOUTS)}
+    return {f: sums[f] / sums["fp32"] for f in ("bf16", "fp16") if {f, "fp32"} <= sums.keys()}
 
 
 def _sentence(name: str, ratio: float) -> str:
@@ -86,8 +83,7 @@ def _times(ratio: float) -> str:
 def table(probe: Probe) -> list[tuple[str, ...]]:
     """Rows of an operation, its speed in each format and the unit."""
     rows = []
-    for kind_of, name in _ROWS:
-        kinds = [kind_of(f) for f in FORMATS]
+    for name, kinds in _ROWS.items():
         speeds = [probe.seconds_per.get(kind) for kind in kinds]
         if any(speeds):
             speed_unit = "GFLOP/s" if unit(kinds[0]) == FLOP else "GB/s"

@@ -15,12 +15,7 @@ TOLERATED = 0.1
 (`benchmarks/timings.py noise`): less than this is lost among that."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""
-THROTTLE_WORDS = {
-    0x8: "hardware slowdown",
-    0x20: "heat",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+THROTTLE_WORDS = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
 
 
@@ -113,14 +108,14 @@ class CardState(_State):
 
     def doubts(self, expected_watts: float | None) -> tuple[str, ...]:
         """Why a trial cannot be trusted, each in a few words; empty if it can. `expected_watts` is the power limit of
-        the hardware that the trial is stored under; None for the card's default. Where the driver does not say who
-        computes, who holds more memory than a desktop and the driver's own processes is taken to."""
+        the hardware that the trial is stored under; None for the card's default."""
         reasons = [f"throttled: {reason}" for reason in self.throttle_reasons]
         limit, usual = self.power_limit_watts, expected_watts or self.power_limit_default_watts
         if limit is not None and usual is not None and abs(limit / usual - 1.0) > TOLERATED:
             reasons.append(f"power limit of {limit:.0f} W in place of {usual:.0f} W")
         if (self.others_share or 0.0) > TOLERATED:
             reasons.append(f"another process used {self.others_share:.0%} of the card")
+        # Where the driver does not say who computes: more than a desktop and the driver's own processes hold.
         if self.others_share is None and (self.others_bytes or 0) > 2 * GIB:
             memory = format_bytes(self.others_bytes or 0)
             reasons.append(

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from autofit.core.device.work_kinds import KINDS
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.estimate.time.roofline import WAITING_ERROR, Features, Rates, parts, seconds, waits, without_waiting
 
 PRIOR_WEIGHT = 0.3

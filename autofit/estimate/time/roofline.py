@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.device.work_kinds import FRESH, INDEX, KINDS, LAUNCH
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.prediction.memory_deviations import LEAST, WORTH
 from autofit.search.acquisition.regret import normal_share_below

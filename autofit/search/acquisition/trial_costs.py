@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Prediction, TimedOut, Trial
+from autofit.core.outcome import TimedOut, Trial
+from autofit.core.prediction import Prediction
 from autofit.planning.plan import Plan
 from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS

@@ -9,7 +9,8 @@ from functools import cache
 from autofit.bench.recorded import Recorded
 from autofit.bench.tables import RECORDED, problems_of, read
 from autofit.core.lattice import Lattice
-from autofit.core.outcome import Fits, Prediction, Trial
+from autofit.core.outcome import Fits, Trial
+from autofit.core.prediction import Prediction
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.memory_fit import completed
 from autofit.search.acquisition.surrogate import TIME

@@ -14,7 +14,8 @@ import pytest
 from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
-from autofit.core.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
+from autofit.core.outcome import Crashed, Fits, OutOfMemory, Trial
+from autofit.core.prediction import Prediction
 from autofit.operations import read_table
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

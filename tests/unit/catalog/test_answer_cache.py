@@ -30,24 +30,26 @@ def test_the_second_process_reads_a_users_model_without_transformers(tmp_path: P
         "import sys; from autofit.catalog import models; model = models.load(sys.argv[1]);"
         "print(model.digest, models.shape(model).parameters, *{'torch', 'transformers'} & set(sys.modules))"
     )
-    asked = [sys.executable, "-c", program, str(tmp_path / "mine")]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=600).stdout.split()
-    assert said == [first.digest, str(counts.parameters)]
+    command = [sys.executable, "-c", program, str(tmp_path / "mine")]
+    words = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.split()
+    assert words == [first.digest, str(counts.parameters)]
 
 
 def test_it_is_asked_again_for_another_text_another_question_and_another_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
 
-    def found(what: str, given: str) -> dict[str, int]:
-        return cached_answer(what, given, lambda: asked.append(f"{what} of {given}") or {"asked": len(asked)})
+    def answer(question: str, text: str) -> dict[str, int]:
+        return cached_answer(
+            question, text, lambda: questions.append(f"{question} of {text}") or {"asked": len(questions)}
+        )
 
-    assert [found("shape", "a"), found("shape", "a"), found("shape", "b"), found("text", "a")] == [
+    assert [answer("shape", "a"), answer("shape", "a"), answer("shape", "b"), answer("text", "a")] == [
         {"asked": 1}, {"asked": 1}, {"asked": 2}, {"asked": 3}
     ]  # fmt: skip
     monkeypatch.setattr(module, "_transformers", lambda: "99.0")
-    assert found("shape", "a") == {"asked": 4}
+    assert answer("shape", "a") == {"asked": 4}
 
 
 @pytest.mark.parametrize("spoilt", ["", "[1]", '{"cut off'])

@@ -96,8 +96,8 @@ def test_a_hub_id_becomes_a_model_and_is_kept_for_when_the_hub_is_away(endpoint:
 
 
 def test_what_the_hub_refuses_is_said(endpoint: str, tmp_path: Path) -> None:
-    asked = ["acme/none", "acme/bare", "acme/gated", "a b/c", "meta-llama/Llama-3.1-8B"]
-    none, bare, gated, malformed, catalogued = loaded(asked, endpoint, tmp_path)
+    ids = ["acme/none", "acme/bare", "acme/gated", "a b/c", "meta-llama/Llama-3.1-8B"]
+    none, bare, gated, malformed, catalogued = loaded(ids, endpoint, tmp_path)
     assert none == {"kind": "UsageError", "message": "the hub has no model 'acme/none', or it is private"}
     assert bare == {"kind": "UsageError", "message": "acme/bare has no config.json on the hub"}
     assert gated["kind"] == "EnvironmentLacks" and "hf auth login" in gated["message"]

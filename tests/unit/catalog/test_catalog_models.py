@@ -45,10 +45,10 @@ def written(folder: Path, config: object) -> Path:
     return file
 
 
-def refusal(given: object) -> str:
+def refusal(path: object) -> str:
     """The one line with which `load` refuses `given`."""
     with pytest.raises(UsageError) as caught:
-        load(str(given))
+        load(str(path))
     message = str(caught.value)
     assert message and "\n" not in message
     return message
@@ -152,9 +152,9 @@ def test_architecture_is_fresh_and_does_not_cache() -> None:
 
 def test_architecture_leaves_out_how_weights_were_stored() -> None:
     stored = {"quantization_config": {"quant_method": "awq", "bits": 4}, "torch_dtype": "float16", "use_cache": True}
-    made = architecture(Model(name="tiny", config={**TINY, **stored}, source="here", parameters=None))
-    assert getattr(made, "quantization_config", None) is None
-    assert made.use_cache is False
+    config = architecture(Model(name="tiny", config={**TINY, **stored}, source="here", parameters=None))
+    assert getattr(config, "quantization_config", None) is None
+    assert config.use_cache is False
 
 
 def test_the_digest_ignores_what_changes_no_shape() -> None:
@@ -179,16 +179,16 @@ def test_a_model_is_a_value() -> None:
 
 @pytest.mark.parametrize("by", ["folder", "file", "relative"])
 def test_a_config_file_becomes_a_model(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = load("smollm2-135m")
+    catalog_model = load("smollm2-135m")
     extra = {"torch_dtype": "bfloat16", "transformers_version": "4.48.0", "architectures": ["LlamaForCausalLM"]}
-    file = written(tmp_path / "my-model", {**known.config, **extra})
+    file = written(tmp_path / "my-model", {**catalog_model.config, **extra})
     monkeypatch.chdir(tmp_path)
-    given = {"folder": str(file.parent), "file": str(file), "relative": "my-model"}[by]
-    model = load(given)
+    path = {"folder": str(file.parent), "file": str(file), "relative": "my-model"}[by]
+    model = load(path)
     assert model.name == "my-model"
-    assert model.digest == known.digest
+    assert model.digest == catalog_model.digest
     assert model.parameters is None
-    assert shape(model).parameters == known.parameters
+    assert shape(model).parameters == catalog_model.parameters
 
 
 def test_a_file_of_another_name_gives_its_own(tmp_path: Path) -> None:

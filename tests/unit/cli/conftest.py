@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +55,11 @@ def filled(store_file: Path) -> Path:
 def autofit(
     store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Autofit:
-    """Runs `autofit` with the arguments given, in an empty folder."""
+    """Runs `autofit` in an empty folder, with several arguments or with one text that is split as a shell does."""
     # What else runs beside the tests is not to repeat their trials.
     monkeypatch.setattr(DeviceState, "doubts", lambda state, hardware: ())
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: Done(*run_here(arguments, capfd))
+    return lambda *words: Done(*run_here(words if len(words) > 1 else shlex.split(words[0]), capfd))
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from autofit.core.workload import METHODS
 from autofit.store import Store
 from autofit.trial.machine.detection import detect
 
-MODEL = ("--model", "smollm2-135m")
-SMALL = (*MODEL, "--seq-len", "128", "--global-batch", "4", "--device", "cpu")
-ASKED = (*MODEL, "--seq-len", "128", "--global-batch", "4")
+MODEL = "--model smollm2-135m"
+JOB = f"{MODEL} --seq-len 128 --global-batch 4"
+ON_CPU = f"{JOB} --device cpu"
 
 
 def check(done: Done, code: int, *parts: str) -> None:
@@ -33,115 +33,99 @@ def check(done: Done, code: int, *parts: str) -> None:
         assert part in lines[0]
 
 
-WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
+WRONG: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     # names
-    "model": (("search", "--model", "smolm2-135m"), 2, ("unknown model 'smolm2-135m'", "did you mean smollm2-135m")),
-    "model of a frontier": (("frontier", "--model", ""), 2, ("unknown model ''",)),
-    "model of a trial": (
-        ("trial", "--model", "qwen-8b", "--config", "method=full"),
-        2,
-        ("unknown model 'qwen-8b'", "qwen3-8b"),
-    ),
-    "space": (("search", *SMALL, "--space", "smok"), 2, ("unknown search space 'smok'", "did you mean smoke")),
-    "method": (("search", *SMALL, "--method", "qlra"), 2, ("unknown method 'qlra'", "did you mean qlora")),
-    "allow": (("search", *SMALL, "--allow", "numeric"), 2, ("did you mean numerics",)),
-    "device": (("search", *SMALL[:-1], "gpu"), 2, ("unknown device 'gpu'",)),
-    "hardware": (("search", *SMALL, "--hardware", "h100"), 2, ("hardware 'h100' may be", "h100-80g")),
+    "model": ("search --model smolm2-135m", 2, ("unknown model 'smolm2-135m'", "did you mean smollm2-135m")),
+    "model of a frontier": ("frontier --model ''", 2, ("unknown model ''",)),
+    "model of a trial": ("trial --model qwen-8b --config method=full", 2, ("unknown model 'qwen-8b'", "qwen3-8b")),
+    "space": (f"search {ON_CPU} --space smok", 2, ("unknown search space 'smok'", "did you mean smoke")),
+    "method": (f"search {ON_CPU} --method qlra", 2, ("unknown method 'qlra'", "did you mean qlora")),
+    "allow": (f"search {ON_CPU} --allow numeric", 2, ("did you mean numerics",)),
+    "device": (f"search {JOB} --device gpu", 2, ("unknown device 'gpu'",)),
+    "hardware": (f"search {ON_CPU} --hardware h100", 2, ("hardware 'h100' may be", "h100-80g")),
     "hardware of an estimate": (
-        ("estimate", *ASKED, "--config", "method=lora", "--hardware", "rtx-4190"),
+        f"estimate {JOB} --config method=lora --hardware rtx-4190",
         2,
         ("unknown hardware 'rtx-4190'", "rtx-4090"),
     ),
-    "hardware that could be any": (("search", *SMALL, "--hardware", "gpu"), 2, ("rtx-4090",)),
-    "method of a recommendation": (("recommend", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
-    "format": (("recommend", *ASKED, "--format", "jsn"), 2, ("unknown format 'jsn'", "did you mean json")),
-    "axis": (
-        ("trial", *ASKED, "--config", "microbatch=4"),
-        2,
-        ("unknown axis 'microbatch'", "did you mean micro_batch"),
-    ),
-    "a trainer's key": (("trial", *ASKED, "--config", "gradient_checkpointing=true"), 2, ("checkpointing=full",)),
-    "a trainer's key for an option": (("trial", *ASKED, "--config", "max_length=64"), 2, ("--seq-len 64",)),
-    "axes that nothing separates": (("trial", *ASKED, "--config", "method=lora rank=8"), 2, ("method=lora,rank=8",)),
-    "no such axis": (("axes", "optim"), 2, ("optimizer",)),
-    "no such space": (("spaces", "show", "smok"), 2, ("smoke",)),
-    "nothing to skip": (("doctor", "--quick", "--self-test"), 2, ("--self-test",)),
-    "nothing to cover": (
-        ("bench", "record", *ASKED, "--cover", "--out", "table.jsonl"),
-        2,
-        ("--max-trials",),
-    ),
-    "value": (("trial", *ASKED, "--config", "optimizer=adam"), 2, ("unknown value of optimizer 'adam'", "adamw")),
-    "value that is no number": (("trial", *ASKED, "--config", "micro_batch=four"), 2, ("micro_batch", "whole number")),
-    "axis twice": (("trial", *ASKED, "--config", "method=full,method=lora"), 2, ("names method twice",)),
+    "hardware that could be any": (f"search {ON_CPU} --hardware gpu", 2, ("rtx-4090",)),
+    "method of a recommendation": (f"recommend {JOB} --method lara", 2, ("did you mean lora",)),
+    "format": (f"recommend {JOB} --format jsn", 2, ("unknown format 'jsn'", "did you mean json")),
+    "axis": (f"trial {JOB} --config microbatch=4", 2, ("unknown axis 'microbatch'", "did you mean micro_batch")),
+    "a trainer's key": (f"trial {JOB} --config gradient_checkpointing=true", 2, ("checkpointing=full",)),
+    "a trainer's key for an option": (f"trial {JOB} --config max_length=64", 2, ("--seq-len 64",)),
+    "axes that nothing separates": (f"trial {JOB} --config 'method=lora rank=8'", 2, ("method=lora,rank=8",)),
+    "no such axis": ("axes optim", 2, ("optimizer",)),
+    "no such space": ("spaces show smok", 2, ("smoke",)),
+    "nothing to skip": ("doctor --quick --self-test", 2, ("--self-test",)),
+    "nothing to cover": (f"bench record {JOB} --cover --out table.jsonl", 2, ("--max-trials",)),
+    "value": (f"trial {JOB} --config optimizer=adam", 2, ("unknown value of optimizer 'adam'", "adamw")),
+    "value that is no number": (f"trial {JOB} --config micro_batch=four", 2, ("micro_batch", "whole number")),
+    "axis twice": (f"trial {JOB} --config method=full,method=lora", 2, ("names method twice",)),
     "axis that does not apply": (
-        ("trial", *ASKED, "--config", "method=full,rank=8"),
+        f"trial {JOB} --config method=full,rank=8",
         2,
         ("rank does not apply to method full",),
     ),
-    "words that are no pairs": (("trial", *ASKED, "--config", "full,lora=1"), 2, ("write axis=value",)),
+    "words that are no pairs": (f"trial {JOB} --config full,lora=1", 2, ("write axis=value",)),
     # units
-    "limit without a unit": (("search", *SMALL, "--memory-limit", "2"), 2, ("has no unit", "2GiB")),
-    "limit of an unknown unit": (("search", *SMALL, "--memory-limit", "2Gigs"), 2, ("'2Gigs' is not understood",)),
-    "limit of a recommendation": (("recommend", *ASKED, "--memory-limit", "24"), 2, ("24GiB",)),
-    "limit of a trial": (("trial", *ASKED, "--config", "method=full", "--memory-limit", "2"), 2, ("2GiB",)),
-    "time without a unit": (("search", *SMALL, "--time-budget", "10"), 2, ("has no unit", "10m")),
-    "deadline": (("trial", *ASKED, "--config", "method=full", "--deadline", "10"), 2, ("has no unit",)),
+    "limit without a unit": (f"search {ON_CPU} --memory-limit 2", 2, ("has no unit", "2GiB")),
+    "limit of an unknown unit": (f"search {ON_CPU} --memory-limit 2Gigs", 2, ("'2Gigs' is not understood",)),
+    "limit of a recommendation": (f"recommend {JOB} --memory-limit 24", 2, ("24GiB",)),
+    "limit of a trial": (f"trial {JOB} --config method=full --memory-limit 2", 2, ("2GiB",)),
+    "time without a unit": (f"search {ON_CPU} --time-budget 10", 2, ("has no unit", "10m")),
+    "deadline": (f"trial {JOB} --config method=full --deadline 10", 2, ("has no unit",)),
     # numbers
-    "sequence": (("search", *MODEL, "--seq-len", "1", "--device", "cpu"), 2, ("seq-len is 1",)),
+    "sequence": (f"search {MODEL} --seq-len 1 --device cpu", 2, ("seq-len is 1",)),
     "a length to be found": (
-        ("estimate", *MODEL, "--config", "method=lora", "--hardware", "l4", "--seq-len", "9", "--longest"),
+        f"estimate {MODEL} --config method=lora --hardware l4 --seq-len 9 --longest",
         2,
         ("--longest finds the length, and no more: leave --seq-len out",),
     ),
     "a length on several cards": (
-        ("estimate", *MODEL, "--config", "method=lora", "--hardware", "l4,t4", "--longest"),
+        f"estimate {MODEL} --config method=lora --hardware l4,t4 --longest",
         2,
         ("several cards are compared in a table: leave --longest out",),
     ),
-    "sequence beyond the model": (("search", *MODEL, "--seq-len", "9000"), 2, ("longer than the 8192 positions",)),
-    "batch": (("search", *MODEL, "--global-batch", "0"), 2, ("global-batch is 0",)),
+    "sequence beyond the model": (f"search {MODEL} --seq-len 9000", 2, ("longer than the 8192 positions",)),
+    "batch": (f"search {MODEL} --global-batch 0", 2, ("global-batch is 0",)),
     "batch and devices": (
-        ("search", *MODEL, "--global-batch", "6", "--devices", "4"),
+        f"search {MODEL} --global-batch 6 --devices 4",
         2,
         ("global-batch 6 is not a multiple of 4 devices",),
     ),
-    "dropout": (("search", *SMALL, "--lora-dropout", "1"), 2, ("lora-dropout is 1.0",)),
-    "rank": (("search", *SMALL, "--min-rank", "0"), 2, ("min-rank is 0",)),
-    "trials": (("search", *SMALL, "--max-trials", "0"), 2, ("max-trials is 0",)),
-    "workers": (("search", *SMALL, "--workers", "0"), 2, ("workers is 0",)),
-    "workers in place": (("search", *SMALL, "--in-place", "--workers", "2"), 2, ("one trial at a time",)),
+    "dropout": (f"search {ON_CPU} --lora-dropout 1", 2, ("lora-dropout is 1.0",)),
+    "rank": (f"search {ON_CPU} --min-rank 0", 2, ("min-rank is 0",)),
+    "trials": (f"search {ON_CPU} --max-trials 0", 2, ("max-trials is 0",)),
+    "workers": (f"search {ON_CPU} --workers 0", 2, ("workers is 0",)),
+    "workers in place": (f"search {ON_CPU} --in-place --workers 2", 2, ("one trial at a time",)),
     "a cluster in place": (
-        ("search", *SMALL, "--in-place", "--ray-address", "auto"),
+        f"search {ON_CPU} --in-place --ray-address auto",
         2,
         ("--in-place runs trials here, without Ray", "--ray-address"),
     ),
     "a cluster's dry run": (
-        ("search", *SMALL, "--dry-run", "--ray-address", "auto"),
+        f"search {ON_CPU} --dry-run --ray-address auto",
         2,
         ("--dry-run", "leave --ray-address out"),
     ),
     "a dry run without predictions": (
-        ("search", *SMALL, "--dry-run", "--no-predict"),
+        f"search {ON_CPU} --dry-run --no-predict",
         2,
         ("--dry-run", "leave --no-predict out"),
     ),
-    "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
-    "a store without a name": (("frontier", *ASKED, "--store", ""), 2, ("the store's name is empty",)),
-    "two charts in one file": (
-        ("frontier", *ASKED, "--html", "chart", "--png", "chart"),
-        2,
-        ("--html and --png both name chart",),
-    ),
+    "batch of the spaces": ("spaces --global-batch 0", 2, ("global-batch is 0: it must be at least 1",)),
+    "a store without a name": (f"frontier {JOB} --store ''", 2, ("the store's name is empty",)),
+    "two charts in one file": (f"frontier {JOB} --html chart --png chart", 2, ("--html and --png both name chart",)),
     # what this machine cannot do
-    "more memory than there is": (("search", *SMALL, "--memory-limit", "900TiB"), 2, ("is more than the",)),
+    "more memory than there is": (f"search {ON_CPU} --memory-limit 900TiB", 2, ("is more than the",)),
     "trial with more memory than there is": (
-        ("trial", *SMALL, "--config", "method=full", "--memory-limit", "900TiB"),
+        f"trial {ON_CPU} --config method=full --memory-limit 900TiB",
         2,
         ("is more than the",),
     ),
     "a limit below the bare weights": (
-        ("search", *SMALL, "--memory-limit", "64MiB"),
+        f"search {ON_CPU} --memory-limit 64MiB",
         3,
         (
             "smollm2-135m cannot fit 64 MiB",
@@ -150,7 +134,7 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         ),
     ),
     "a model too big for the limit": (
-        ("search", "--model", "llama-3.1-70b", "--device", "cpu", "--memory-limit", "2GiB"),
+        "search --model llama-3.1-70b --device cpu --memory-limit 2GiB",
         3,
         (
             "llama-3.1-70b cannot fit 2.00 GiB",
@@ -159,38 +143,38 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
             "could hold it is a40 (",
         ),
     ),
-    "a device that is not measured yet": (("search", *SMALL[:-1], "mps"), 4, ("mps", "--device cpu")),
-    "hardware that is elsewhere": (("search", *SMALL, "--hardware", "h100-80g"), 4, ("not h100-80g", "--ray-address")),
+    "a device that is not measured yet": (f"search {JOB} --device mps", 4, ("mps", "--device cpu")),
+    "hardware that is elsewhere": (f"search {ON_CPU} --hardware h100-80g", 4, ("not h100-80g", "--ray-address")),
     # files
-    "space's file": (("search", *SMALL, "--space", "nowhere.yaml"), 2, ("nowhere.yaml: no such file",)),
-    "config's file": (("trial", *ASKED, "--config", "nowhere.json"), 2, ("nowhere.json", "No such file")),
-    "model's folder": (("search", "--model", "./nowhere"), 2, ("nowhere", "no such file")),
-    "model's file": (("search", "--model", "nowhere.json"), 2, ("nowhere.json", "no such file")),
-    "file to import": (("db", "import", "nowhere.jsonl"), 2, ("nowhere.jsonl",)),
-    "store": (("recommend", *ASKED, "--store", "ftp://somewhere/x"), 2, ("not supported", "sqlite:///PATH")),
+    "space's file": (f"search {ON_CPU} --space nowhere.yaml", 2, ("nowhere.yaml: no such file",)),
+    "config's file": (f"trial {JOB} --config nowhere.json", 2, ("nowhere.json", "No such file")),
+    "model's folder": ("search --model ./nowhere", 2, ("nowhere", "no such file")),
+    "model's file": ("search --model nowhere.json", 2, ("nowhere.json", "no such file")),
+    "file to import": ("db import nowhere.jsonl", 2, ("nowhere.jsonl",)),
+    "store": (f"recommend {JOB} --store ftp://somewhere/x", 2, ("not supported", "sqlite:///PATH")),
     # what is not known
     "nothing measured": (
-        ("recommend", "--model", "llama-3.1-8b"),
+        "recommend --model llama-3.1-8b",
         4,
         ("has not been measured on", "run: autofit search --model llama-3.1-8b --seq-len 2048 --global-batch 64"),
     ),
-    "no frontier": (("frontier", "--model", "llama-3.1-8b", "--json"), 4, ("has not been measured on",)),
-    "hardware without measurements": (("frontier", *ASKED, "--hardware", "h10-80g"), 2, ("did you mean h100-80g",)),
-    "a card without measurements": (("frontier", *ASKED, "--hardware", "a100-40g"), 4, ("been measured on a100-40g",)),
+    "no frontier": ("frontier --model llama-3.1-8b --json", 4, ("has not been measured on",)),
+    "hardware without measurements": (f"frontier {JOB} --hardware h10-80g", 2, ("did you mean h100-80g",)),
+    "a card without measurements": (f"frontier {JOB} --hardware a100-40g", 4, ("been measured on a100-40g",)),
     "nothing fits": (
-        ("recommend", *ASKED, "--memory-limit", "1GiB", "--format", "json"),
+        f"recommend {JOB} --memory-limit 1GiB --format json",
         3,
         ("nothing that was measured fits 1.00 GiB", "the closest takes 2.00 GiB"),
     ),
 }
-"""Arguments, exit code, and what the one line holds."""
+"""Command, exit code, and what the one line holds."""
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_bad_input_is_told_in_one_line(autofit: Autofit, filled: Path, case: str) -> None:
-    arguments, code, parts = WRONG[case]
-    done = autofit(*arguments)
-    if arguments[-1] == "json" and code == 3:
+    command, code, parts = WRONG[case]
+    done = autofit(command)
+    if command.endswith(" json") and code == 3:
         done = without_document(done)
     check(done, code, *parts)
     with Store.open(str(filled)) as store:
@@ -198,10 +182,10 @@ def test_bad_input_is_told_in_one_line(autofit: Autofit, filled: Path, case: str
         assert store.searches() == []
 
 
-@pytest.mark.parametrize("case", [c for c, (words, *_) in WRONG.items() if words[0] in ("search", "trial")])
+@pytest.mark.parametrize("case", [c for c, (command, *_) in WRONG.items() if command.startswith(("search", "trial"))])
 def test_with_json_nothing_is_printed_but_why_nothing_fits(autofit: Autofit, filled: Path, case: str) -> None:
-    arguments, code, parts = WRONG[case]
-    done = autofit(*arguments, "--json")
+    command, code, parts = WRONG[case]
+    done = autofit(f"{command} --json")
     check(without_document(done) if code == 3 else done, code, *parts)
 
 
@@ -216,24 +200,23 @@ def without_document(done: Done) -> Done:
     return Done(done.code, "", done.err)
 
 
-CLICKS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "no such command": (("serch",), "No such command 'serch'"),
-    "no such option": (("search", "--modle", "x"), "No such option: --modle"),
-    "a required option": (("search",), "Missing option '--model'"),
-    "a trial's config": (("trial", "--model", "smollm2-135m"), "Missing option '--config'"),
-    "no number": (("search", *MODEL, "--seq-len", "many"), "Invalid value for '--seq-len'"),
-    "thousands": (("search", *MODEL, "--seq-len", "8k"), "write it out, such as 8192"),
-    "no value": (("search", "--model"), "requires an argument"),
-    "a port": (("serve", "--port", "99999"), "Invalid value for '--port'"),
-    "an argument too many": (("models", "llama"), "unexpected extra argument"),
-    "a file to export to": (("db", "export"), "Missing argument 'file'"),
+CLICKS: Mapping[str, tuple[str, str]] = {
+    "no such command": ("serch", "No such command 'serch'"),
+    "no such option": ("search --modle x", "No such option: --modle"),
+    "a required option": ("search", "Missing option '--model'"),
+    "a trial's config": (f"trial {MODEL}", "Missing option '--config'"),
+    "no number": (f"search {MODEL} --seq-len many", "Invalid value for '--seq-len'"),
+    "no value": ("search --model", "requires an argument"),
+    "a port": ("serve --port 99999", "Invalid value for '--port'"),
+    "an argument too many": ("models llama", "unexpected extra argument"),
+    "a file to export to": ("db export", "Missing argument 'file'"),
 }
 
 
 @pytest.mark.parametrize("case", CLICKS)
 def test_wrong_usage(autofit: Autofit, case: str) -> None:
-    arguments, part = CLICKS[case]
-    done = autofit(*arguments)
+    command, part = CLICKS[case]
+    done = autofit(command)
     assert (done.code, done.out) == (2, "")
     assert part in done.err
     assert "Traceback" not in done.err
@@ -252,10 +235,7 @@ BAD_MODELS: Mapping[str, tuple[str, str]] = {
     "not JSON": ('{"model_type": ', "is not valid JSON"),
     "a list": ("[1, 2]", "holds a JSON list"),
     "wrong types": ('{"model_type": "llama", "hidden_size": "wide"}', "transformers refuses"),
-    "wrong shapes": (
-        json.dumps({**tiny_model().config, "hidden_size": 65, "num_attention_heads": 4}),
-        "hidden",
-    ),
+    "wrong shapes": (json.dumps({**tiny_model().config, "hidden_size": 65, "num_attention_heads": 4}), "hidden"),
 }
 
 
@@ -263,20 +243,20 @@ BAD_MODELS: Mapping[str, tuple[str, str]] = {
 def test_a_bad_config_json(autofit: Autofit, tmp_path: Path, case: str) -> None:
     text, part = BAD_MODELS[case]
     folder = model_folder(tmp_path / "bad", text)
-    check(autofit("search", "--model", str(folder), *SMALL[2:], "--dry-run", "--json"), 2, part)
+    check(autofit(f"search --model {folder} --device cpu --dry-run --json"), 2, part)
 
 
 def test_code_of_a_model_is_never_executed(autofit: Autofit, tmp_path: Path) -> None:
     config = {**tiny_model().config, "model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
     folder = model_folder(tmp_path / "mine", json.dumps(config))
     (folder / "configuration_mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    check(autofit("search", "--model", str(folder), *SMALL[2:]), 2, "auto_map", "never executed")
+    check(autofit(f"search --model {folder} --device cpu"), 2, "auto_map", "never executed")
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_folder_without_a_config(autofit: Autofit, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    check(autofit("search", "--model", "./empty"), 2, "the folder has no config.json")
+    check(autofit("search --model ./empty"), 2, "the folder has no config.json")
 
 
 SPACES: Mapping[str, tuple[str, str]] = {
@@ -299,7 +279,7 @@ SPACES: Mapping[str, tuple[str, str]] = {
 def test_a_bad_space(autofit: Autofit, tmp_path: Path, case: str) -> None:
     text, part = SPACES[case]
     (tmp_path / "space.yaml").write_text(text)
-    check(autofit("search", *SMALL, "--space", "space.yaml", "--json"), 2, part)
+    check(autofit(f"search {ON_CPU} --space space.yaml --json"), 2, part)
 
 
 CONFIGS: Mapping[str, tuple[str, str]] = {
@@ -317,7 +297,7 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
 def test_a_bad_config_file(autofit: Autofit, tmp_path: Path, case: str) -> None:
     text, part = CONFIGS[case]
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    check(autofit("trial", *ASKED, "--config", "config.json", "--json"), 2, part)
+    check(autofit(f"trial {JOB} --config config.json --json"), 2, part)
 
 
 @pytest.mark.parametrize(
@@ -333,11 +313,11 @@ def test_a_bad_config_file(autofit: Autofit, tmp_path: Path, case: str) -> None:
 def test_a_config_that_cannot_work_is_an_outcome_with_its_reason(
     autofit: Autofit, store_file: Path, config: str, reason: str
 ) -> None:
-    done = autofit("trial", *SMALL, "--config", config, "--json")
+    done = autofit(f"trial {ON_CPU} --config {config} --json")
     assert (done.code, done.err) == (2, "")
     assert done.document["outcome"] == "unsupported"
     assert reason in done.document["reason"]
-    done = autofit("trial", *SMALL, "--config", config)
+    done = autofit(f"trial {ON_CPU} --config {config}")
     assert done.code == 2
     assert f"unsupported: {done.out.split('unsupported: ')[1]}" in done.out and reason in done.out
     with Store.open(str(store_file)) as store:
@@ -346,27 +326,27 @@ def test_a_config_that_cannot_work_is_an_outcome_with_its_reason(
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"), reason="there is an accelerator")
 def test_an_accelerator_that_is_not_here(autofit: Autofit) -> None:
-    check(autofit("search", *ASKED, "--device", "cuda"), 4, "no CUDA or ROCm device is found", "nvidia-smi")
+    check(autofit(f"search {JOB} --device cuda"), 4, "no CUDA or ROCm device is found", "nvidia-smi")
 
 
 def test_a_cluster_that_does_not_answer(autofit: Autofit) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    check(autofit("search", *SMALL, "--ray-address", address), 4, address, "--ray-address")
+    check(autofit(f"search {ON_CPU} --ray-address {address}"), 4, address, "--ray-address")
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("command", "file"),
     [
-        ("recommend", *ASKED, "-o", "nowhere/sft.yaml"),
-        ("frontier", *ASKED, "--html", "nowhere/chart.html"),
-        ("frontier", *ASKED, "--png", "nowhere/chart.png"),
-        ("db", "export", "nowhere/trials.jsonl"),
+        (f"recommend {JOB} -o", "nowhere/sft.yaml"),
+        (f"frontier {JOB} --html", "nowhere/chart.html"),
+        (f"frontier {JOB} --png", "nowhere/chart.png"),
+        ("db export", "nowhere/trials.jsonl"),
     ],
 )
-def test_a_file_that_cannot_be_written(autofit: Autofit, filled: Path, arguments: tuple[str, ...]) -> None:
-    check(autofit(*arguments), 2, arguments[-1], "cannot be written: No such file or directory")
+def test_a_file_that_cannot_be_written(autofit: Autofit, filled: Path, command: str, file: str) -> None:
+    check(autofit(f"{command} {file}"), 2, file, "cannot be written: No such file or directory")
 
 
 @pytest.mark.parametrize(
@@ -383,12 +363,12 @@ def test_a_file_that_cannot_be_written(autofit: Autofit, filled: Path, arguments
 )
 def test_a_file_that_cannot_be_imported(autofit: Autofit, filled: Path, text: str, part: str) -> None:
     (filled.parent / "trials.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    check(autofit("db", "import", "trials.jsonl"), 2, part)
+    check(autofit("db import trials.jsonl"), 2, part)
     with Store.open(str(filled)) as store:
         assert store.count() == len(MADE)
 
 
 def test_the_hardware_at_hand_is_named_where_nothing_is_measured(autofit: Autofit) -> None:
-    here, _ = detect()
-    assert autofit("db", "upgrade").code == 0
-    check(autofit("frontier", *ASKED), 4, f"not been measured on {here.name} yet")
+    hardware, _ = detect()
+    assert autofit("db upgrade").code == 0
+    check(autofit(f"frontier {JOB}"), 4, f"not been measured on {hardware.name} yet")

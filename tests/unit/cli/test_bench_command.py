@@ -9,7 +9,7 @@ import pytest
 from unit.cli.conftest import Autofit
 from unit.operations.made_trials import WORK, fits, make_trial, out_of_memory
 
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.store import Store
 
@@ -61,12 +61,12 @@ def test_json_is_one_document(autofit: Autofit, judged: Path) -> None:
 
 
 def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> None:
-    said = autofit(*BENCH, "--json").document
+    document = autofit(*BENCH, "--json").document
     assert autofit("db", "export", "trials.jsonl").code == 0
     judged.unlink()
-    assert autofit(*BENCH, "--table", "trials.jsonl", "--json").document == said
+    assert autofit(*BENCH, "--table", "trials.jsonl", "--json").document == document
     twice = autofit(*BENCH, "--table", "trials.jsonl", "--table", "trials.jsonl", "--json").document
-    assert twice["trials"] == 2 * said["trials"]
+    assert twice["trials"] == 2 * document["trials"]
 
 
 @pytest.mark.parametrize(

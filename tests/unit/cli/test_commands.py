@@ -50,11 +50,11 @@ def test_a_search_prints_one_document(autofit: Autofit, world: World, store_file
 def test_a_search_prints_a_table_and_a_recommendation(autofit: Autofit, world: World) -> None:
     done = autofit(*SEARCH)
     assert done.code == 0
-    here, _ = detect("cpu")
+    device, _ = detect("cpu")
     verdict, cost = done.out.splitlines()[:2]
     assert verdict.startswith("Recommended: ") and "tokens/s, " in verdict and " GiB of " in verdict
     assert " trials (" in cost and "; stopped because " in cost
-    assert f"Frontier of {here.name} for smollm2-135m, 128 tokens x 4 sequences a step, within " in done.out
+    assert f"Frontier of {device.name} for smollm2-135m, 128 tokens x 4 sequences a step, within " in done.out
     assert "Recommended for smollm2-135m, 128 tokens x 4 sequences a step" in done.out
     assert " of headroom" in done.out
     assert "ruled out without running" in done.out
@@ -65,13 +65,13 @@ def test_a_search_prints_a_table_and_a_recommendation(autofit: Autofit, world: W
 
 
 def test_a_search_over_numbers_of_devices(autofit: Autofit, world: World) -> None:
-    asked = (*SEARCH, "--devices", "2", "--fewer-devices")
-    done = autofit(*asked)
+    arguments = (*SEARCH, "--devices", "2", "--fewer-devices")
+    done = autofit(*arguments)
     assert done.code == 0, done.err
     table, _, best = done.out.partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()] == ["devices", "1", "2"]
     assert best.startswith("Recommended: ")
-    document = autofit(*asked, "--json").document
+    document = autofit(*arguments, "--json").document
     assert [entry["devices"] for entry in document["by_devices"]] == [1, 2]
     refused = autofit(*SEARCH, "--devices", "3", "--fewer-devices")
     assert (refused.code, refused.out) == (2, "")
@@ -130,10 +130,10 @@ def test_a_search_whose_trials_all_crash_says_so(autofit: Autofit, world: World)
     world.special = lambda request: crashed()
     done = autofit(*SEARCH, "--max-trials", "3", "--json")
     assert (done.code, done.out) == (4, "")
-    said = done.err.splitlines()[-1]
-    assert "out of memory" not in said and "autofit doctor" in said
+    message = done.err.splitlines()[-1]
+    assert "out of memory" not in message and "autofit doctor" in message
     # The reason is in the trials: what the user must know is what crashed them.
-    assert "SIGSEGV" in said
+    assert "SIGSEGV" in message
 
 
 def test_what_nobody_foresaw_is_no_clean_ending(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +151,9 @@ def test_the_frontier_as_a_table(autofit: Autofit, filled: Path) -> None:
     heading, *tables = [table.splitlines() for table in done.out.split("\n\n")]
     assert heading == ["Frontier of h100-80g for smollm2-135m, 128 tokens x 4 sequences a step, within 80.00 GiB:"]
     sizes = {"full": ["10.00", "20.00", "40.00"], "lora": ["3.00", "8.00"], "qlora": ["2.00"]}
-    for table, (method, own) in zip(tables, sizes.items(), strict=True):
+    for table, (method, expected) in zip(tables, sizes.items(), strict=True):
         assert table[0].split() == ["memory", "tokens/s", "spread", method]
-        assert [row.split()[0] for row in table[1:]] == own
+        assert [row.split()[0] for row in table[1:]] == expected
         assert all(f" {method}, " in row for row in table[1:])
 
 
@@ -180,14 +180,14 @@ def test_a_search_says_what_it_left_out(autofit: Autofit, world: World, tmp_path
     (tmp_path / "own.yaml").write_text(
         "axes:\n  method: [lora]\n  rank: [8, 32]\n  attention: [sdpa, flash]\n  micro_batch: [1]\n"
     )
-    own = (*SEARCH, "--space", "own.yaml")
-    found = autofit(*own, "--json").document
-    assert found["beyond_goal"] == 2
-    assert list(found["unsupported"].values()) == [1]
-    (reason,) = found["unsupported"]
-    said = autofit(*own).out
-    assert f"1 cannot work here: {reason}" in said and "2 go beyond" in said
-    assert "go beyond" not in autofit(*own, "--allow", "training").out
+    arguments = (*SEARCH, "--space", "own.yaml")
+    document = autofit(*arguments, "--json").document
+    assert document["beyond_goal"] == 2
+    assert list(document["unsupported"].values()) == [1]
+    (reason,) = document["unsupported"]
+    text = autofit(*arguments).out
+    assert f"1 cannot work here: {reason}" in text and "2 go beyond" in text
+    assert "go beyond" not in autofit(*arguments, "--allow", "training").out
 
 
 def test_the_frontier_as_a_search_under_a_limit_judges_it(autofit: Autofit, filled: Path) -> None:
@@ -279,11 +279,11 @@ def test_models(autofit: Autofit) -> None:
 def test_hardware(autofit: Autofit) -> None:
     done = autofit("hardware", "--json")
     assert (done.code, done.err) == (0, "")
-    here, stack = detect()
-    assert done.document["here"] == {"hardware": here.to_json(), "stack": stack.to_json()}
+    device, stack = detect()
+    assert done.document["here"] == {"hardware": device.to_json(), "stack": stack.to_json()}
     assert {"h100-80g", "a100-40g", "rtx-4090", "t4"} <= {c["name"] for c in done.document["cards"]}
     table = autofit("hardware")
-    assert f"This machine: {here.name}" in table.out
+    assert f"This machine: {device.name}" in table.out
 
 
 def test_the_catalog_is_listed_where_this_machine_cannot_be_looked_at(
@@ -386,17 +386,17 @@ def test_a_self_test_that_shows_a_defect_ends_with_4_and_its_remedy(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--out", "absent/report.json"), "absent/report.json cannot be written"),
         (("--time-limit", "2"), "duration '2' has no unit"),
         (("--device", "gpu"), "unknown device 'gpu'"),
     ],
 )
-def test_what_is_asked_wrongly_of_a_self_test(autofit: Autofit, options: tuple[str, str], said: str) -> None:
+def test_what_is_asked_wrongly_of_a_self_test(autofit: Autofit, options: tuple[str, str], message: str) -> None:
     done = autofit("doctor", "--self-test", "--device", "cpu", *options)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert message in done.err
 
 
 @pytest.mark.usefixtures("quick")
@@ -432,9 +432,9 @@ def test_the_store_travels(autofit: Autofit, filled: Path, tmp_path: Path) -> No
     assert (imported.code, imported.out) == (0, f"{len(MADE)} trials added, 0 were there already\n")
     again = autofit("db", "import", "trials.jsonl", "--store", "other.db")
     assert again.out == f"0 trials added, {len(MADE)} were there already\n"
-    mine = autofit("recommend", *ASKED, "--format", "json").document
-    theirs = autofit("recommend", *ASKED, "--format", "json", "--store", "other.db").document
-    assert mine["measurement"] == theirs["measurement"]
+    answer = autofit("recommend", *ASKED, "--format", "json").document
+    imported_answer = autofit("recommend", *ASKED, "--format", "json", "--store", "other.db").document
+    assert answer["measurement"] == imported_answer["measurement"]
 
 
 def test_a_store_is_brought_to_the_newest_schema(autofit: Autofit, store_file: Path) -> None:

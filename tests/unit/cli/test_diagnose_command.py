@@ -38,16 +38,16 @@ def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str
     assert "not counted  stage: dpo needs more memory" in done.out
     assert "unknown key  warmup_step: did you mean warmup_steps" in done.out
     assert "\nfits with\n" in done.out and done.out.count(f"--- {config}") == 1
-    told = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB", "--verbose")
-    assert told.out.count(f"--- {config}") > 1 and "\nassumed" in told.out
+    verbose = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB", "--verbose")
+    assert verbose.out.count(f"--- {config}") > 1 and "\nassumed" in verbose.out
 
 
 def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, config: str) -> None:
     done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
     verdict = done.out.splitlines()[0]
     assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in verdict
-    found = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
-    assert (found["trainer"], found["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
+    document = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
+    assert (document["trainer"], document["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
 
 
 def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
@@ -58,24 +58,22 @@ def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
     assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
 
 
-@pytest.mark.parametrize("given", [f"\xff{ERROR}".encode("latin-1"), ERROR.encode("utf-8-sig"), ERROR.encode("utf-16")])
+@pytest.mark.parametrize("data", [f"\xff{ERROR}".encode("latin-1"), ERROR.encode("utf-8-sig"), ERROR.encode("utf-16")])
 def test_an_error_may_be_in_any_encoding(
-    autofit: Autofit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bytes
+    autofit: Autofit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     path = tmp_path / "error.txt"
-    path.write_bytes(given)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+    path.write_bytes(data)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
     for source in (str(path), "-"):
         done = autofit("diagnose", "--traceback", source)
         assert done.code == 0 and "It failed in evaluation" in done.out, done.err
 
 
-@pytest.mark.parametrize(
-    "given", [b"step 3\r\nKilled\r\n", b" 12% 10/100\rKilled\n"], ids=["Windows", "a progress bar"]
-)
-def test_every_way_to_end_a_line_is_one(autofit: Autofit, tmp_path: Path, given: bytes) -> None:
+@pytest.mark.parametrize("data", [b"step 3\r\nKilled\r\n", b" 12% 10/100\rKilled\n"], ids=["Windows", "a progress bar"])
+def test_every_way_to_end_a_line_is_one(autofit: Autofit, tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "error.txt"
-    path.write_bytes(given)
+    path.write_bytes(data)
     assert autofit("diagnose", "--traceback", str(path)).code == 0
 
 

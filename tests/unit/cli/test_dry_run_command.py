@@ -39,8 +39,8 @@ def test_the_same_as_one_document(autofit: Autofit, world: World) -> None:
 
 
 def test_where_nothing_is_predicted_to_fit_the_exit_code_is_3(autofit: Autofit, world: World) -> None:
-    asked = ("search", *ASKED, "--hardware", "l4", "--memory-limit", "450MiB", "--dry-run", "--json")
-    done = autofit(*asked)
+    arguments = ("search", *ASKED, "--hardware", "l4", "--memory-limit", "450MiB", "--dry-run", "--json")
+    done = autofit(*arguments)
     assert done.code == 3
     assert done.document["outcome"] == "nothing_fits"
     closest = done.document["closest"]
@@ -63,8 +63,8 @@ def test_on_several_devices_memory_is_of_each_and_speed_in_total_and_of_each(
     autofit: Autofit, world: World, tmp_path: Path
 ) -> None:
     (tmp_path / "own.yaml").write_text("axes:\n  method: [full]\n  micro_batch: [1]\n  sharding: [ddp]\n")
-    asked = ("search", *ASKED[:-1], "own.yaml", "--hardware", "h100-80g", "--devices", "2", "--dry-run")
-    done = autofit(*asked)
+    arguments = ("search", *ASKED[:-1], "own.yaml", "--hardware", "h100-80g", "--devices", "2", "--dry-run")
+    done = autofit(*arguments)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == "Predicted frontier of 2 x h100-80g for smollm2-135m (nothing is run):"
@@ -77,15 +77,15 @@ def test_on_several_devices_memory_is_of_each_and_speed_in_total_and_of_each(
 
 
 def test_a_dry_run_says_which_options_it_makes_no_use_of(autofit: Autofit, world: World) -> None:
-    asked = ("search", *ASKED, "--hardware", "l4", "--dry-run")
-    done = autofit(*asked, "--fresh", "--max-trials", "3", "--seed", "1")
+    arguments = ("search", *ASKED, "--hardware", "l4", "--dry-run")
+    done = autofit(*arguments, "--fresh", "--max-trials", "3", "--seed", "1")
     assert done.code == 0
     assert "--fresh, --max-trials" in done.err and "--seed" not in done.err
-    assert "--time-budget" not in autofit(*asked).err
+    assert "--time-budget" not in autofit(*arguments).err
 
 
 def test_a_dry_run_is_for_one_number_of_devices(autofit: Autofit, world: World) -> None:
-    asked = ("search", *ASKED, "--hardware", "h100-80g", "--devices", "2", "--fewer-devices", "--dry-run")
-    done = autofit(*asked)
+    arguments = ("search", *ASKED, "--hardware", "h100-80g", "--devices", "2", "--fewer-devices", "--dry-run")
+    done = autofit(*arguments)
     assert (done.code, done.out) == (2, "")
     assert "--dry-run predicts one number of devices at a time: leave --fewer-devices out" in done.err

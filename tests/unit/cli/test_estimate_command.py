@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,32 +20,30 @@ PARTS = {
 }  # fmt: skip
 
 
-ESTIMATE = ("estimate", "--model", "smollm2-135m")
+ESTIMATE = "estimate --model smollm2-135m"
 
 
 def test_an_estimate_is_the_contracts_document(autofit: Autofit) -> None:
-    asked = ("--config", "method=lora,checkpointing=full,micro_batch=2", "--hardware", "l4", "--json")
-    done = autofit(*ESTIMATE, *asked)
+    done = autofit(f"{ESTIMATE} --config method=lora,checkpointing=full,micro_batch=2 --hardware l4 --json")
     assert done.code == 0, done.err
-    found = done.document
-    assert found.keys() >= CONTRACT
-    assert found["breakdown"].keys() == PARTS
-    assert sum(found["breakdown"].values()) == found["device_bytes"] < found["memory_limit_bytes"]
-    assert found["phase_peaks"].keys() == {"forward", "backward", "optimizer", "saving"}
-    assert found["calibrated_on"] == 0
-    assert found["provenance"] == "predicted"
-    assert found["headroom_bytes"] == found["memory_limit_bytes"] - found["device_bytes"]
-    assert {role for advice in found["advice"] for role in advice["roles"]} == {"smallest", "fastest", "safest"}
-    for advice in found["advice"]:
+    document = done.document
+    assert document.keys() >= CONTRACT
+    assert document["breakdown"].keys() == PARTS
+    assert sum(document["breakdown"].values()) == document["device_bytes"] < document["memory_limit_bytes"]
+    assert document["phase_peaks"].keys() == {"forward", "backward", "optimizer", "saving"}
+    assert document["calibrated_on"] == 0
+    assert document["provenance"] == "predicted"
+    assert document["headroom_bytes"] == document["memory_limit_bytes"] - document["device_bytes"]
+    assert {role for advice in document["advice"] for role in advice["roles"]} == {"smallest", "fastest", "safest"}
+    for advice in document["advice"]:
         assert advice["change"].items() <= advice["estimate"]["config"].items()
         assert advice["effect"] == "exact"
         assert advice["estimate"]["fits"]
-        assert advice["estimate"]["tokens_per_second"] > 1.03 * found["tokens_per_second"]
+        assert advice["estimate"]["tokens_per_second"] > 1.03 * document["tokens_per_second"]
 
 
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) -> None:
-    asked = ("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB", "--no-advice")
-    done = autofit(*ESTIMATE, *asked)
+    done = autofit(f"{ESTIMATE} --config method=full,micro_batch=64 --hardware l4 --memory-limit 4GiB --no-advice")
     assert done.code == 3
     assert done.out.startswith("does not fit l4: needs ") and " of 4.00 GiB, " in done.out
     assert "fits with" not in done.out
@@ -54,52 +51,51 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) ->
 
 
 def test_what_only_may_fit_ends_with_3(autofit: Autofit) -> None:
-    asked = (*ESTIMATE, "--config", "method=full", "--hardware", "l4", "--no-advice", "--json")
-    needed = json.loads(autofit(*asked).out)["device_bytes"]
-    done = autofit(*asked, "--memory-limit", f"{int(needed * 1.02)}B")
-    assert (json.loads(done.out)["fits"], json.loads(done.out)["certainty"], done.code) == (True, "unsure", 3)
+    command = f"{ESTIMATE} --config method=full --hardware l4 --no-advice --json"
+    needed = autofit(command).document["device_bytes"]
+    done = autofit(f"{command} --memory-limit {int(needed * 1.02)}B")
+    assert (done.document["fits"], done.document["certainty"], done.code) == (True, "unsure", 3)
 
 
 def test_what_does_not_fit_is_told_what_helps_and_drawn(autofit: Autofit, tmp_path: Path) -> None:
     page = tmp_path / "memory.html"
-    config = "method=lora,precision=bf16,micro_batch=8"
-    asked = ("--config", config, "--seq-len", "256", "--hardware", "l4", "--memory-limit", "3GiB", "--html", str(page))
-    done = autofit(*ESTIMATE, *asked)
+    config = "--config method=lora,precision=bf16,micro_batch=8 --seq-len 256"
+    done = autofit(f"{ESTIMATE} {config} --hardware l4 --memory-limit 3GiB --html {page}")
     assert done.code == 3
-    said = done.out.partition("\nfits with\n")[2].splitlines()
-    assert said and all("(exact: trains the same)" in line and " left, " in line for line in said)
+    lines = done.out.partition("\nfits with\n")[2].splitlines()
+    assert lines and all("(exact: trains the same)" in line and " left, " in line for line in lines)
     assert "peak: " in page.read_text()
 
 
 def test_cards_are_compared_the_smallest_that_it_fits_first(autofit: Autofit) -> None:
-    config = ("--config", "method=lora,precision=bf16,micro_batch=8", "--seq-len", "256")
-    cards = ("--hardware", "h100-80g,t4,l4", "--price", "l4=0.7", "--price", "h100-80g=2.5")
-    done = autofit(*ESTIMATE, *config, *cards)
+    config = "--config method=lora,precision=bf16,micro_batch=8 --seq-len 256"
+    command = f"{ESTIMATE} {config} --hardware h100-80g,t4,l4 --price l4=0.7 --price h100-80g=2.5"
+    done = autofit(command)
     assert done.code == 0
     verdict, _, *rows = done.out.splitlines()
     assert verdict.startswith("l4 is the smallest that it fits. ")
     assert [row.split()[0] for row in rows] == ["card", "l4", "h100-80g", "t4"]
     assert "precision=bf16 is only emulated on t4" in rows[-1]
-    found = json.loads(autofit(*ESTIMATE, *config, *cards, "--memory-limit", "2GiB", "--json").out)["cards"]
-    assert [row["hardware"] for row in found] == ["h100-80g", "l4", "t4"], "the largest of those that it does not fit"
-    assert [row["cost_per_million_tokens"] for row in found] == [None, None, None]
-    wrong = autofit(*ESTIMATE, *config, *cards, "--verbose")
+    cards = autofit(f"{command} --memory-limit 2GiB --json").document["cards"]
+    assert [card["hardware"] for card in cards] == ["h100-80g", "l4", "t4"], "the largest that it does not fit first"
+    assert [card["cost_per_million_tokens"] for card in cards] == [None, None, None]
+    wrong = autofit(f"{command} --verbose")
     assert wrong.code == 2 and "leave --verbose out" in wrong.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (("--config", "method=full", "--hardware", "mi300x"), "estimates are for NVIDIA cards"),
-        (("--config", "method=full,micro_batch=7", "--hardware", "l4"), "does not divide"),
-        (("--config", "method=full", "--hardware", "l4", "--memory-limit", "80GiB"), "more than the"),
-        (("--config", "method=full,colour=red", "--hardware", "l4"), "colour"),
-        (("--config", "method=full", "--explain", "method=lora", "--exact", "--hardware", "l4"), "--exact"),
-        (("--config", "method=full", "--explain", "sharding=fsdp", "--hardware", "l4"), "several devices"),
+        ("--config method=full --hardware mi300x", "estimates are for NVIDIA cards"),
+        ("--config method=full,micro_batch=7 --hardware l4", "does not divide"),
+        ("--config method=full --hardware l4 --memory-limit 80GiB", "more than the"),
+        ("--config method=full,colour=red --hardware l4", "colour"),
+        ("--config method=full --explain method=lora --exact --hardware l4", "--exact"),
+        ("--config method=full --explain sharding=fsdp --hardware l4", "several devices"),
     ],
 )
-def test_what_cannot_be_estimated_is_one_clear_line(autofit: Autofit, arguments: tuple[str, ...], words: str) -> None:
-    done = autofit(*ESTIMATE, *arguments)
+def test_what_cannot_be_estimated_is_one_clear_line(autofit: Autofit, options: str, words: str) -> None:
+    done = autofit(f"{ESTIMATE} {options}")
     assert done.code == 2
     assert words in done.err
     assert done.err.count("\n") == 1
@@ -114,8 +110,7 @@ def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
 
     monkeypatch.setattr(traces, "trace_decoder", fails)
     page = tmp_path / "memory.html"
-    asked = ("--model", "smollm2-135m", "--config", "method=lora", "--hardware", "l4", "--no-advice")
-    done = autofit("estimate", *asked, "--html", str(page))
+    done = autofit(f"{ESTIMATE} --config method=lora --hardware l4 --no-advice --html {page}")
     assert done.code == 2
     assert "50% (by formula" in done.out and "speed not predicted" in done.out
     assert "there is no memory timeline" in done.err and "ValueError: the data decides" in done.err
@@ -123,18 +118,10 @@ def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
 
 
 def test_explain_says_where_the_difference_comes_from(autofit: Autofit) -> None:
-    done = autofit(
-        *ESTIMATE,
-        "--config",
-        "method=full,checkpointing=full",
-        "--explain",
-        "method=lora,checkpointing=full",
-        "--hardware",
-        "l4",
-        "--json",
-    )
+    before, after = "method=full,checkpointing=full", "method=lora,checkpointing=full"
+    done = autofit(f"{ESTIMATE} --config {before} --explain {after} --hardware l4 --json")
     assert done.code == 0, done.err
-    document = json.loads(done.out)
+    document = done.document
     differences = [part["difference"] for part in document["parts"].values()]
     assert sum(differences) == document["difference_bytes"] < 0
     assert set(document["before"]) >= CONTRACT

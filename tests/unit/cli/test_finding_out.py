@@ -27,40 +27,40 @@ def test_the_axes_are_listed_each_with_its_values_in_order(autofit: Autofit) -> 
     listed = autofit("axes").out
     assert all(axis.name in listed and axis.does in listed for axis in AXES)
     assert "offload, full, save-attention, every-2, every-4, selective, budget-25, budget-50, budget-75, none" in listed
-    found = {axis["name"]: axis for axis in autofit("axes", "--json").document}
-    assert list(found) == [axis.name for axis in AXES]
-    assert [v["value"] for v in found["compile"]["values"]] == [False, True]
+    axes = {axis["name"]: axis for axis in autofit("axes", "--json").document}
+    assert list(axes) == [axis.name for axis in AXES]
+    assert [v["value"] for v in axes["compile"]["values"]] == [False, True]
 
 
 def test_one_axis_in_full(autofit: Autofit) -> None:
-    found = autofit("axes", "optimizer", "--json").document
-    assert found["default"] == "adamw"
-    assert {v["value"]: v["changes"] for v in found["values"]}["adamw-8bit"] == "numerics"
-    assert all(v["does"] for v in found["values"])
-    said = autofit("axes", "optimizer").out
-    assert "optim=adamw_torch_fused" in said
-    assert "default" in said
+    document = autofit("axes", "optimizer", "--json").document
+    assert document["default"] == "adamw"
+    assert {v["value"]: v["changes"] for v in document["values"]}["adamw-8bit"] == "numerics"
+    assert all(v["does"] for v in document["values"])
+    text = autofit("axes", "optimizer").out
+    assert "optim=adamw_torch_fused" in text
+    assert "default" in text
     assert "lora_r" in autofit("axes", "rank").out
 
 
 def test_a_space_is_shown_as_written_and_can_be_used_as_shown(autofit: Autofit, tmp_path: Path) -> None:
-    shown = autofit("spaces", "show", "smoke").out
-    found = autofit("spaces", "show", "smoke", "--json").document
-    assert found["text"] in shown
-    assert found["purpose"] in shown.splitlines()[0]
-    assert str(found["configs"]) in shown
+    text = autofit("spaces", "show", "smoke").out
+    document = autofit("spaces", "show", "smoke", "--json").document
+    assert document["text"] in text
+    assert document["purpose"] in text.splitlines()[0]
+    assert str(document["configs"]) in text
     copy = tmp_path / "own.yaml"
-    copy.write_text(shown)
+    copy.write_text(text)
     assert load_space(str(copy)).axes == load_space("smoke").axes
-    assert autofit("spaces", "show", "own.yaml", "--json").document["configs"] == found["configs"]
+    assert autofit("spaces", "show", "own.yaml", "--json").document["configs"] == document["configs"]
 
 
 def test_hardware_says_what_can_be_done_with_each_card(autofit: Autofit) -> None:
-    found = {c["name"]: c["supports"] for c in autofit("hardware", "--json").document["cards"]}
-    assert (found["l4"], found["mi300x"], found["apple-m3-max"]) == (["estimate", "search"], ["search"], [])
-    for known in cards():
-        device, _ = site(known.name)
-        assert ("estimate" in known.supports) == (not_estimated(device) is None)
+    supports = {c["name"]: c["supports"] for c in autofit("hardware", "--json").document["cards"]}
+    assert (supports["l4"], supports["mi300x"], supports["apple-m3-max"]) == (["estimate", "search"], ["search"], [])
+    for each in cards():
+        device, _ = site(each.name)
+        assert ("estimate" in each.supports) == (not_estimated(device) is None)
 
 
 def test_a_quick_doctor_says_what_it_has_not_looked_at(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,9 +116,9 @@ def test_wrong_hardware_is_refused_before_anything_heavy_is_imported(arguments: 
 
 
 def test_this_machines_own_device_has_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, stack = detect("cpu")
+    device, stack = detect("cpu")
     assert requested_card("auto") is None
-    assert requested_card(here.name, "cpu") is None
+    assert requested_card(device.name, "cpu") is None
     assert requested_card("RTX 4090") == card("rtx-4090")
     gpu = Hardware(name="a-card-16g", kind="cuda", device_name="A Card", memory_bytes=16 * GIB)
     monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (gpu, stack))

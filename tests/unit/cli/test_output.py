@@ -131,10 +131,7 @@ def test_a_full_disk_ends_with_4(autofit: Autofit, filled: Path, words: tuple[st
 def test_standard_output_on_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "autofit.cli.main", "models"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-m", "autofit.cli.main", "models"], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 4
     assert done.stderr == "autofit: nothing more can be written: No space left on device (free some space)\n"

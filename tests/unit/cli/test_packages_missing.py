@@ -37,7 +37,7 @@ def run_without(package: str, folder: Path, *words: str) -> subprocess.Completed
 
 
 @pytest.mark.parametrize(
-    ("package", "words", "code", "said"),
+    ("package", "words", "code", "message"),
     [
         ("ray", SEARCH, 4, "autofit: ray is not installed here (pip install autofit-llm, or use --in-place)"),
         ("optuna", (*SEARCH, "--in-place"), 4, "autofit: optuna is not installed here (pip install autofit-llm)"),
@@ -45,9 +45,9 @@ def run_without(package: str, folder: Path, *words: str) -> subprocess.Completed
         ("transformers", SEARCH, 4, "autofit: transformers is not installed (pip install autofit-llm)"),
     ],
 )
-def test_what_a_search_needs(tmp_path: Path, package: str, words: tuple[str, ...], code: int, said: str) -> None:
+def test_what_a_search_needs(tmp_path: Path, package: str, words: tuple[str, ...], code: int, message: str) -> None:
     done = run_without(package, tmp_path, *words)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, said)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, message)
     assert "Traceback" not in done.stderr
 
 
@@ -96,16 +96,16 @@ def test_the_self_test_needs_only_what_trains(tmp_path: Path) -> None:
 def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: None)
     hardware, stack = detect("cpu")
-    found = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
-    assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install autofit-llm")
+    checks = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
+    assert (checks["optuna"].state, checks["optuna"].remedy) == ("missing", "pip install autofit-llm")
 
 
 def test_the_doctor_installs_flash_attn_with_the_torch_that_is_there() -> None:
     hardware, stack = detect("cpu")
     hardware, stack = replace(hardware, kind="cuda"), replace(stack, flash_attn=None)
-    found = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
+    checks = {c.name: c for c in doctor.libraries(hardware, stack, offload=False)}
     # flash-attn's build imports torch, which an isolated one lacks
-    assert found["flash_attn"].remedy == "pip install --no-build-isolation 'autofit-llm[flash]'"
+    assert checks["flash_attn"].remedy == "pip install --no-build-isolation 'autofit-llm[flash]'"
 
 
 def test_remedies_name_what_pyproject_has() -> None:
@@ -139,9 +139,9 @@ def test_a_package_of_the_same_name_is_said(stranger: Path) -> None:
 def test_the_doctor_says_it_too(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._package().state == "ok"
     monkeypatch.syspath_prepend(stranger)
-    found = doctor._package()
-    assert (found.name, found.state) == ("autofit", "missing")
-    assert "PyAutoFit 2024.11.13.2" in found.found and found.remedy.startswith("pip uninstall")
+    check = doctor._package()
+    assert (check.name, check.state) == ("autofit", "missing")
+    assert "PyAutoFit 2024.11.13.2" in check.found and check.remedy.startswith("pip uninstall")
 
 
 def test_this_package_under_its_former_name_is_no_stranger(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,14 +74,14 @@ def space(folder: Path, **axes: str) -> str:
 
 @pytest.mark.parametrize("command", ["trial", "search", "in place", "dry run"])
 def test_more_ranks_than_devices(autofit: Autofit, command: str) -> None:
-    asked = {
+    arguments = {
         "trial": ("trial", "--config", "sharding=ddp"),
         "search": ("search",),
         "in place": ("search", "--in-place"),
         "dry run": ("search", "--dry-run"),
     }[command]
     many = 2 * cores()
-    done = autofit(*asked, *TINY[:4], "--global-batch", str(many), "--device", "cpu", "--devices", str(many))
+    done = autofit(*arguments, *TINY[:4], "--global-batch", str(many), "--device", "cpu", "--devices", str(many))
     check(done, 4, f"--devices {many} asks for {many} ranks", f"has {cores()} cores", f"use --devices {cores()}, or")
 
 
@@ -95,10 +95,10 @@ def test_a_rank_that_dies_in_a_collective(autofit: Autofit, on_two: None, store_
 
 
 def test_a_rank_that_hangs_in_a_collective(autofit: Autofit, on_two: None) -> None:
-    asked = ("trial", "--model", "./rank_1_hangs", *ON_TWO[2:], "--config", "sharding=ddp", "--deadline")
+    arguments = ("trial", "--model", "./rank_1_hangs", *ON_TWO[2:], "--config", "sharding=ddp", "--deadline")
     waiting = "in phase forward (rank 0 waiting in phase backward)"
     done, deadline = within(
-        lambda seconds: autofit(*asked, f"{seconds:.0f}s"), lambda done: waiting in done.out, *(2.0, 15.0)
+        lambda seconds: autofit(*arguments, f"{seconds:.0f}s"), lambda done: waiting in done.out, *(2.0, 15.0)
     )
     assert (done.code, done.err) == (3, "")
     assert f"timed out: rank 1: not finished after {deadline:.0f} s, {waiting}" in done.out
@@ -108,8 +108,8 @@ def test_a_search_goes_on_when_ranks_die_and_hang(
     autofit: Autofit, on_two: None, tmp_path: Path, store_file: Path
 ) -> None:
     named = space(tmp_path, method="full", precision="bf16", micro_batch="2", sharding="fsdp, fsdp-no-reshard, ddp")
-    asked = ("search", "--model", "./fsdp_fails", *ON_TWO[2:], "--in-place", "--no-predict", "--space", named)
-    done = autofit(*asked, "--memory-limit", "2GiB", "--json")
+    arguments = ("search", "--model", "./fsdp_fails", *ON_TWO[2:], "--in-place", "--no-predict", "--space", named)
+    done = autofit(*arguments, "--memory-limit", "2GiB", "--json")
     assert done.code == 0, done.err
     assert done.document["recommendation"]["config"]["sharding"] == "ddp"
     with Store.open(str(store_file)) as store:
@@ -161,9 +161,9 @@ def test_without_a_compiler(autofit: Autofit, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_the_doctor_says_what_cannot_be_compiled() -> None:
-    found = doctor._operation("cpu_adam", build=True)
-    assert (found.state, found.remedy) == ("missing", "apt-get install build-essential python3-dev")
-    assert found.found == "DeepSpeed's cpu_adam cannot be compiled without a compiler (no-such-compiler)"
+    operation = doctor._operation("cpu_adam", build=True)
+    assert (operation.state, operation.remedy) == ("missing", "apt-get install build-essential python3-dev")
+    assert operation.found == "DeepSpeed's cpu_adam cannot be compiled without a compiler (no-such-compiler)"
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -171,11 +171,11 @@ def test_the_doctor_who_cannot_build_what_every_offload_needs_ends_with_4(
     autofit: Autofit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
-    asked = ("doctor", "--device", "cpu", "--no-ray", "--json")
-    done = autofit(*asked, "--build-ops")
+    arguments = ("doctor", "--device", "cpu", "--no-ray", "--json")
+    done = autofit(*arguments, "--build-ops")
     assert done.code == 4
     assert [check["name"] for check in done.document if check["state"] == "missing"] == ["deepspeed cpu_adam"]
-    assert autofit(*asked).code == 0, "a search without offload needs none of them"
+    assert autofit(*arguments).code == 0, "a search without offload needs none of them"
 
 
 @pytest.fixture
@@ -217,16 +217,16 @@ def test_a_folder_that_files_cannot_go_to(
 ) -> None:
     """A trial says why; a search goes on without. What is compiled here does not matter."""
     monkeypatch.setattr(native_ops, "require", lambda config: None)
-    said = lack(files, monkeypatch)
+    expected = lack(files, monkeypatch)
     done = autofit("trial", *ON_TWO, "--config", NVME, "--json")
     assert (done.code, done.err, done.document["outcome"]) == (2, "", "unsupported")
-    assert said in done.document["reason"]
+    assert expected in done.document["reason"]
     axes = {"method": "full", "precision": "bf16-mixed", "micro_batch": "2", "sharding": "zero3"}
     done = autofit("search", *ON_TWO, "--in-place", "--space", space(tmp_path, **axes, offload="nvme"))
-    check(done, 2, "has no config for this search", said)
+    check(done, 2, "has no config for this search", expected)
     done = autofit("search", *ON_TWO, "--dry-run", "--space", space(tmp_path, **axes, offload="nvme, none"), "--json")
     assert (done.code, done.document["configs"]) == (0, 1), done
-    assert any(said in reason for reason in done.document["unsupported"])
+    assert any(expected in reason for reason in done.document["unsupported"])
 
 
 @pytest.mark.usefixtures("on_two", "compiled_files")

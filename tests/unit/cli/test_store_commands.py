@@ -148,20 +148,20 @@ def test_contradictory_results_are_listed_and_said(autofit: Autofit, filled: Pat
     assert (listed.code, listed.err) == (0, "")
     line = next(line for line in listed.out.splitlines() if line.startswith(str(fitted.config)))
     assert f"40.00 GiB ({fitted.trial_id})" in line and f"80.00 GiB ({failed.trial_id})" in line
-    (found,) = autofit("db", "check", "--json").document["contradictions"]
-    assert found["config"] == fitted.config.to_json()
-    assert found["fits"] == [
+    (contradiction,) = autofit("db", "check", "--json").document["contradictions"]
+    assert contradiction["config"] == fitted.config.to_json()
+    assert contradiction["fits"] == [
         {"trial_id": fitted.trial_id, "device_bytes": 40 * GIB, "memory_limit_bytes": fitted.memory_limit_bytes}
     ]
-    assert found["out_of_memory"] == [
-        {"trial_id": failed.trial_id, "memory_limit_bytes": failed.memory_limit_bytes},
+    assert contradiction["out_of_memory"] == [
+        {"trial_id": failed.trial_id, "memory_limit_bytes": failed.memory_limit_bytes}
     ]
     for command in (("recommend", *ASKED), ("frontier", *ASKED), ("frontier", *ASKED, "--json")):
         done = autofit(*command)
         assert done.code == 0
-        (said,) = done.err.splitlines()
-        assert said.startswith("autofit: 1 config has contradictory results") and "count" in said
-        assert "db check" in said and "search --fresh" in said
+        (warning,) = done.err.splitlines()
+        assert warning.startswith("autofit: 1 config has contradictory results") and "count" in warning
+        assert "db check" in warning and "search --fresh" in warning
     for command in ("recommend", "frontier"):
         assert autofit(command, *ASKED, "--json").document["contradictory"] == 1
     assert "4,000" in before.out and "4,000" not in autofit("recommend", *ASKED).out
@@ -174,8 +174,8 @@ def test_a_search_says_how_it_reads_contradictory_results(autofit: Autofit, stor
     contradict(store_file)
     done = autofit(*SEARCH)
     assert done.code == 0
-    (said,) = [line for line in done.err.splitlines() if "contradictory" in line]
-    assert said.startswith("autofit: 1 config has contradictory results")
+    (warning,) = [line for line in done.err.splitlines() if "contradictory" in line]
+    assert warning.startswith("autofit: 1 config has contradictory results")
 
 
 def test_check_of_a_damaged_file(autofit: Autofit, filled: Path) -> None:

@@ -13,15 +13,7 @@ from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
 from autofit.cli.text.phrases import EMULATED, padding_text, step_text
-from autofit.cli.text.predicted import (
-    CLOSE,
-    change_text,
-    estimate_text,
-    fit_text,
-    memory_text,
-    short_text,
-    speed_text,
-)
+from autofit.cli.text.predicted import CLOSE, change_text, estimate_text, fit_text, memory_text, short_text, speed_text
 from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
@@ -108,9 +100,9 @@ def test_where_it_is_no_terminal_a_line_is_printed_as_a_trial_begins_and_as_it_e
         for done, running in ((0, ()), (0, (CONFIG,)), (0, (CONFIG,)), (1, ()), (1, (CONFIG,)), (2, ())):
             progress.done, progress.running = done, running
             display(progress)
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert [text.split()[0] for text in found.err.splitlines()] == ["0", "running", "1", "running", "2"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [text.split()[0] for text in captured.err.splitlines()] == ["0", "running", "1", "running", "2"]
 
 
 def test_on_a_terminal_one_block_is_kept_up_to_date(
@@ -122,9 +114,9 @@ def test_on_a_terminal_one_block_is_kept_up_to_date(
     monkeypatch.setenv("TERM", "xterm")
     with ProgressDisplay() as display:
         display(Progress(candidates=8, done=3, best=best()))
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert "3 trials done" in re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", found.err)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "3 trials done" in re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", captured.err)
 
 
 def test_an_empty_frontier() -> None:
@@ -153,12 +145,12 @@ def test_an_estimate_that_fits_without_its_cache_alone_says_so() -> None:
 
 
 def test_an_estimate_names_the_departures_from_the_plain_recipe_alone_and_details_only_if_asked() -> None:
-    found = replace(ESTIMATE, config=CONFIG, assumptions=("the moon is full",))
-    text = estimate_text(found)
+    estimate = replace(ESTIMATE, config=CONFIG, assumptions=("the moon is full",))
+    text = estimate_text(estimate)
     assert "method=lora,micro_batch=4,rank=16\n" in text
     assert "the moon" not in text and "allocated" not in text
     assert {"assumed", "allocated", "reserved"} <= {
-        line.split()[0] for line in estimate_text(found, verbose=True).split("\n") if line
+        line.split()[0] for line in estimate_text(estimate, verbose=True).split("\n") if line
     }
 
 
@@ -168,10 +160,10 @@ def test_an_estimate_names_the_departures_from_the_plain_recipe_alone_and_detail
      (15, "does not fit")],
 )  # fmt: skip
 def test_a_fit_is_stated_as_sure_as_memory_is(gib: int, words: str) -> None:
-    shown = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=0)
-    found = replace(ESTIMATE, memory_limit_bytes=gib * GIB, memory_deviation=shown)
-    assert fit_text(found) == words
-    text = estimate_text(found)
+    deviation = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=0)
+    estimate = replace(ESTIMATE, memory_limit_bytes=gib * GIB, memory_deviation=deviation)
+    assert fit_text(estimate) == words
+    text = estimate_text(estimate)
     assert text.startswith(f"{words} h100-80g: ")
     room = f"{abs(gib - 21)}.00 GiB {'to spare' if gib > 21 else 'too much'}"
     assert f"21.00 GiB of {gib}.00 GiB, {room}\n" in text
@@ -180,9 +172,13 @@ def test_a_fit_is_stated_as_sure_as_memory_is(gib: int, words: str) -> None:
 
 @pytest.mark.parametrize(("limit", "words"), [(80, "does not fit the host's memory"), (20, "does not fit")])
 def test_a_host_that_is_too_small_is_said_first(limit: int, words: str) -> None:
-    shown = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=3)
+    deviation = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=3)
     short = replace(
-        ESTIMATE, memory_limit_bytes=limit * GIB, memory_deviation=shown, host_bytes=12 * GIB, host_memory_bytes=8 * GIB
+        ESTIMATE,
+        memory_limit_bytes=limit * GIB,
+        memory_deviation=deviation,
+        host_bytes=12 * GIB,
+        host_memory_bytes=8 * GIB,
     )
     assert fit_text(short) == words
     assert estimate_text(short).startswith(f"{words} h100-80g: ")
@@ -232,10 +228,10 @@ def test_a_trial_on_several_devices_says_so_and_the_speed_of_each() -> None:
 
 
 def test_the_error_of_memory_says_what_it_rests_on() -> None:
-    shown = MemoryDeviation(mean=0.0296, deviation=0.051, compared_on=40)
-    said = "qlora trials on h100-80g took 103% of what was predicted"
-    assert memory_text(replace(ESTIMATE, memory_deviation=shown)) == f"give or take 5% (40 {said})"
-    one = replace(ESTIMATE, memory_deviation=replace(shown, compared_on=1))
+    deviation = MemoryDeviation(mean=0.0296, deviation=0.051, compared_on=40)
+    basis = "qlora trials on h100-80g took 103% of what was predicted"
+    assert memory_text(replace(ESTIMATE, memory_deviation=deviation)) == f"give or take 5% (40 {basis})"
+    one = replace(ESTIMATE, memory_deviation=replace(deviation, compared_on=1))
     assert "(1 qlora trial on" in memory_text(one)
     assert "50% (by formula" in memory_text(replace(ESTIMATE, memory_error=0.5))
 
@@ -285,9 +281,9 @@ def test_what_padding_costs_is_said_and_from_a_fifth_on_what_would_spare_it() ->
     alike = Workload(model="m", model_digest="0" * 16, seq_len=100, lengths=tuple(range(90, 101)))
     unlike = replace(alike, lengths=(10, 20, 100))
     assert padding_text(replace(alike, lengths=None), CONFIG) is None
-    said, more = (str(padding_text(workload, CONFIG)) for workload in (alike, unlike))
-    assert said.startswith("3% of what it computes is padding") and "batching" not in said
-    assert more.startswith("48% of what it computes is padding") and "--allow training tries batching=packed" in more
+    little, much = (str(padding_text(workload, CONFIG)) for workload in (alike, unlike))
+    assert little.startswith("3% of what it computes is padding") and "batching" not in little
+    assert much.startswith("48% of what it computes is padding") and "--allow training tries batching=packed" in much
     packed = str(padding_text(unlike, CONFIG.replace(batching="packed")))
     assert packed == "rows have 100 tokens, of which 0% are padding; a row counts as one sequence"
     grouped = str(padding_text(unlike, CONFIG.replace(batching="grouped")))

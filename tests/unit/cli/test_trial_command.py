@@ -47,7 +47,7 @@ def test_an_interrupted_trial_tells_what_it_has_shown(
     class Hanging:
         """In place of `GroupRunner`: its trial ends when the user interrupts it, and not before."""
 
-        def __init__(self, **asked: object) -> None:
+        def __init__(self, **options: object) -> None:
             self.interrupted = Event()
 
         def __enter__(self) -> Hanging:
@@ -73,11 +73,11 @@ def test_an_interrupted_trial_tells_what_it_has_shown(
     monkeypatch.setattr(single_trial, "GroupRunner", Hanging)
     done = autofit("trial", *workload, "--config", "method=lora", "--json")
     assert done.code == 130
-    shown = {"outcome": "interrupted", "phase": "backward", "peak_bytes": 5 * MIB}
-    assert shown.items() <= done.document.items()
+    expected = {"outcome": "interrupted", "phase": "backward", "peak_bytes": 5 * MIB}
+    assert expected.items() <= done.document.items()
     assert done.document["config"]["method"] == "lora"
-    said = autofit("trial", *workload, "--config", "method=lora")
-    assert said.code == 130 and "5 MiB" in said.out
+    done = autofit("trial", *workload, "--config", "method=lora")
+    assert done.code == 130 and "5 MiB" in done.out
     with Store.open(str(store_file)) as store:
         assert store.count() == 0
 
@@ -140,8 +140,8 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     monkeypatch.setattr(TrialRunner, "attempt", never)
     sizes = {"n_embd": 64, "dff": 128, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
     model_in(tmp_path / "ctrl", {"model_type": "ctrl", **sizes})
-    asked = ("--model", "./ctrl", "--seq-len", "32", "--global-batch", "4", "--device", "cpu", "--json")
-    done = autofit("trial", *asked, "--config", "checkpointing=full,attention=eager")
+    arguments = ("--model", "./ctrl", "--seq-len", "32", "--global-batch", "4", "--device", "cpu", "--json")
+    done = autofit("trial", *arguments, "--config", "checkpointing=full,attention=eager")
     assert done.code == 2
     assert done.document["outcome"] == "unsupported"
     assert "no checkpointing for ctrl" in done.document["reason"]

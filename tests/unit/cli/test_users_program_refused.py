@@ -12,7 +12,7 @@ SPACE = "axes: {method: [full], micro_batch: [2, 4]}"
 
 
 @pytest.mark.parametrize(
-    ("command", "more", "program", "told"),
+    ("command", "more", "program", "message"),
     [
         ("search", (), "no-such-program {micro_batch}", "no-such-program is not found"),
         ("search", (), "python train.py", "the space varies micro_batch, which the command ignores"),
@@ -29,10 +29,10 @@ SPACE = "axes: {method: [full], micro_batch: [2, 4]}"
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
-    autofit: Autofit, tmp_path: Path, command: str, more: tuple[str, ...], program: str, told: str
+    autofit: Autofit, tmp_path: Path, command: str, more: tuple[str, ...], program: str, message: str
 ) -> None:
     (tmp_path / "space.yaml").write_text(SPACE)
     model_in(tmp_path / "small")
     space = ("--space", "space.yaml") if command == "search" else ()
     done = autofit(command, "--model", "./small", "--seq-len", "32", *space, *more, "--command", program)
-    assert done.code == 2 and told in done.err
+    assert done.code == 2 and message in done.err

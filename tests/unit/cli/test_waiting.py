@@ -14,9 +14,9 @@ def test_progress_in_words() -> None:
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Waiting() as shown:
+    with Waiting() as display:
         for done in range(100):
-            shown(done, 100)
+            display(done, 100)
     assert capsys.readouterr() == ("", "")
 
 
@@ -25,10 +25,10 @@ def test_what_takes_longer_says_so_now_and_then(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
-    with Waiting() as shown:
+    with Waiting() as display:
         for done in range(1, 13):
             clock[0] += 1.0
-            shown(done, 12)
+            display(done, 12)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -43,13 +43,13 @@ def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(
 ) -> None:
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(waiting.sys.stderr, "isatty", lambda: True, raising=False)
-    with Waiting() as shown:
-        shown(1)
-        shown(2, 4)
-        assert shown._bar is not None
-        (task,) = shown._bar.tasks
+    with Waiting() as display:
+        display(1)
+        display(2, 4)
+        assert display._bar is not None
+        (task,) = display._bar.tasks
         assert (task.completed, task.total) == (2, 4)
-        live = shown._live
+        live = display._live
         assert live is not None and live.is_started
     assert not live.is_started
     assert capsys.readouterr().out == ""

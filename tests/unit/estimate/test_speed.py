@@ -14,7 +14,7 @@ from autofit.catalog import hardware as catalog
 from autofit.catalog.hardware import cards
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK, product
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.core.workload import Workload
 from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK

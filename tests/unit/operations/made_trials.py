@@ -8,7 +8,8 @@ from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, StepWork, Trial
+from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.core.prediction import StepWork
 from autofit.core.units import GIB
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import WorkloadOptions

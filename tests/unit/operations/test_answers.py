@@ -22,7 +22,8 @@ from unit.operations.made_trials import (
 from autofit import operations
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured
-from autofit.core.outcome import Prediction, Trial
+from autofit.core.outcome import Trial
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recommendation import find_hardware

@@ -12,7 +12,8 @@ from unit.store.test_store_failures import sql
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.device.work_kinds import HOST_LINK
-from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
+from autofit.core.outcome import Outcome, Trial
+from autofit.core.prediction import Prediction, StepWork
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte

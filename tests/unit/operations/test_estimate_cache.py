@@ -12,7 +12,7 @@ from unit.operations.made_trials import make_job
 from unit.store.test_store_failures import locked, sql
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import StepWork
+from autofit.core.prediction import StepWork
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys

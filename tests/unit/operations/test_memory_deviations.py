@@ -14,7 +14,8 @@ from unit.operations.made_trials import HARDWARE, WORK, fits, make_trial, out_of
 from unit.operations.test_calibration import CARD
 from unit.store.test_store_failures import sql
 
-from autofit.core.outcome import Outcome, Prediction, Trial
+from autofit.core.outcome import Outcome, Trial
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.memory.deviation import ONE_CARD, UNKNOWN

@@ -13,8 +13,9 @@ from jobs import tiny_model
 
 from autofit.catalog.hardware import card
 from autofit.cli.text.predicted import predicted_frontier_text
+from autofit.core.frontier import by_method
 from autofit.core.units import GIB, MIB
-from autofit.core.workload import METHODS, Effect, Goal
+from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
 from autofit.planning.nothing_fits import Shortfall
@@ -83,15 +84,14 @@ def test_of_equals_what_needs_no_further_package_is_shown(request_: SearchReques
 def test_a_method_of_which_nothing_fits_is_named(found: PredictedFrontier) -> None:
     missing = "No config of full is predicted to fit."
     assert missing not in predicted_frontier_text(found)
-    assert missing in predicted_frontier_text(replace(found, points=found.of("lora")))
+    assert missing in predicted_frontier_text(replace(found, points=tuple(by_method(found.points)["lora"])))
 
 
 def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFrontier) -> None:
     assert {p.config["method"] for p in found.points} == {"full", "lora"}
     assert [p.device_bytes for p in found.points] == sorted(p.device_bytes for p in found.points)
-    for method in METHODS:
-        own = found.of(method)
-        speeds = [p.tokens_per_second or 0.0 for p in own]
+    for points in by_method(found.points).values():
+        speeds = [p.tokens_per_second or 0.0 for p in points]
         assert speeds == sorted(set(speeds))
     assert all(p.fits and p.hardware == "h100-80g" for p in found.points)
 
@@ -132,7 +132,7 @@ def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> No
     choice = found.recommendation
     assert choice is not None
     assert choice.estimate.config["method"] == "full"
-    assert choice.estimate in found.of("full")
+    assert choice.estimate in found.points
     assert [a.point.config["method"] for a in choice.alternatives if a.role == "other method"] == ["lora"]
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
-from autofit.core.outcome import Outcome, OutOfMemory, Prediction, Trial
+from autofit.core.outcome import Outcome, OutOfMemory, Trial
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.operations.prediction_residuals import Distribution, Group, Judgement, Residuals, judged
 

@@ -29,7 +29,8 @@ from autofit.core.device.probe import (
 from autofit.core.device.probe_findings import findings
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
-from autofit.core.outcome import Prediction, StepWork, TimedOut
+from autofit.core.outcome import TimedOut
+from autofit.core.prediction import Prediction, StepWork
 from autofit.core.units import GIB
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior

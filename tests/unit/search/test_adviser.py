@@ -22,7 +22,8 @@ from unit.search.made_truth import Truth, cpu_lattice, plan_of
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config, Lattice
 from autofit.core.normal import mean_above
-from autofit.core.outcome import Fits, Outcome, Prediction, TimedOut, Trial
+from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.core.prediction import Prediction
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.core.units import GIB
 from autofit.core.workload import Goal

@@ -16,7 +16,8 @@ from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, plan_of
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import OutOfMemory, Prediction, Trial
+from autofit.core.outcome import OutOfMemory, Trial
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.estimate.memory import deviation
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, UNKNOWN, MemoryDeviation

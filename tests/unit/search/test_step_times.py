@@ -13,7 +13,8 @@ from unit.operations.made_trials import fits, make_job, make_trial
 from unit.search.made_truth import cpu_lattice, plan_of
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Prediction, TimedOut
+from autofit.core.outcome import TimedOut
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.core.workload import Goal
 from autofit.prediction.predictions import Predictions

@@ -11,7 +11,8 @@ from unit.operations.made_trials import fits, make_job, make_trial
 from unit.search.made_truth import plan_of
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Fits, Prediction, TimedOut
+from autofit.core.outcome import Fits, TimedOut
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.planning.plan import Limits
 from autofit.search.acquisition.trial_costs import TrialCosts

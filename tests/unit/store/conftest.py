@@ -25,13 +25,13 @@ from autofit.core.outcome import (
     Measurement,
     Outcome,
     OutOfMemory,
-    Prediction,
     StepSeconds,
     TimedOut,
     Trial,
     Unsupported,
     context_keys,
 )
+from autofit.core.prediction import Prediction
 from autofit.core.workload import Workload
 from autofit.store import Store
 

@@ -15,7 +15,8 @@ from unit.store.conftest import a_probe, context
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
+from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Trial
+from autofit.core.prediction import Prediction
 from autofit.store import LeaseLost, Store
 
 MakeTrial = Callable[..., Trial]

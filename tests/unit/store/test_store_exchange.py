@@ -14,7 +14,8 @@ from unit.store.conftest import context
 
 from autofit import __version__
 from autofit.core.errors import UsageError
-from autofit.core.outcome import Fits, Outcome, Prediction, Trial
+from autofit.core.outcome import Fits, Outcome, Trial
+from autofit.core.prediction import Prediction
 from autofit.store import ImportReport, Store, export_lines, import_lines, read_lines
 
 MakeTrial = Callable[..., Trial]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from unit.operations.made_trials import HARDWARE, fill, fits, make_job, make_trial
 
-from autofit.core.outcome import Prediction
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.store import Store
 
