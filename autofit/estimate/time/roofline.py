@@ -107,27 +107,21 @@ def step_work(
 
 def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
     """How much of each kind some operations are [kinds]."""
-    from autofit.estimate.time.op_costs import FAMILIES
-
-    # For a family without arithmetic, any kind will do: its amounts are 0.
-    flop_kinds = np.array([INDEX[family.flops or LAUNCH] for family in FAMILIES])[cost.families]
-    places = [np.array([INDEX[f.bytes[i]] for f in FAMILIES])[cost.families] for i in (0, 1)]
+    of_flops, near, far, called = cost.kinds.T
     flops, moved = cost.flops, cost.bytes
-    far = np.clip(np.log(np.maximum(moved, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
+    share_far = np.clip(np.log(np.maximum(moved, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
     if not prior.processor:
         rates = prior.as_array()
-        per_byte = (1.0 - far) * rates[places[0]] + far * rates[places[1]]
-        by_flops = flops * rates[flop_kinds] > moved * per_byte
+        per_byte = (1.0 - share_far) * rates[near] + share_far * rates[far]
+        by_flops = flops * rates[of_flops] > moved * per_byte
         flops, moved = np.where(by_flops, flops, 0.0), np.where(by_flops, 0.0, moved)
     amounts: Features = np.zeros(len(KINDS))
-    amounts += np.bincount(flop_kinds, cost.times * flops, len(KINDS))
-    amounts += np.bincount(places[0], cost.times * moved * (1.0 - far), len(KINDS))
-    amounts += np.bincount(places[1], cost.times * moved * far, len(KINDS))
+    amounts += np.bincount(of_flops, cost.times * flops, len(KINDS))
+    amounts += np.bincount(near, cost.times * moved * (1.0 - share_far), len(KINDS))
+    amounts += np.bincount(far, cost.times * moved * share_far, len(KINDS))
     amounts[INDEX[LAUNCH]] += operation * cost.times.sum()
     if prior.processor:
-        called = np.array([INDEX[family.call or LAUNCH] for family in FAMILIES])[cost.families]
-        calls = np.array([family.call is not None for family in FAMILIES])[cost.families]
-        amounts += np.bincount(called, cost.times * calls, len(KINDS))
+        amounts += np.bincount(called, cost.times * (called != INDEX[LAUNCH]), len(KINDS))
         amounts[INDEX[FRESH]] += float(cost.times @ np.where(cost.made >= FRESH_BYTES, cost.made, 0.0))
     return amounts
 

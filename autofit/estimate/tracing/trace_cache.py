@@ -73,8 +73,8 @@ def trace_key(job: Job, *part: Hashable) -> str:
     whole = (
         ESTIMATOR_VERSION,
         job.stack.key,
-        (hardware.kind, device),
-        (workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
-        part,
+        *(hardware.kind, device),
+        *(workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
+        *part,
     )
     return sha256(repr(whole).encode()).hexdigest()
