@@ -92,7 +92,7 @@ class MemoryTrace:
     """Storages that two traces have in common, by (stage, label)."""
     flash_layers: int = 0
     """Number of layers whose attention ran in torch's flash kernel in the first forward, without dropout."""
-    elsewhere: dict[Place, list[int]] = field(default_factory=dict)
+    outside_allocator: dict[Place, list[int]] = field(default_factory=dict)
     """Bytes of each allocation outside the device's allocator, in pinned or managed memory, by place."""
 
     def events(self) -> list[tuple[Place, Event]]:

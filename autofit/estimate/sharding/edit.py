@@ -153,22 +153,6 @@ def _in_second(storage: Storage) -> Storage:
     return replace(storage, allocated=_second(storage.allocated), freed=None if freed is None else _second(freed))
 
 
-def shared(trace: MemoryTrace, ranks: int) -> MemoryTrace:
-    """An update's trace if every rank updates an equal share of each parameter."""
-    storages = [replace(storage, shares=storage.shares * ranks) for storage in trace.storages]
-    return replace(trace, storages=storages)
-
-
-def beside(trace: MemoryTrace, size: int) -> MemoryTrace:
-    """An update's trace with a buffer of `size` bytes that exists while it runs."""
-    storages, segments = list(trace.storages), []
-    for place, events in trace.segments:
-        storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
-        index = len(storages) - 1
-        segments.append((place, [Event(index, True), *events, Event(index, False)]))
-    return replace(trace, storages=storages, segments=segments)
-
-
 def plain(config: Config) -> Config:
     """`config` on one device, with everything on it."""
     return config.replace(sharding="none", offload="none")

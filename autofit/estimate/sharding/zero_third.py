@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets, is_tied
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
 
@@ -68,7 +68,7 @@ class ZeroThree(Zero):
         return edit.trace
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
-        moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()
+        moved = Zero.traffic(self, holdings, micro_steps)
         return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
     def _add_in_place(self, edit: Edit, stage: str) -> None:
@@ -102,8 +102,14 @@ class ZeroThree(Zero):
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients of what it updates at a time."""
-        updates = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
-        return beside(updates, int(self.largest_group(holdings.sizes) * self.masters))
+        updates = Zero.update(self, trace, holdings)
+        size, storages = int(self.largest_group(holdings.sizes) * self.masters), list(updates.storages)
+        segments: list[tuple[Place, list[Event]]] = []
+        for place, events in updates.segments:
+            storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
+            copy = len(storages) - 1
+            segments.append((place, [Event(copy, True), *events, Event(copy, False)]))
+        return replace(updates, storages=storages, segments=segments)
 
     def _gather(self, edit: Edit, number: int) -> Sequence[int]:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without

@@ -123,7 +123,7 @@ def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractConte
     """torch.autograd.graph.save_on_cpu as it works between a device and its host; on the host alone it does nothing."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with recorder.elsewhere():
+        with recorder.outside_allocator():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def unpack(copy: torch.Tensor) -> torch.Tensor:

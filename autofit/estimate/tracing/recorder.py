@@ -45,7 +45,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored: set[int] = set()
         self._next: Place | None = None
         self._closed = False
-        self._outside_device = False
+        self._is_outside = False
         self._sum: tuple[int, int] | None = None
         """The storages of a gradient and of its sum with another, if the last operation has made that."""
 
@@ -83,11 +83,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignore(tensor.untyped_storage())
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def outside_allocator(self) -> Iterator[None]:
         """Count what is allocated inside as memory outside the device's allocator."""
-        self._outside_device = True
+        self._is_outside = True
         yield
-        self._outside_device = False
+        self._is_outside = False
 
     def count(self, cost: Work) -> None:
         """Count the cost of one operation, or of what is not run as one."""
@@ -169,8 +169,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if self._outside_device:
-            self.trace.elsewhere.setdefault(self.place, []).append(storage.nbytes())
+        if self._is_outside:
+            self.trace.outside_allocator.setdefault(self.place, []).append(storage.nbytes())
             self._ignore(storage)
         if storage._cdata not in self._indices and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)

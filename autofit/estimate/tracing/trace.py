@@ -92,8 +92,7 @@ def trace_decoder(
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
     untraced, config = config, at_primes(config, job)
-    plan = _fake_plan(config, job)
-    plan.masks_padding = masked
+    plan = _fake_plan(config, job, masked=masked)
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
     recorder = boundary.recorder = _recorder(config, scratch)
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
@@ -105,9 +104,7 @@ def trace_decoder(
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
-        layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(untraced, stack, recorder)
-        with compiled, as_on_device(config, job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
+        with keeping, _recorded(step, config, job, recorder, compiled_as=untraced):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -122,8 +119,7 @@ def trace_evaluation(
     the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences. `masked` as
     for `trace_decoder`."""
     config = config if config.get("rank") is None else config.replace(rank=RANK)
-    plan = _fake_plan(config, job)
-    plan.masks_padding = masked
+    plan = _fake_plan(config, job, masked=masked)
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
     recorder = _recorder(config, scratch)
 
@@ -136,10 +132,7 @@ def trace_evaluation(
     with without_data():
         step = _fake_step(plan, model, recorder)
         tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
-        stack = decoder_layers(step.module.model)
-        layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(config, stack, recorder)
-        with compiled, as_on_device(config, job, recorder), layers_by, recorder, _layer_marks(recorder, stack):
+        with _recorded(step, config, job, recorder, compiled_as=config):
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()
@@ -150,18 +143,32 @@ def _recorder(config: Config, scratch: Scratch) -> Recorder:
     return RecorderOfCompiled(scratch) if config["compile"] is True else Recorder(scratch)
 
 
-def _compiled(config: Config, layers: list[Any], recorder: Recorder) -> AbstractContextManager[None]:
-    """Inside, `layers` are compiled if `config` says so."""
-    if config["compile"] is not True:
-        return nullcontext()
-    from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
+@contextmanager
+def _recorded(
+    step: TrainingStep, config: Config, job: Job, recorder: Recorder, *, compiled_as: Config
+) -> Iterator[None]:
+    """Inside, `recorder` sees what `step` does on the device; `compiled_as` has the sizes for which it is compiled."""
+    model = step.module.model
+    layers = decoder_layers(model)
+    compiling: AbstractContextManager[None] = nullcontext()
+    if config["compile"] is True:
+        from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
 
-    return compiled(layers, recorder, config)
+        compiling = compiled(layers, recorder, compiled_as)
+    with (
+        compiling,
+        as_on_device(config, job, recorder),
+        liger_layers(config, model),
+        recorder,
+        _layer_marks(recorder, layers),
+    ):
+        yield
 
 
-def _fake_plan(config: Config, job: Job) -> BuildPlan:
-    """The plan of a step that is only traced."""
+def _fake_plan(config: Config, job: Job, *, masked: bool) -> BuildPlan:
+    """The plan of a step that is only traced; `masked` says whether padding is masked."""
     plan = make_plan(config, job, HOST)
+    plan.masks_padding = masked
     plan.attention = traceable_attention(plan.attention)
     plan.loss_scaling = False  # which needs no memory
     plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart

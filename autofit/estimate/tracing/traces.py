@@ -13,7 +13,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import Scratch, host_scratch
-from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates, updates
+from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
@@ -76,7 +76,8 @@ class TracedUpdate:
     @property
     def states_bytes(self) -> int:
         """Bytes of the optimizer's states on one device."""
-        return int(self.events.sizes[self.events.categories == Category.OPTIMIZER].sum())
+        storages = self.events.storages
+        return int(storages.sizes.at(1, 1)[storages.categories == Category.OPTIMIZER].sum())
 
 
 class Traces:
@@ -266,7 +267,9 @@ class Traces:
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> TracedUpdate:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
         costs = _works(trace, "2", lambda place: True).at(1, 1)
-        return TracedUpdate(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
+        return TracedUpdate(
+            trace, Updates.of(trace), costs, paged_bytes=sum(map(sum, trace.outside_allocator.values()))
+        )
 
 
 def _result_or_failure(trace: Callable[[], V]) -> V | NotTraced:
@@ -332,7 +335,7 @@ def _decoder(
     """The decoder of `config`, from its `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
     offloaded = [
         size
-        for place, sizes in small.elsewhere.items()
+        for place, sizes in small.outside_allocator.items()
         if place.stage == "forward-1"
         for size in sizes * counts.get(place.layer, 1)
     ]

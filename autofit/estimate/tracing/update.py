@@ -149,7 +149,7 @@ def _page_states(optimizer: Any, recorder: Recorder) -> None:
         return
 
     def state_buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        with recorder.elsewhere() if parameter.numel() >= PAGED_FROM else nullcontext():
+        with recorder.outside_allocator() if parameter.numel() >= PAGED_FROM else nullcontext():
             return torch.zeros_like(parameter, dtype=dtype)
 
     optimizer.get_state_buffer = state_buffer

@@ -15,7 +15,7 @@ from autofit.techniques import complete, parse
 
 
 def all_of(trace: MemoryTrace) -> object:
-    return history(trace), trace.work, trace.labels.keys(), trace.elsewhere
+    return history(trace), trace.work, trace.labels.keys(), trace.outside_allocator
 
 
 @pytest.mark.parametrize(
