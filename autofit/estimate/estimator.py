@@ -46,8 +46,8 @@ from autofit.techniques.selective import keeps_results
 CHECKPOINTED_OPERATION, SELECTIVE_OPERATION, QUANTISED_OPERATION = 0.4, 1.5, 0.3
 """Host time that an operation takes besides its own, in units of that, beside an accelerator: in a checkpointed layer,
 whose saved tensors pass through Python; with selective checkpointing, which sees every operation from Python; with a
-4-bit base, whose products are Python's. Measured by `benchmarks/timings.py launches` on an emulated H100 (torch 2.12,
-a core of an AMD EPYC). Four configs of real cards that wait for launches bear it out (benchmarks/README.md)."""
+4-bit base, whose products are Python's. Measured by `benchmarks/timings.py launches` on an emulated H100; four configs
+of real cards bear it out (benchmarks/README.md)."""
 SELECTIVE_ON_PROCESSOR = 0.8
 """The same on a processor, over full checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13).
 With the others, too, recorded tables are ranked worse."""
@@ -80,10 +80,7 @@ class Estimator:
 
     def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, cache: TraceCache | None = None) -> None:
         """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; `cache`
-        keeps traces between processes.
-
-        What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
-        """
+        keeps traces between processes. What bounds an operation is decided by the data sheet, else by `rates`."""
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
@@ -97,9 +94,7 @@ class Estimator:
     @without_collections()
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
-
-        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices.
-        """
+        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices."""
         started = time.monotonic()
         try:
             traced = self.trace(config)
@@ -109,7 +104,7 @@ class Estimator:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
         paged_out = 0
-        if _cuda(self.job):
+        if self.job.hardware.kind == "cuda":
             others = [of_length.timeline for of_length in shorter.values()]
             memory, paged_out = self._on_card(config, traced, memory_limit_bytes, others, replayed=replayed)
         else:
@@ -278,7 +273,7 @@ class Estimator:
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
-            rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
+            rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
             blocks=blocks_at_a_time(self.job.hardware),
         )
         costs = []
@@ -311,7 +306,3 @@ def _host_time(config: Config, *, processor: bool) -> float:
         return 1.0 + SELECTIVE_ON_PROCESSOR * selective
     checkpointed = (SELECTIVE_OPERATION if selective else CHECKPOINTED_OPERATION) / every if every else 0.0
     return 1.0 + checkpointed + QUANTISED_OPERATION * (config["method"] == "qlora")
-
-
-def _cuda(job: Job) -> bool:
-    return job.hardware.kind == "cuda"

@@ -39,13 +39,9 @@ def sweep(
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
-    At most `processes` share the work. The caller chooses them: a control group's quota may be less than the cores that
-    are seen. With `seconds`, no config is begun after that time, and those not predicted by then are left out.
-
-    `report` is called with how many are done. Fragmentation is borrowed from similar configs
-    (`replays.Fragmentation`). Of the configs that fit, the memory of 19 of 20 is less than 3 % off for it. It never
-    decides what fits: where it might (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by
-    itself has its own.
+    At most `processes` share the work. With `seconds`, no config is begun after that time, and those not predicted by
+    then are left out. `report` is called with how many are done. Fragmentation is borrowed from similar configs unless
+    it might decide what fits (`replays.Fragmentation`).
     """
     groups = groups_of(configs)
     workers = workers_for(configs, processes)
@@ -67,8 +63,7 @@ def sweep(
 
 
 def workers_for(configs: Sequence[Config], processes: int) -> int:
-    """How many of at most `processes` `sweep` uses: one for a few configs, else no more than there are groups that
-    share traces."""
+    """How many of at most `processes` `sweep` uses."""
     if len(configs) < 32:  # fewer are not worth the seconds that further processes take to start
         return 1
     return min(len(groups_of(configs)), processes, MOST_PROCESSES)
@@ -82,10 +77,8 @@ def get_ready(configs: Sequence[Config], processes: int) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share most of a decoder's traces, those of one attention kernel side by side.
-
-    The largest group of each method comes first, then the second of each: if time runs out, something of every method
-    is known."""
+    """Configs that share most of a decoder's traces, those of one attention kernel side by side. The largest group of
+    each method comes first, then the second of each: if time runs out, something of every method is known."""
     groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):  # what compiles comes last
         shared = _SHARING if budget(config) == 1 else _SHARING_A_BUDGET

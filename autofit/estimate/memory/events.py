@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
-from autofit.estimate.memory.memory_trace import LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import BEFORE, LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
@@ -123,7 +123,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, trace: MemoryTrace) -> Evaluation:
-        """From the trace of one; what it leaves behind, which is nothing of size, is left out."""
+        """From its trace; what it leaves behind, which is nothing of size, is left out."""
         passing = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
         rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in passing]
         sizes = SymbolicSizes.of(s.bytes for s in trace.storages)
@@ -192,10 +192,8 @@ class DecoderEvents:
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
-        """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage.
-
-        At the boundary the decoder's own events are frees, of what autocast drops and of gradients.
-        """
+        """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage. At the
+        boundary those are frees, of what autocast drops and of gradients."""
         label = self._labels.get(event.storage)
         if label is None:
             allocated = self.trace.storages[event.storage].allocated
@@ -205,14 +203,11 @@ class DecoderEvents:
 
 def _setup(trace: MemoryTrace) -> Events:
     """What a library does before the first step, then the rest of what exists before it."""
-    rows = [(e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
-    allocated = {storage for storage, _ in rows}
-    rows += [(i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in allocated]
-    return Events(
-        np.array([storage for storage, _ in rows], dtype=np.int64),
-        np.array([1 if allocates else -1 for _, allocates in rows], dtype=np.int64),
-        np.zeros(len(rows), dtype=np.int64),
-    )
+    begin = Place(f"{PHASES[0]}-1", BEFORE)
+    rows = [(begin, e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
+    allocated = {storage for _, storage, _ in rows}
+    rows += [(begin, i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in allocated]
+    return Events.of(rows)
 
 
 def micro_step_category(storage: Storage) -> Category:

@@ -24,8 +24,8 @@ class Place(NamedTuple):
     """Where in a step something happens."""
 
     stage: str
-    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps, `optimizer-1` and `-2` of the updates,
-    or of what precedes an update once the micro-step of that number has ended."""
+    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps; `optimizer-1` and `-2` of the updates
+    and of what precedes them after the micro-step of that number."""
     layer: int
     """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last, LOSS for the
     output head with the loss."""

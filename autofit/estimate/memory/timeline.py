@@ -57,8 +57,7 @@ class Timeline:
         return self.by_phase(self.totals)
 
     def by_phase(self, totals: Integers) -> dict[str, int]:
-        """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
-        evaluation."""
+        """The most of `totals`, a figure for each event, in each phase."""
         present = PHASES if self.evaluation == len(totals) else ALL_PHASES
         begin = self.ready
         phases, totals = self.phases[begin:], totals[begin:]
@@ -75,7 +74,6 @@ class Timeline:
 
     @property
     def _fullest(self) -> int:
-        """The event at which most bytes are in use."""
         return self.ready + int(self.totals[self.ready :].argmax())
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
@@ -99,9 +97,8 @@ def timeline(
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
     After the second, the `evaluation`.
 
-    The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
-    multiple of `rounding` bytes, as the device's allocator does. `blocks`
-    are what a card runs at a time (`column_sums`).
+    Every size is rounded up to a multiple of `rounding` bytes, as the device's allocator does. `blocks` are what a card
+    runs at a time (`column_sums`).
     """
     storages = Storages.joined([part.storages for part in (steps, updates, evaluation) if part is not None])
     sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)

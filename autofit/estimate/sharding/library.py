@@ -86,8 +86,8 @@ class Library(ABC):
 
     @property
     def flat(self) -> float | None:
-        """Elements of the largest flat buffer that the optimizer updates in place of parameters, over all ranks
-        together. None where it updates the parameters themselves."""
+        """Elements, over all ranks, of the largest flat buffer that the optimizer updates in place of parameters; None
+        where it updates these themselves."""
         return None
 
     @property

@@ -23,7 +23,7 @@ from autofit.techniques.axes.batching import separates_sequences
 
 @contextmanager
 def as_on_device(config: Config, job: Job, recorder: Recorder) -> Iterator[None]:
-    """Have transformers build its masks as without a trace and, on CUDA, torch choose the device's kernels and formats,
+    """Have transformers build its masks as without a trace. On CUDA, have torch choose the device's kernels and formats
     and offload activations to a separate host."""
     from transformers import masking_utils
 

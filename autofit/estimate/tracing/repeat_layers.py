@@ -17,8 +17,8 @@ class NotUniform(Exception):
 def repeat_layers(small: MemoryTrace, representative: tuple[int, ...]) -> MemoryTrace:
     """The trace of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
 
-    A layer's own storages get a copy for every layer that it stands for. Where it frees a neighbour's storage, the
-    neighbour's copy is found by its order of allocation; raises `NotUniform` if sizes there disagree.
+    A layer's own storages get a copy for every layer that it stands for. A neighbour's storage that it frees is found
+    by its order of allocation; raises `NotUniform` if sizes there disagree.
     """
     return _Repetition(small, representative).run()
 

@@ -87,9 +87,8 @@ def trace_decoder(
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
     `keeps_inputs` as `Library.keeps_inputs`; `masked` says whether padding is masked.
 
-    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
-    The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
-    allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
+    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it. In
+    place of the flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
     """
     untraced, config = config, at_primes(config, job)
     plan = _fake_plan(config, job, masked=masked)
@@ -116,8 +115,7 @@ def trace_evaluation(
     config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int, masked: bool = False
 ) -> MemoryTrace:
     """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`, at
-    the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences. `masked` as
-    for `trace_decoder`."""
+    the prime rank alone: a loss's number of chunks is not proportional to the sequences."""
     config = config if config.get("rank") is None else config.replace(rank=RANK)
     plan = _fake_plan(config, job, masked=masked)
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
