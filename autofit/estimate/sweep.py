@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from itertools import zip_longest
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING
@@ -124,11 +125,9 @@ def _begin() -> None:
     gc.freeze()  # the libraries are not garbage: collections need not scan them
 
 
-_PROCESS_ESTIMATOR: list[Estimator] = []
-"""The estimator of this process of the pool, for the pool's one job."""
+_estimator_of_process = cache(_estimator)
+"""Of a process of the pool, for the pool's one job."""
 
 
 def _predicted(job: Job, configs: list[Config], limit: int, deadline: float) -> list[Estimate]:
-    if not _PROCESS_ESTIMATOR:
-        _PROCESS_ESTIMATOR.append(_estimator(job))
-    return list(_predict(_PROCESS_ESTIMATOR[0], configs, limit, deadline))
+    return list(_predict(_estimator_of_process(job), configs, limit, deadline))

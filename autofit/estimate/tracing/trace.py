@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -46,20 +46,15 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
     return tuple((kind, bool(every) and i % every == 0, frozen and i == 0) for i, kind in enumerate(kinds))
 
 
-def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
+@cache
+def architecture_kinds(model: Model) -> tuple[int, ...]:
     """One number per decoder layer, the same for layers of the same kind."""
-    kinds = _KINDS.get(model.digest)
-    if kinds is None:
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-        with torch.device("meta"):
-            layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
-        numbers: dict[Hashable, int] = {}
-        kinds = _KINDS[model.digest] = tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
-    return kinds
-
-
-_KINDS: dict[str, tuple[Hashable, ...]] = {}
+    with torch.device("meta"):
+        layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
 
 
 def at_primes(config: Config, job: Job) -> Config:
