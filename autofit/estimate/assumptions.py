@@ -28,14 +28,13 @@ _PACKAGES = (
 )
 """(axis, value, field of the stack): the kernel that a value runs is the package's."""
 CONTEXT_BYTES = 400 * 1024**2
-"""What a CUDA context and its loaded kernels are taken to need outside the allocator where neither a trial nor a probe
-has shown it: reports speak of 300 MB and more, growing with the kernels in use."""
+"""What a CUDA context and its kernels are taken to need where no trial or probe has shown it: reports speak of 300 MB
+and more."""
 CONTEXT_ERROR = 430 * 1024**2
 """By how much that may be off: an H200 and an H100 with CUDA 13 had 812 to 830 MiB (benchmarks/recorded)."""
 COMPILE_ERROR = 0.15
 """Relative error that compilation adds to a predicted time: the most by which a predicted speedup was off, of six
-configs on a processor and two on an H100, there with the decoder compiled as a whole (in benchmarks/recorded,
-memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and h100/compiled-llama-3.1-8b.jsonl; a test compares them)."""
+configs on a processor and two on an H100 (test_real_card.py)."""
 
 UNCOMPILED = (
     "compile=true is predicted as without it: what torch compiles of these layers cannot be traced, so memory and time "
@@ -109,8 +108,7 @@ def as_probed(job: Job, probe: Probe | None) -> Job:
 
 
 def rounded_context(size: float) -> int:
-    """A context's bytes as estimates take them: up to the next 16 MiB, so that those made before serve again though
-    kernels were loaded or not."""
+    """A context's bytes as estimates take them: up to the next 16 MiB, so that a few kernels more change none."""
     return round_up(math.ceil(size), 16 * MIB)
 
 
@@ -161,8 +159,8 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
 
 
 def _of_compiler(job: Job) -> str:
-    """What is assumed of compilation, and how far trials were from that. The figures are those of
-    memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and emulated-compiled/ in benchmarks/recorded; tests compare them."""
+    """The figures are those of memory/compiled-cpu-zen4-2c-smollm2-135m.jsonl and emulated-compiled/ in
+    benchmarks/recorded; a test compares them."""
     compared = (
         "6 configs that trained on a processor, memory was 0.97 to 1.09 times the predicted"
         if job.hardware.kind == "cpu"
@@ -188,8 +186,8 @@ def _of_hosts(job: Job) -> list[str]:
 
 
 def _kept_by_the_heap(config: Config) -> str:
-    """How far the shares of estimate/heap.py are off. Figures of one rank are those of estimate-cpu.json in
-    benchmarks/recorded, of sharding those of cpu-zen5-2c-sharded-memory.json; a test compares them."""
+    """The figures are those of estimate-cpu.json in benchmarks/recorded, of sharding those of
+    cpu-zen5-2c-sharded-memory.json; a test compares them."""
     kept = "how much freed memory the C library keeps is an average over trials"
     if config["sharding"] != "none":
         return (

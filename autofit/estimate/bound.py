@@ -22,9 +22,9 @@ LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
 scores (Korthikanti et al. 2022, arXiv:2205.05198, equation 1 and the list before it)."""
 EXPERT_BYTES, EXPERT_WEIGHT_BYTES = 6, 8 / 3
-"""Saved activations of the MLP for each expert that a token is sent to: its row as it goes in, as it comes out and as
-it is weighted, each of the model's width; and gate, up projection, activation and their product, each as wide as the
-expert, of which there are three matrices' worth of weights (transformers, integrations/moe.py)."""
+"""Saved activations of the MLP for each expert that a token is sent to: three rows of the model's width (as it goes in,
+comes out and is weighted), and four as wide as the expert, which has three matrices of that width (transformers,
+integrations/moe.py)."""
 SCORE_BYTES, WIDE_SCORE_BYTES = 6, 4
 """Per query head, token and token attended to, where no fused kernel attends: the fp32 softmax and, if the values are
 in 16 bits, its copy in 16 bits (`eager_attention_forward` of transformers' models)."""

@@ -1,4 +1,8 @@
-"""A prediction as a value: a config's memory and speed, and the changes that help."""
+"""A prediction as a value: a config's memory and speed, and the changes that help.
+
+An estimator makes it and a store keeps it. `under` a limit, `timed` at a device's rates and `judged` by trials, it is
+what a user sees.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,8 @@ class Estimate(Document):
     device_bytes: int
     """What the driver would show: reserved memory and the context."""
     host_bytes: int
-    """Host memory that one rank's training takes. It excludes what the rank's process holds before it trains: Python,
-    the libraries and, on CUDA, the context's part on the host. That was measured with CPU builds alone (0.31 GiB,
-    `host_baseline_bytes` of benchmarks/recorded), whose libraries are not those for CUDA; a trial stores its own.
-    """
+    """Host memory that one rank's training takes, without what its process holds before it trains: Python, the
+    libraries and the context's part on the host (`Measurement.host_baseline_bytes`)."""
     breakdown: dict[str, int] = field(hash=False)
     """Bytes by what they hold at the moment of the peak; they add up to `device_bytes`."""
     phase_peaks: dict[str, int] = field(hash=False)
@@ -56,8 +58,8 @@ class Estimate(Document):
     stand_in: str | None = None
     """What a guessed time is taken from in place of the hardware's own data sheet (`Rates.stand_in`)."""
     memory_error: float = 0.0
-    """Relative error of the memory, for which the limit must leave room: that of a formula in place of a trace; 0 for a
-    trace, of which `memory_deviation` says how far it is off."""
+    """Relative error of memory by formula, for which the limit must leave room; 0 for a trace, whose error is
+    `memory_deviation`."""
     memory_deviation: MemoryDeviation | None = None
     """How far trials on this hardware were from their predictions; None where nobody asked (`judged`)."""
     assumptions: tuple[str, ...] = ()
@@ -73,17 +75,15 @@ class Estimate(Document):
     host_memory_bytes: int | None = None
     """Memory of one host; None where it is unknown, as for a card of the catalog."""
     copied_bytes: int = 0
-    """Host memory that copies take while a checkpoint is saved, besides what training has there
-    (`estimate.saving.copied_bytes`)."""
+    """Host memory that copies take while a checkpoint is saved (`estimate.saving.copied_bytes`)."""
     gives_back_cache: bool = False
-    """Whether it fits only because CUDA's caching allocator gives unused memory back before it fails: `device_bytes` is
-    then what this very limit leaves it, and steps are slower than predicted."""
+    """Whether it fits only because CUDA's allocator gives unused memory back before it fails: `device_bytes` then holds
+    for this limit alone, and steps are slower than predicted."""
     borrowed_error: float = 0.0
-    """By what share `device_bytes` may be too low, as what CUDA's allocator fragments was seen of another config of the
-    lattice; 0 where it was replayed for this one."""
+    """By what share `device_bytes` may be too low, as its fragmentation is that of another config of the lattice; 0
+    where the allocator was replayed for this one."""
     uncompiled: bool = False
-    """Whether it is predicted as with `compile=false` though the config compiles: what torch compiles of
-    its layers cannot be traced."""
+    """Whether a config that compiles is predicted as without, because its compiled layers cannot be traced."""
 
     @property
     def fits(self) -> bool:
@@ -102,8 +102,8 @@ class Estimate(Document):
 
     @property
     def certainty(self) -> str | None:
-        """How sure `fits` is: `sure`, `likely` or `unsure`; None where nobody asked (`judged`), and where the host's
-        memory is too small, because no trial was compared with what is predicted of that."""
+        """How sure `fits` is: `sure`, `likely` or `unsure`. None where nobody asked (`judged`), and where the host's
+        memory is too small: no trial was compared with what is predicted of that."""
         deviation = self.memory_deviation
         if deviation is None or self.host_short_bytes:
             return None
@@ -126,8 +126,8 @@ class Estimate(Document):
 
     @property
     def cannot_save(self) -> bool:
-        """Whether a checkpoint exceeds the host's memory, as transformers' Trainer saves it. Others save with less, so
-        that it does not decide what fits."""
+        """Whether a checkpoint, as transformers' Trainer saves it, exceeds the host's memory. It does not decide what
+        fits, because others save with less."""
         return self.host_memory_bytes is not None and self.saving_host_bytes > self.host_memory_bytes
 
     @property
@@ -146,8 +146,8 @@ class Estimate(Document):
         return Prediction(**self._named(*(field.name for field in fields(Prediction))))
 
     def under(self, memory_limit_bytes: int, context_bytes: int | None = None) -> Estimate | None:
-        """This estimate under another limit and, where it is given, with another CUDA context. None if it must be
-        recomputed: these decide how much CUDA's allocator keeps or pages out, or a borrowed figure decides what fits.
+        """This estimate under another limit and with another CUDA context, if that is given. None if it must be
+        recomputed: these decide what CUDA's allocator keeps or pages out, or borrowed fragmentation decides what fits.
         """
         more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
         if more and kind_of(self.config).paged:
@@ -163,70 +163,58 @@ class Estimate(Document):
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """This estimate on the job's hosts, with the time that its work takes at `rates`; without a time if None."""
-        from autofit.estimate.assumptions import assumptions, of_borrowed
+        from autofit.estimate.assumptions import COMPILE_ERROR, assumptions, of_borrowed
         from autofit.estimate.saving import copied_bytes
+        from autofit.estimate.time.roofline import micro_step_seconds, seconds, waits_for_launches
         from autofit.techniques.job import ranks_per_host
+        from autofit.training.flops import mfu
 
-        assumed = assumptions(self.config, job, uncompiled=self.uncompiled)
-        borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
-        return replace(
+        assumed = self.assumptions
+        if not self.memory_error:  # anew, as a stored estimate may be of other hosts; one by formula is not stored
+            borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
+            assumed = (*assumptions(self.config, job, uncompiled=self.uncompiled), *borrowed)
+        here = replace(
             self,
             devices=job.workload.devices,
             ranks_per_host=ranks_per_host(job),
             host_memory_bytes=job.hardware.host_memory_bytes or None,
             copied_bytes=copied_bytes(self.config, job),
-            # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
-            assumptions=self.assumptions if self.memory_error else (*assumed, *borrowed),
-            **self._time(job, rates),
+            assumptions=assumed,
         )
-
-    def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
-        """The values of the fields that state the time."""
-        from autofit.estimate.assumptions import COMPILE_ERROR
-        from autofit.estimate.time.roofline import micro_step_seconds, seconds, waits_for_launches
-        from autofit.training.flops import mfu
-
         if rates is None or self.work is None:
-            unknown = ("step_seconds", "micro_step_seconds", "tokens_per_second", "mfu", "relative_error")
-            return {**dict.fromkeys((*unknown, "waits_for_launches", "stand_in")), "calibrated_on": 0}
+            unknown: dict[str, Any] = dict.fromkeys(_TIME)
+            return replace(here, **unknown, calibrated_on=0)
         step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
         accumulation = job.workload.batch_per_device // self.config.number("micro_batch")
-        return {
-            "step_seconds": step_seconds,
-            "micro_step_seconds": micro_step_seconds(self.work, rates, accumulation),
-            "tokens_per_second": speed,
-            "mfu": mfu(job, self.config, speed),
-            "calibrated_on": rates.calibrated_on,
-            "relative_error": rates.error_of(self.work) + (COMPILE_ERROR if self.config["compile"] is True else 0.0),
-            "waits_for_launches": waits_for_launches(self.work, rates),
-            "stand_in": None if rates.calibrated_on else rates.stand_in,
-        }
-
-    def judged(self, deviations: Mapping[str, MemoryDeviation]) -> Estimate:
-        """This estimate and its advice with the `deviations` that trials show of the memory predicted for each method.
-        What they show about traces says nothing about a formula."""
-        lightest = self.lightest
-        deviation = self._expected(deviations[self.config.text("method")])
         return replace(
-            self,
-            memory_deviation=deviation,
-            advice=tuple(replace(change, estimate=change.estimate.judged(deviations)) for change in self.advice),
-            lightest=None if lightest is None else replace(lightest, estimate=lightest.estimate.judged(deviations)),
+            here,
+            step_seconds=step_seconds,
+            micro_step_seconds=micro_step_seconds(self.work, rates, accumulation),
+            tokens_per_second=speed,
+            mfu=mfu(job, self.config, speed),
+            calibrated_on=rates.calibrated_on,
+            relative_error=rates.error_of(self.work) + (COMPILE_ERROR if self.config["compile"] is True else 0.0),
+            waits_for_launches=waits_for_launches(self.work, rates),
+            stand_in=None if rates.calibrated_on else rates.stand_in,
         )
 
-    def _expected(self, of_method: MemoryDeviation) -> MemoryDeviation:
-        """How far its memory may be off; `of_method` is what holds for its method on the hardware. Without trials, what
-        is offloaded was not compared with a real card; of little memory, the context is too large a part."""
-        if self.memory_error:
-            return MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
-        if of_method.compared_on:
-            return of_method
+    def judged(self, deviations: Mapping[str, MemoryDeviation]) -> Estimate:
+        """This estimate with how far its memory may be off; `deviations` are what trials show for each method.
+
+        What they show about traces says nothing about a formula. Without trials, what is offloaded was not compared
+        with a real card; of little memory, the context is too large a part.
+        """
         from autofit.estimate.assumptions import CONTEXT_ERROR
 
-        wider = replace(of_method, deviation=max(of_method.deviation, UNKNOWN))
-        is_small = of_method.deviation * self.device_bytes < CONTEXT_ERROR
-        return wider if is_small or self.config["offload"] != "none" else of_method
+        deviation = deviations[self.config.text("method")]
+        if self.memory_error:
+            deviation = MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
+        elif not deviation.compared_on:
+            is_small = deviation.deviation * self.device_bytes < CONTEXT_ERROR
+            if is_small or self.config["offload"] != "none":
+                deviation = replace(deviation, deviation=max(deviation.deviation, UNKNOWN))
+        return replace(self, memory_deviation=deviation)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""
@@ -239,8 +227,8 @@ class Estimate(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
-        which `judged` sets; other keys are ignored. Raises `ValueError` for work as an earlier version counted it."""
+        """The inverse of `to_json`, without the advice, the hosts (`timed`) and what trials have shown (`judged`);
+        other keys are ignored. Raises `ValueError` for work as an earlier version counted it."""
         estimate = read(cls, {f.name: data[f.name] for f in fields(cls) if f.name not in _SET_LATER})
         if estimate.work is None and data["work"] is not None:
             raise ValueError("its work was counted by an earlier version")
@@ -254,6 +242,10 @@ class Estimate(Document):
         return {name: getattr(self, name) for name in names}
 
 
+_TIME = (
+    *("step_seconds", "micro_step_seconds", "tokens_per_second", "mfu"),
+    *("relative_error", "waits_for_launches", "stand_in"),
+)
 _SET_LATER = (
     *("devices", "ranks_per_host", "host_memory_bytes", "copied_bytes"),
     *("memory_deviation", "advice", "lightest"),

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 from autofit.core.device.work_kinds import FORMATS, PASSES, attention
 from autofit.core.lattice import Config
@@ -17,7 +18,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.kernels.column_sums import blocks_at_a_time
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
-from autofit.estimate.memory.events import MicroSteps, updates
+from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.heap import Traits
 from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
 from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
@@ -30,7 +31,7 @@ from autofit.estimate.time.roofline import Rates, step_work
 from autofit.estimate.time.transfers import amounts as transferred
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
-from autofit.estimate.tracing.traces import TracedDecoder, TracedLoss, Traces, alone
+from autofit.estimate.tracing.traces import Traces, alone
 from autofit.estimate.warm import without_collections
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, packs, separates_sequences
@@ -45,8 +46,8 @@ from autofit.techniques.selective import keeps_results
 CHECKPOINTED_OPERATION, SELECTIVE_OPERATION, QUANTISED_OPERATION = 0.4, 1.5, 0.3
 """Host time that an operation takes besides its own, in units of that, beside an accelerator: in a checkpointed layer,
 whose saved tensors pass through Python; with selective checkpointing, which sees every operation from Python; with a
-4-bit base, whose products are Python's. Measured by `benchmarks/timings.py launches` on an emulated H100 (torch 2.12,
-a core of an AMD EPYC). Four configs of real cards that wait for launches bear it out (benchmarks/README.md)."""
+4-bit base, whose products are Python's. Measured by `benchmarks/timings.py launches` on an emulated H100; four configs
+of real cards bear it out (benchmarks/README.md)."""
 SELECTIVE_ON_PROCESSOR = 0.8
 """The same on a processor, over full checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13).
 With the others, too, recorded tables are ranked worse."""
@@ -79,74 +80,54 @@ class Estimator:
 
     def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, cache: TraceCache | None = None) -> None:
         """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; `cache`
-        keeps traces between processes.
-
-        What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
-        """
+        keeps traces between processes. What bounds an operation is decided by the data sheet, else by `rates`."""
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
         self._exact, self._cache = exact, cache
         self._traces = Traces(job, exact=exact, cache=cache)
-        self._shorter: dict[int, Estimator] = {}
-        """By length (`_shorter_estimators`)."""
-        self._latest: TracedDecoder | None = None
-        self._micro_steps: dict[TracedLoss, MicroSteps] = {}
         segments = job.expandable_segments is not False
         self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
         self._shares: dict[Hashable, float] = {}
         """Shares that were seen to be fragmented, by the keys of `fragmentation_keys`."""
-        self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None, bool]] = {}
 
     @without_collections()
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
-
-        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices.
-        """
+        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices."""
         started = time.monotonic()
-        key = config, memory_limit_bytes, replayed
         try:
-            if key not in self._figures:
-                self._figures[key] = self._memory_and_work(config, memory_limit_bytes, replayed=replayed)
-            memory, work, uncompiled = self._figures[key]
+            traced = self.trace(config)
+            estimators = {} if packs(config) else self._shorter_estimators
+            shorter = {length: estimator.trace(config) for length, estimator in estimators.items()}
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
+        paged_out = 0
+        if self.job.hardware.kind == "cuda":
+            others = [of_length.timeline for of_length in shorter.values()]
+            memory, paged_out = self._on_card(config, traced, memory_limit_bytes, others, replayed=replayed)
+        else:
+            memory = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
             memory_limit_bytes=memory_limit_bytes,
-            work=work,
-            uncompiled=uncompiled,
+            work=None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out),
+            uncompiled=traced.uncompiled,
             seconds_to_estimate=time.monotonic() - started,
             **asdict(memory),
         )
         return estimate.timed(self.job, self.rates)
 
-    def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None, bool]:
-        """Its memory, its work, and whether it is `uncompiled`."""
-        traced, paged_out = self.trace(config), 0
-        estimators = {} if packs(config) else self._shorter_estimators()
-        shorter = {length: estimator.trace(config) for length, estimator in estimators.items()}
-        if _cuda(self.job):
-            others = [of_length.timeline for of_length in shorter.values()]
-            memory, paged_out = self._on_card(config, traced, limit, others, replayed=replayed)
-        else:
-            memory = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
-        work = None if self._sheet is None else self._mean_work(config, traced, shorter, self._sheet, paged_out)
-        return memory, work, traced.uncompiled
-
     def forget_decoders(self) -> None:
         """As `Traces.forget_decoders`."""
-        self._latest = None
-        self._micro_steps.clear()
         self._traces.forget_decoders()
 
     @without_collections()
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
-        """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
-        layers; {} for a device of which nothing is known. Raises `NotTraced`."""
+        """For each depth, the work of a micro-step of so many first decoder layers on one device, which adds to
+        gradients; {} for a device of which nothing is known. Raises `NotTraced`."""
         if self._sheet is None:
             return {}
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
@@ -160,9 +141,8 @@ class Estimator:
     def _mean_work(
         self, config: Config, traced: Traced, shorter: Mapping[int, Traced], sheet: Rates, paged_out: int
     ) -> StepWork:
-        """The work of a mean step, where sequences have lengths: by a parabola through that of the longest and of two
-        that stand for all sequences, as products are linear in the length and attention is quadratic. Which lengths
-        are traced does not depend on the micro-batch."""
+        """The work of a mean step. Where sequences have lengths, it follows from a parabola through the longest and two
+        that stand for all: products are linear in the length, attention is quadratic."""
         mixed = micro_batches(config, self.job.workload)
         if mixed is None:
             return self._work(config, traced, sheet, paged_out)
@@ -176,18 +156,22 @@ class Estimator:
         amounts = {kind: n * mixed.attended if kind in fused else n for kind, n in work.amounts.items()}
         return replace(work, amounts=amounts)
 
+    @cached_property
     def _shorter_estimators(self) -> Mapping[int, Estimator]:
-        """Estimators of the same job on sequences that are all of one length: those that stand for all of them, but the
+        """Estimators of the same job on sequences of one length each, by length: those that stand for all, but for the
         longest. Empty where every sequence is full."""
         workload = self.job.workload
-        if workload.lengths is not None and not self._shorter:
-            for length, _ in padded(workload.lengths, 1).nodes:
-                if length < workload.seq_len:
-                    job = replace(
-                        self.job, workload=replace(workload, seq_len=length, lengths=(length,), eval_batch=None)
-                    )
-                    self._shorter[length] = Estimator(job, self.rates, exact=self._exact, cache=self._cache)
-        return self._shorter
+        nodes = [] if workload.lengths is None else [length for length, _ in padded(workload.lengths, 1).nodes]
+        return {
+            length: Estimator(
+                replace(self.job, workload=replace(workload, seq_len=length, lengths=(length,), eval_batch=None)),
+                self.rates,
+                exact=self._exact,
+                cache=self._cache,
+            )
+            for length in nodes
+            if length < workload.seq_len
+        }
 
     def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
         traffic = replace(traced.traffic, hosted=traced.traffic.hosted + 2 * paged_out)
@@ -211,8 +195,8 @@ class Estimator:
     def _on_card(
         self, config: Config, traced: Traced, limit: int, others: Sequence[Timeline], *, replayed: bool
     ) -> tuple[Memory, int]:
-        """The memory, and the bytes of paged states for which a full device has no room: the driver pages them out. A
-        limit that torch enforces counts them all."""
+        """The memory, and the bytes of paged states that the driver pages out of a full device. A limit that torch
+        enforces counts them all."""
         capped = limit < self.job.hardware.memory_bytes
         decoder, alike = fragmentation_keys(config)
         # Alike are configs that train alike; what evaluation leaves of that is another matter.
@@ -277,19 +261,19 @@ class Estimator:
         if sharding_library is not None:
             holdings = self._traces.holdings(config, sharding_library)
             updaters = sharding_library.updaters
-            events = updates(sharding_library.update(update.trace, holdings))
+            events = Updates.of(sharding_library.update(update.trace, holdings))
             update_costs = update.costs.shared(updaters)
             paged_bytes = paged_bytes // updaters if updaters else 0
             hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
             traffic = sharding_library.traffic(holdings, accumulation)
         line = timeline(
-            self._steps(decoder, loss),
+            decoder.events.with_loss(loss.trace),
             events,
             self._traces.evaluation(config, sharding_library),
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
-            rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
+            rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
             blocks=blocks_at_a_time(self.job.hardware),
         )
         costs = []
@@ -308,15 +292,6 @@ class Estimator:
             uncompiled=config["compile"] is True and not decoder.compiled,
         )
 
-    def _steps(self, decoder: TracedDecoder, loss: TracedLoss) -> MicroSteps:
-        """Both together; kept for one decoder at a time, as for a large model every pair takes megabytes."""
-        if self._latest is not decoder:
-            self._latest = decoder
-            self._micro_steps.clear()
-        if loss not in self._micro_steps:
-            self._micro_steps[loss] = decoder.events.with_loss(loss.trace)
-        return self._micro_steps[loss]
-
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -331,7 +306,3 @@ def _host_time(config: Config, *, processor: bool) -> float:
         return 1.0 + SELECTIVE_ON_PROCESSOR * selective
     checkpointed = (SELECTIVE_OPERATION if selective else CHECKPOINTED_OPERATION) / every if every else 0.0
     return 1.0 + checkpointed + QUANTISED_OPERATION * (config["method"] == "qlora")
-
-
-def _cuda(job: Job) -> bool:
-    return job.hardware.kind == "cuda"

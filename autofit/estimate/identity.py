@@ -13,12 +13,10 @@ from autofit.techniques.job import ranks_per_host
 
 
 class EstimateKeys:
-    """Keys of one job's estimates: equal exactly where every figure of the estimates is, except for the fragmentation
-    of those that are not replayed, which is that of whichever config alike came first.
+    """Keys of one job's estimates: equal where every figure of the estimates is, but for borrowed fragmentation.
 
-    The memory limit and the context are not part of them, because they are the caller's (`Estimate.under`); nor are the
-    model's name, the seed, the amount of memory present, and the rates, because a stored estimate is timed when it is
-    read.
+    The memory limit and the context are the caller's (`Estimate.under`), and a stored estimate is timed when it is
+    read: so these are not part of the keys, nor are the rates, the model's name, the seed and the memory present.
     """
 
     def __init__(self, job: Job, *, replayed: bool = False) -> None:
@@ -34,22 +32,12 @@ class EstimateKeys:
                     "estimator": ESTIMATOR_VERSION,
                     "model": workload.model_digest,
                     "workload": [
-                        workload.seq_len,
-                        workload.global_batch,
-                        workload.devices,
-                        workload.lora_dropout,
-                        *trainer,
-                        *lengths,
-                        *masked,
-                        *evaluated,
+                        *(workload.seq_len, workload.global_batch, workload.devices, workload.lora_dropout),
+                        *(*trainer, *lengths, *masked, *evaluated),
                     ],
                     "hardware": [
-                        hardware.name,
-                        hardware.kind,
-                        hardware.cores,
-                        hardware.capability,
-                        hardware.bf16,
-                        hardware.peak_flops,
+                        *(hardware.name, hardware.kind, hardware.cores),
+                        *(hardware.capability, hardware.bf16, hardware.peak_flops),
                     ],
                     "ranks_per_host": ranks_per_host(job),
                     "stack": job.stack.key,

@@ -1,7 +1,4 @@
-"""What every trace needs, imported: the server that forks estimating processes does so once for all of them.
-
-Left to themselves, the processes would each import it during their first trace, which takes longer than the trace.
-"""
+"""What every trace needs, imported: the server that forks estimating processes does so once for all of them."""
 
 import importlib
 import importlib.util
@@ -18,8 +15,7 @@ with warnings.catch_warnings(), without_collections():
     warnings.simplefilter("ignore")
     import torch
 
-    # With a GPU, importing bitsandbytes touches it, and this server would then hold its memory: the processes that need
-    # bitsandbytes import it themselves.
+    # Importing bitsandbytes takes memory of a GPU: the processes that need it import it themselves.
     on_gpu = torch.version.cuda is not None or torch.version.hip is not None
     with import_postponed("bitsandbytes") if on_gpu else nullcontext():
         for module in NEEDED:

@@ -31,10 +31,8 @@ FILE_BYTES = 50 * 10**9
 
 
 def copied_bytes(config: Config, job: Job) -> int:
-    """Host memory that copies take while a checkpoint is saved, of all ranks on the machine of rank 0 together.
-
-    0 on a processor, whose tensors lie in host memory already; what DeepSpeed copies even there is left out.
-    """
+    """Host memory that copies take while a checkpoint is saved, of all ranks on the machine of rank 0 together; on a
+    processor, what DeepSpeed copies is left out."""
     if job.hardware.kind == "cpu":
         return 0
     trained, of = config["method"] == "full", _on_one_device(config, job)
@@ -54,8 +52,7 @@ def copied_bytes(config: Config, job: Job) -> int:
 
 def whole_bytes(config: Config, job: Job) -> int:
     """Device memory that saving takes beyond what lies there between steps: the largest parameter, gathered whole; or,
-    where nothing is sharded or offloaded, a copy of the experts' weights. No more than the training step takes for
-    gathered parameters or gradients, so that saving never sets the peak."""
+    where nothing is sharded or offloaded, a copy of the experts' weights. The training step takes more than that."""
     sharding = config.text("sharding")
     if sharding.startswith("fsdp") or (uses_deepspeed(config) and deepspeed_stage(config) == 3):
         model = shape(job.model)

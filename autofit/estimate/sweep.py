@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from itertools import zip_longest
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING
@@ -39,13 +40,9 @@ def sweep(
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
-    At most `processes` share the work. The caller chooses them: a control group's quota may be less than the cores that
-    are seen. With `seconds`, no config is begun after that time, and those not predicted by then are left out.
-
-    `report` is called with how many are done. Fragmentation is borrowed from similar configs
-    (`replays.Fragmentation`). Of the configs that fit, the memory of 19 of 20 is less than 3 % off for it. It never
-    decides what fits: where it might (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by
-    itself has its own.
+    At most `processes` share the work. With `seconds`, no config is begun after that time, and those not predicted by
+    then are left out. `report` is called with how many are done. Fragmentation is borrowed from similar configs unless
+    it might decide what fits (`replays.Fragmentation`).
     """
     groups = groups_of(configs)
     workers = workers_for(configs, processes)
@@ -67,8 +64,7 @@ def sweep(
 
 
 def workers_for(configs: Sequence[Config], processes: int) -> int:
-    """How many of at most `processes` `sweep` uses: one for a few configs, else no more than there are groups that
-    share traces."""
+    """How many of at most `processes` `sweep` uses."""
     if len(configs) < 32:  # fewer are not worth the seconds that further processes take to start
         return 1
     return min(len(groups_of(configs)), processes, MOST_PROCESSES)
@@ -82,10 +78,8 @@ def get_ready(configs: Sequence[Config], processes: int) -> None:
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share most of a decoder's traces, those of one attention kernel side by side.
-
-    The largest group of each method comes first, then the second of each: if time runs out, something of every method
-    is known."""
+    """Configs that share most of a decoder's traces, those of one attention kernel side by side. The largest group of
+    each method comes first, then the second of each: if time runs out, something of every method is known."""
     groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):  # what compiles comes last
         shared = _SHARING if budget(config) == 1 else _SHARING_A_BUDGET
@@ -131,11 +125,9 @@ def _begin() -> None:
     gc.freeze()  # the libraries are not garbage: collections need not scan them
 
 
-_PROCESS_ESTIMATOR: list[Estimator] = []
-"""The estimator of this process of the pool, for the pool's one job."""
+_estimator_of_process = cache(_estimator)
+"""Of a process of the pool, for the pool's one job."""
 
 
 def _predicted(job: Job, configs: list[Config], limit: int, deadline: float) -> list[Estimate]:
-    if not _PROCESS_ESTIMATOR:
-        _PROCESS_ESTIMATOR.append(_estimator(job))
-    return list(_predict(_PROCESS_ESTIMATOR[0], configs, limit, deadline))
+    return list(_predict(_estimator_of_process(job), configs, limit, deadline))

@@ -14,11 +14,8 @@ _STARTING = threading.Lock()
 
 
 class _Process(ForkServerProcess):
-    """A process without the program that starts it.
-
-    Python runs a script again in each process that the script starts. One that calls `autofit.search`, and does not
-    guard that by `if __name__ == "__main__"`, would begin another search there.
-    """
+    """A process without the program that starts it. Python would run that again here, and a script that calls
+    `autofit.search` without a guard (`if __name__ == "__main__"`) would begin another search."""
 
     def start(self) -> None:
         with _STARTING:
@@ -35,8 +32,7 @@ class _Context(ForkServerContext):
 
 
 def hide_cards() -> None:
-    """Have this process see no GPU, for good. No trace needs one, and each process would take memory of each that it
-    sees: on import, bitsandbytes asks it for its capability, and Dynamo asks for its random state."""
+    """Have this process see no GPU, for good: bitsandbytes and Dynamo would take memory of each that it sees."""
     import torch
 
     torch.cuda.is_available = lambda: False

@@ -20,8 +20,8 @@ from autofit.estimate.tracing.recorder import NotTraced, Recorder
 
 _ATEN = torch.ops.aten
 _INTO_BUFFERS = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default)
-"""Products that Inductor's code has write into its buffers. So called, a checkpoint around the layer does not take them
-for those that it keeps; whatever else the code calls, it does (extern_kernels and FallbackKernel of _inductor)."""
+"""Products that Inductor's code has write into its buffers (extern_kernels): a checkpoint around the layer does not
+take these for those that it keeps."""
 
 
 class FusedGraph:

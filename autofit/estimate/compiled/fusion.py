@@ -40,11 +40,11 @@ class Unit:
 
 
 class Fusion:
-    """The calls and kernels that a graph of aten operations becomes, and the life of each of their results.
+    """The calls and kernels that a graph of aten operations becomes, and the life of each of their results: as for a
+    GPU, as code for a processor is taken to be alike.
 
     What is computed apart over as many elements from the same operands shares a kernel; it gets a storage unless it is
     read within its kernel alone. What is read for the last time is freed, or written over by a result of its format.
-    All of this is as for a GPU: code for a processor is taken to be alike.
     """
 
     def __init__(self, graph: GraphModule, donated: Sequence[int]) -> None:
@@ -108,8 +108,8 @@ class Fusion:
         return units
 
     def _is_local(self, node: Node, unit: Unit) -> bool:
-        """Whether a kernel computes a result for itself alone. One that it reads in another loop over a row than that
-        which computes it has to be stored, unless it is a row's sum."""
+        """Whether a kernel computes a result for itself alone. Unless it is a row's sum, it has to be stored if another
+        loop over the row reads it."""
         outside = any(node in map(self._realized.owner.get, other.read) for other in self.units if other is not unit)
         if outside or node in self._leaving:
             return False
@@ -161,8 +161,8 @@ class Fusion:
 
 
 def _may_join(unit: Unit, kernel: Unit) -> bool:
-    """Whether a new unit may become part of a kernel: it runs over as many elements, or over a sum that the kernel
-    makes, reads something that the kernel reads or makes, and nothing outside of it that needs what it makes."""
+    """Whether a new unit may become part of a kernel: it runs over as many elements, or over a sum that this makes,
+    reads something that this reads or makes, and nothing outside that needs what this makes."""
     if kernel.shape is None or unit.shape is None or kernel.shape[1] != unit.shape[1]:
         return False
     of_sums = [format_of(n).numel() for n in kernel.results if n in unit.read and reduces(n)]

@@ -24,8 +24,7 @@ def compiled(layers: Sequence[Any], recorder: Recorder, config: Config) -> Itera
     code: torch itself decides what a forward keeps for the backward, and what it fuses is `FusedGraph`'s. `config` says
     within which budget, and at which micro-batch and rank that is decided.
 
-    What has been compiled in this process is forgotten, before and after: if a caller's own runs again, it is compiled
-    again.
+    What this process has compiled is forgotten, before and after: a caller's own is compiled again.
     """
     import torch._dynamo.config
     import torch._functorch.config
@@ -97,12 +96,11 @@ def _as_large_as(config: Config) -> Iterator[None]:
 def _without_remarks() -> Iterator[None]:
     """Keep torch's remarks on what it compiles, which trials print where they apply, off the screen."""
     names = ("torch._logging._internal", "torch._dynamo", "torch._higher_order_ops", "torch._inductor")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)

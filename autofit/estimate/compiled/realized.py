@@ -9,9 +9,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 MOST_READS, MOST_READS_OF_SEVERAL, MOST_OPERATIONS = 8, 4, 30
-"""A result that reads more operands than the first is stored, and so is one with several users that reads more than the
-second or is computed by more operations than the third (`_realize_acc_reads_threshold_default`,
-`realize_reads_threshold` and `_realize_opcount_threshold_default` of torch/_inductor/config.py)."""
+"""A result that reads more operands than the first is stored, as is one with several users that reads more than the
+second or takes more operations than the third (`_realize_acc_reads_threshold_default`, `realize_reads_threshold` and
+`_realize_opcount_threshold_default` of torch/_inductor/config.py)."""
 _ATEN = torch.ops.aten
 _CALLED = {
     *(_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm, _ATEN._grouped_mm, _ATEN.convolution),
@@ -26,10 +26,9 @@ _VIEWS = {_ATEN._unsafe_view.default, _ATEN.reshape.default}
 class Realized:
     """The nodes of a graph of aten operations, and what computing each of them reads.
 
-    Inductor calls matrix products, attention and whatever it cannot generate code for. All else it fuses. A fused
+    Inductor calls matrix products, attention and whatever it cannot generate code for, and fuses all else. A fused
     result is computed apart ("realized") if it leaves the graph, if a call reads it, if it is a sum, or if it takes too
-    much to be computed again by each reader. Whatever reads it before the place in the graph from which on that is
-    known computes it itself.
+    much to be computed again by each reader. Readers before the place from which on that is known compute it.
     """
 
     def __init__(self, graph: GraphModule) -> None:

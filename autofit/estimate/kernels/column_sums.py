@@ -35,10 +35,10 @@ def blocks_at_a_time(hardware: Hardware) -> int:
 def taken(values: NDArray[np.float64], columns: NDArray[np.int64], blocks: int) -> NDArray[np.float64]:
     """Bytes taken to add up matrices of so many values in so many columns on a device that runs `blocks` at a time.
 
-    The rows of a column are divided among blocks, each of which leaves its sums in memory, for as many blocks as the
-    device runs at a time, unless each thread then had too few or too many values. Source: setReduceConfig and
-    ReduceConfig::global_memory_size of aten/src/ATen/native/cuda/Reduce.cuh (torch 2.11 to 2.13), for contiguous
-    matrices of up to 2 GiB whose columns are a multiple of four and at least as many as a block has.
+    The rows of a column are divided among as many blocks as run at a time, unless each thread then had too few or too
+    many values; each block leaves its sums in memory. Source: setReduceConfig and ReduceConfig::global_memory_size of
+    aten/src/ATen/native/cuda/Reduce.cuh (torch 2.11 to 2.13), for contiguous matrices of up to 2 GiB whose columns are
+    a multiple of four and at least as many as a block has.
     """
     rows = values / columns
     values_per_thread = np.ceil(rows / SHARERS)

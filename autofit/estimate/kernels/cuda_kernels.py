@@ -23,8 +23,8 @@ SEQUENCE_TILE = 128
 """Flash attention rounds sequences up to a multiple of this many rows (seqlen_q_rounded in aten/src/ATen/native/
 transformers/cuda/flash_attn/flash_api.cpp)."""
 EFFICIENT_TILE = 64
-"""Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI and kBlockSizeJ of
-most kernels in aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
+"""Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI of most kernels in
+aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
 CUSTOM_GEMM_ROWS = 4
 """Up to this many rows bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
 bitsandbytes/backends/cuda/ops.py)."""
@@ -40,10 +40,10 @@ def cuda_scratch(name: str, args: tuple[Any, ...], *, sequences: int = 0) -> Hel
 
 
 def _flash_backward(args: tuple[Any, ...], sequences: int = 0) -> Held:
-    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
-    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head. Of several
-    `sequences` in a row (mha_varlen_bwd), each has a tile's rows beside its own. Arguments: (grad_out, query, key,
-    ...), tensors [batch, heads, tokens, width]."""
+    """mha_bwd of flash_api.cpp, and of the flash-attn package: fp32 sums of each row and accumulators of the query's
+    gradient, and with grouped queries the keys' and values' gradients for every query head. Each of several `sequences`
+    in a row (mha_varlen_bwd) has a tile's rows besides. Arguments: (grad_out, query, key, ...), tensors [batch, heads,
+    tokens, width]."""
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
     batch, heads, tokens, width = query.shape
@@ -56,10 +56,9 @@ def _flash_backward(args: tuple[Any, ...], sequences: int = 0) -> Held:
 
 
 def _efficient_backward(args: tuple[Any, ...]) -> Held:
-    """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
-    tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
-    each with four words that track its progress. Staging tiles of heads wider than 128 are left out. Arguments:
-    (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
+    """_efficient_attention_backward of attention_backward.cu: one fp32 per row, and a workspace of fp32 tiles of the
+    query's gradient, each with four words (workspace_elements_gq in mem_eff_attention/kernel_backward.h). Staging tiles
+    of heads wider than 128 are left out. Arguments: (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     batch, heads, tokens, width = query.shape
     tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
@@ -68,9 +67,8 @@ def _efficient_backward(args: tuple[Any, ...]) -> Held:
 
 
 def _four_bit_product(args: tuple[Any, ...]) -> Held:
-    """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight, which cuBLAS multiplies with
-    (_dequant_linear_fallback of bitsandbytes/backends/cuda/ops.py). Arguments: (activations,
-    packed weight, shape, scales, ...)."""
+    """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight (_dequant_linear_fallback of
+    bitsandbytes/backends/cuda/ops.py). Arguments: (activations, packed weight, shape, scales, ...)."""
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     rows = activations.numel() // activations.shape[-1]
@@ -124,8 +122,7 @@ LARGE_CUBLAS_WORKSPACE_BYTES = 32 * 1024**2
 
 
 def cublas_workspace_bytes(capability: str | None, release: tuple[int, int]) -> int:
-    """Workspace that one cuBLAS handle holds with torch's `release`. The forward's thread and autograd's have a handle
-    each."""
+    """Workspace of one cuBLAS handle with torch's `release`; the forward's thread and autograd's have one each."""
     version = compute_capability(capability) or 0.0
     is_large = version >= 9.0 and (version < 10.0 or release >= (2, 12))
     return LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES

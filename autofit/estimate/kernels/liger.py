@@ -1,8 +1,8 @@
 """Liger's fused linear cross-entropy without Liger: an operation that allocates what its kernel allocates.
 
-The kernel itself is written in Triton and runs on a device only. This does what fused_linear_cross_entropy_forward and
-_backward of liger_kernel/ops/fused_linear_cross_entropy.py (0.8.5) do on CUDA, so that every tensor has the same
-lifetime as there; what a Triton kernel does in place is an in-place operation that moves as many bytes.
+The kernel itself is in Triton, for devices only. This does what fused_linear_cross_entropy_forward and _backward of
+liger_kernel/ops/fused_linear_cross_entropy.py (0.8.5) do on CUDA: every tensor has the same lifetime, and what a Triton
+kernel does in place is an in-place operation that moves as many bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def fused_linear_cross_entropy(
     """Stands in for liger_fused_linear_cross_entropy: an fp32 scalar without meaning. hidden [tokens, hidden_size],
     weight [vocabulary, hidden_size], labels [tokens].
 
-    `adds_products` says whether 16-bit products are added to the head's gradient as they are computed, as from compute
-    capability 8.0 on: otherwise each is first a tensor of its own, which is widened to fp32.
+    `adds_products`: 16-bit products are added to the head's gradient as they are computed, as from compute capability
+    8.0 on. Otherwise each is first a tensor of its own, which is widened to fp32.
     """
     in_place = adds_products and weight.dtype.itemsize == 2
     loss: torch.Tensor = _Function.apply(hidden, weight, labels, bias, in_place)  # type: ignore[no-untyped-call]

@@ -1,8 +1,7 @@
 """Liger's kernels of decoder layers without Liger: operations that allocate and keep what its kernels do.
 
-The kernels themselves are written in Triton and run on a device only. These do what ops/rms_norm.py, ops/swiglu.py,
-ops/geglu.py and ops/rope.py of liger_kernel 0.8.5 do on CUDA, with the same tensors at the same times; what a Triton
-kernel does is an in-place operation that moves about as many bytes.
+These do what ops/rms_norm.py, ops/swiglu.py, ops/geglu.py and ops/rope.py of liger_kernel 0.8.5 do on CUDA, with the
+same tensors at the same times; what a Triton kernel does is an in-place operation that moves about as many bytes.
 """
 
 from __future__ import annotations

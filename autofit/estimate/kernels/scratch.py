@@ -33,9 +33,8 @@ Scratch = Callable[[str, tuple[Any, ...]], Held]
 def common_scratch(name: str, args: tuple[Any, ...]) -> Held:
     """What an operation of this name holds while it runs, on a CPU as on an accelerator.
 
-    `logsumexp` is a composite: it holds the exponentials of its whole operand at once before it sums them
-    (`logsumexp_out_impl` of aten/src/ATen/native/ReduceOps.cpp). Measured on a CPU: 48.0 MiB for an operand of 48.0 MiB
-    (torch 2.13). Products, norms, softmax, look-ups and updates were measured there, too, and take at most 2.5 MiB.
+    `logsumexp` holds the exponentials of its whole operand before it sums them (`logsumexp_out_impl` of
+    aten/src/ATen/native/ReduceOps.cpp). Products, norms, softmax, look-ups and updates take at most 2.5 MiB on a CPU.
     """
     if name != "aten.logsumexp.default":
         return Held()

@@ -27,8 +27,8 @@ ADDRESSES = LARGE_BUFFER << 40
 FARTHEST = 1 << 80
 """Above every block's number and address."""
 OLDEST_FIRST = 2, 12
-"""From this release on, torch takes the oldest of the free blocks of one size; before it, the one at the lowest
-address. Real cards did the latter with 2.11, emulated ones the former with 2.12 (benchmarks/README.md)."""
+"""From this release on, torch takes the oldest of the free blocks of one size; before, the one at the lowest address
+(benchmarks/README.md)."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -53,11 +53,7 @@ class Block:
     before: Block | None = None
     after: Block | None = None
     number: int = field(default_factory=count().__next__)
-    """Counts blocks as they are made. A block split off at the front is new; the remainder keeps the old number."""
-
-    def exchange_number(self, later: Block) -> None:
-        """Exchange numbers with a block made later, so that this stretch counts as the newer one."""
-        self.number, later.number = later.number, self.number
+    """Counts blocks as they are made. Of a block that is split, the rest keeps the old number."""
 
 
 class _Pool:
@@ -86,10 +82,8 @@ class _Pool:
         del self._blocks[key]
 
     def best_fit(self, size: int) -> Block | None:
-        """The smallest free block that holds `size`, removed from the pool.
-
-        A block before unmapped addresses counts as large as it could grow: one that cannot grow goes first.
-        """
+        """The smallest free block that holds `size`, removed from the pool. A block before unmapped addresses counts as
+        large as it could grow."""
         keys = self._keys
         place = bisect_left(keys, size * FARTHEST)
         if place == len(keys):
@@ -126,8 +120,8 @@ class CachingAllocator:
         capped: bool = False,
         release: tuple[int, int] = OLDEST_FIRST,
     ) -> None:
-        """`capped`: the limit was set by set_per_process_memory_fraction. Torch then compares it with the segment that
-        a request alone would take, whatever expandable pages it then maps (alloc_block). `release`: torch's."""
+        """`capped`: set_per_process_memory_fraction has set the limit. Torch then compares it with the segment that a
+        request alone would take, whatever expandable pages it maps (alloc_block). `release`: torch's."""
         self.expandable_segments = expandable_segments
         self._oldest_first = release >= OLDEST_FIRST
         self.limit = limit
@@ -182,8 +176,8 @@ class CachingAllocator:
                     self.reserved -= block.size
 
     def set_up(self, limit: int | None) -> None:
-        """Empty the cache and start the peaks anew, as a trial does before its first step. `limit` counts only from now
-        on: a library that lacks the memory to set up takes another way (`flatten_on_accelerator` of DeepSpeed)."""
+        """Empty the cache and start the peaks anew, as a trial does before its first step. `limit` counts from now on:
+        a library that lacks memory to set up takes another way (`flatten_on_accelerator` of DeepSpeed)."""
         self.empty_cache()
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
         self.limit = limit
@@ -268,7 +262,7 @@ class CachingAllocator:
         if start > block.address:
             middle = Block(start, end - start, pool)
             block.size = start - block.address
-            block.exchange_number(middle)
+            block.number, middle.number = middle.number, block.number
             self._insert_after(block, middle)
             pool.add(block)
             block = middle
@@ -293,7 +287,7 @@ class CachingAllocator:
         remainder = Block(block.address + size, rest_bytes, block.pool)
         self._insert_after(block, remainder)
         block.size = size
-        block.exchange_number(remainder)
+        block.number, remainder.number = remainder.number, block.number
         block.pool.add(remainder)
 
     def _merge_free_neighbours(self, block: Block) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
-from autofit.estimate.memory.memory_trace import LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import BEFORE, LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
@@ -49,67 +49,85 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroSteps:
-    """Memory of two micro-steps: storages as functions of micro-batch and rank, and their events."""
+class Storages:
+    """Parallel arrays, one entry per storage."""
 
     sizes: SymbolicSizes
+    """Bytes; of a storage in which a kernel adds columns up, how many values."""
     categories: NDArray[np.int8]
+    streams: NDArray[np.int8]
+    """Stream of the device on which each is allocated."""
+    of_products: NDArray[np.bool_]
+    """Whether each is the result of a matrix product."""
+    summed_columns: Integers
+    """How many columns a kernel adds up in each."""
+
+    @classmethod
+    def of(cls, storages: Sequence[Storage], sizes: SymbolicSizes, category: Callable[[Storage], Category]) -> Storages:
+        return cls(
+            sizes=sizes,
+            categories=np.array([category(s) for s in storages], dtype=np.int8),
+            streams=np.array([s.stream for s in storages], dtype=np.int8),
+            of_products=np.array([s.of_product for s in storages], dtype=np.bool_),
+            summed_columns=np.array([s.summed_columns for s in storages], dtype=np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Storages]) -> Storages:
+        return cls(
+            sizes=SymbolicSizes.joined([p.sizes for p in parts]),
+            categories=np.concatenate([p.categories for p in parts]),
+            streams=np.concatenate([p.streams for p in parts]),
+            of_products=np.concatenate([p.of_products for p in parts]),
+            summed_columns=np.concatenate([p.summed_columns for p in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MicroSteps:
+    """Memory of two micro-steps."""
+
+    storages: Storages
     setup: Events
     """What precedes the first step, after which the storages exist that it finds."""
     first: Events
     second: Events
-    streams: NDArray[np.int8]
-    """Stream of the device on which each storage is allocated."""
-    of_products: NDArray[np.bool_]
-    """Whether each storage is the result of a matrix product."""
-    summed_columns: Integers
-    """How many columns a kernel adds up in each storage, in which case its size is how many values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
     """Memory of the first update, which creates the states, and of a later one."""
 
-    sizes: NDArray[np.int64]
-    summed_columns: NDArray[np.int64]
-    categories: NDArray[np.int8]
+    storages: Storages
     first: Events
     second: Events
+
+    @classmethod
+    def of(cls, trace: MemoryTrace) -> Updates:
+        """From the optimizer's trace."""
+        created = {event.storage for _, event in trace.events() if event.allocates}
+        rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
+        sizes = SymbolicSizes.constant(-(-s.bytes // s.shares) for s in trace.storages)
+        return cls(
+            Storages.of(trace.storages, sizes, update_category),
+            *(Events.of([event for event in rows if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Memory of sequences that are evaluated together between training steps: what comes and goes meanwhile."""
 
-    sizes: SymbolicSizes
-    categories: NDArray[np.int8]
+    storages: Storages
     events: Events
 
     @classmethod
     def of(cls, trace: MemoryTrace) -> Evaluation:
-        """From the trace of one; what it leaves behind, which is nothing of size, is left out."""
+        """From its trace; what it leaves behind, which is nothing of size, is left out."""
         passing = {i for i, storage in enumerate(trace.storages) if storage.allocated and storage.freed}
         rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in passing]
-        return cls(
-            SymbolicSizes.of(s.bytes for s in trace.storages),
-            np.array([_evaluated(s) for s in trace.storages], dtype=np.int8),
-            Events.of(rows),
-        )
-
-
-NO_EVALUATION = Evaluation.of(MemoryTrace())
-
-
-def updates(trace: MemoryTrace) -> Updates:
-    """The optimizer's trace as arrays."""
-    created = {event.storage for _, event in trace.events() if event.allocates}
-    rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
-    return Updates(
-        np.array([-(-s.bytes // s.shares) for s in trace.storages], dtype=np.int64),
-        np.array([s.summed_columns for s in trace.storages], dtype=np.int64),
-        np.array([update_category(s) for s in trace.storages], dtype=np.int8),
-        *(Events.of([event for event in rows if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
-    )
+        sizes = SymbolicSizes.of(s.bytes for s in trace.storages)
+        return cls(Storages.of(trace.storages, sizes, _evaluated), Events.of(rows))
 
 
 class DecoderEvents:
@@ -118,11 +136,11 @@ class DecoderEvents:
     def __init__(self, trace: MemoryTrace) -> None:
         self.trace = trace
         self._labels = {index: name for (_, name), index in trace.labels.items()}
-        self._sizes = SymbolicSizes.of(s.bytes for s in trace.storages).over([s.shares for s in trace.storages])
-        self._categories = np.array([self._category(i, s) for i, s in enumerate(trace.storages)], dtype=np.int8)
-        self._streams = np.array([s.stream for s in trace.storages], dtype=np.int8)
-        self._of_products = np.array([s.of_product for s in trace.storages], dtype=np.bool_)
-        self._summed_columns = np.array([s.summed_columns for s in trace.storages], dtype=np.int64)
+        sizes = SymbolicSizes.of(s.bytes for s in trace.storages).over([s.shares for s in trace.storages])
+        self._storages = Storages.of(trace.storages, sizes, micro_step_category)
+        for index, label in self._labels.items():
+            if label == HIDDEN:
+                self._storages.categories[index] = Category.ACTIVATIONS
         self._setup = _setup(trace)
         self._stages = {stage: self._around_loss(stage) for stages in STAGES for stage in stages}
 
@@ -134,23 +152,14 @@ class DecoderEvents:
             for stage, (before, after) in self._stages.items()
         }
         first, second = (Events.joined(part for stage in micro_step for part in stages[stage]) for micro_step in STAGES)
-        loss_categories = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
-        of_products = np.append(self._of_products, np.array([s.of_product for s in loss.storages], dtype=np.bool_))
-        for index, shared in common.items():
-            of_products[shared] |= loss.storages[index].of_product  # the decoder's trace is given what the loss makes
-        return MicroSteps(
-            sizes=SymbolicSizes.joined([self._sizes, SymbolicSizes.constant(s.bytes for s in loss.storages)]),
-            categories=np.concatenate([self._categories, loss_categories]),
-            setup=self._setup,
-            first=first,
-            second=second,
-            streams=np.concatenate([self._streams, np.zeros(len(loss_categories), dtype=np.int8)]),
-            of_products=of_products,
-            summed_columns=np.append(self._summed_columns, [s.summed_columns for s in loss.storages]).astype(np.int64),
+        of_loss = Storages.of(
+            loss.storages, SymbolicSizes.constant(s.bytes for s in loss.storages), micro_step_category
         )
-
-    def _category(self, index: int, storage: Storage) -> Category:
-        return Category.ACTIVATIONS if self._labels.get(index) == HIDDEN else micro_step_category(storage)
+        storages = Storages.joined([self._storages, of_loss])
+        for index, shared in common.items():
+            # The decoder's trace is given what the loss makes.
+            storages.of_products[shared] |= loss.storages[index].of_product
+        return MicroSteps(storages, self._setup, first, second)
 
     def _around_loss(self, stage: str) -> tuple[Events, Events]:
         """The events of one stage before those of the loss, and after; what else the decoder does there comes after."""
@@ -183,10 +192,8 @@ class DecoderEvents:
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
-        """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage.
-
-        At the boundary the decoder's own events are frees, of what autocast drops and of gradients.
-        """
+        """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage. At the
+        boundary those are frees, of what autocast drops and of gradients."""
         label = self._labels.get(event.storage)
         if label is None:
             allocated = self.trace.storages[event.storage].allocated
@@ -196,14 +203,11 @@ class DecoderEvents:
 
 def _setup(trace: MemoryTrace) -> Events:
     """What a library does before the first step, then the rest of what exists before it."""
-    rows = [(e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
-    allocated = {storage for storage, _ in rows}
-    rows += [(i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in allocated]
-    return Events(
-        np.array([storage for storage, _ in rows], dtype=np.int64),
-        np.array([1 if allocates else -1 for _, allocates in rows], dtype=np.int64),
-        np.zeros(len(rows), dtype=np.int64),
-    )
+    begin = Place(f"{PHASES[0]}-1", BEFORE)
+    rows = [(begin, e.storage, e.allocates) for place, events in trace.segments if place.stage == SETUP for e in events]
+    allocated = {storage for _, storage, _ in rows}
+    rows += [(begin, i, True) for i, s in enumerate(trace.storages) if s.allocated is None and i not in allocated]
+    return Events.of(rows)
 
 
 def micro_step_category(storage: Storage) -> Category:

@@ -1,10 +1,8 @@
 """What the C library's heap takes for a step's tensors on a CPU.
 
-PyTorch gets its host memory from glibc, whose heap gives back only what is free at its very end, and little of that: a
-posix_memalign takes 96 bytes more than it returns and frees them at both ends; small objects that live until the
-backward settle there, and keep the holes between them from coalescing. None of these objects is in a trace, and where
-each lands decides what follows: replays of all tensors through glibc itself, with various patterns of small objects
-between them, were less accurate than the shares below.
+PyTorch gets its host memory from glibc, whose heap gives back only what is free at its very end, and little of that:
+small objects that live until the backward settle between the tensors and keep holes from coalescing. None of them is in
+a trace. Replays of all tensors through glibc itself were less accurate than the shares below.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ SIZE_POWER = 0.25
 """Power of a block's size in MiB by which its bytes are weighted: the larger a hole, the more blocks split it, and the
 larger a block, the fewer holes it fits in."""
 SHARES = np.array([58.9 * MIB, 0.056, 0.151, 0.032, -0.011, 0.229, 0.639, 0.974])
-"""Coefficients of `causes`, in their order. The first seven have the least absolute relative errors (iteratively
-reweighted least squares, Schlossmacher 1973) over the 84 configs of cpu-2c-every-axis.jsonl and
-cpu-2c-main-job-trials.jsonl in benchmarks/recorded, and of no table that searches are judged by; estimate-cpu.json
-there has the errors of fits to the other tables. The last is the median, over the 16 configs with
-offload of memory/offload-cpu-zen5-2c-pythia-160m.jsonl, of what the others leave, relative to its cause."""
+"""Coefficients of `causes`, in their order. The first seven have the least absolute relative errors over the 84 configs
+of cpu-2c-every-axis.jsonl and cpu-2c-main-job-trials.jsonl in benchmarks/recorded, by which no search is judged. The
+last is the median, over the 16 configs with offload of memory/offload-cpu-zen5-2c-pythia-160m.jsonl, of what the others
+leave, relative to its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +100,8 @@ def _weighted(sizes: NDArray[np.float64]) -> float:
 def _blocks(
     line: Timeline, part: slice, which: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sizes of the heap's blocks allocated in these events: of those also freed in them, and of the others. `which`
-    says of every event of the line whether its block counts; all do without it."""
+    """Sizes of the heap's blocks allocated in these events: of those also freed in them, and of the others. Without
+    `which`, a flag for every event of the line, all blocks count."""
     allocates = (line.sizes[part] > 0) & (line.sizes[part] < MAPPED_BYTES)
     if which is not None:
         allocates &= which[part]

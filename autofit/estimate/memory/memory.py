@@ -24,9 +24,8 @@ class Memory:
     """By what it holds at the moment of the peak; adds up to `device_bytes`."""
     phase_peaks: dict[str, int]
     gives_back_cache: bool = False
-    """Whether it stays within the limit only because the allocator gives back what it keeps unused."""
     borrowed_error: float = 0.0
-    """By what share the reserved memory may be too low, as its fragmentation is that of another step; 0 if its own."""
+    """Both as of `Estimate`."""
 
 
 def cuda_memory(
@@ -42,13 +41,12 @@ def cuda_memory(
     paged: int = 0,
     saving: int = 0,
 ) -> Memory:
-    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
-    limit is `capped` if it is less than the device has, so that torch enforces it; it then counts `paged` states too,
-    which lie outside of the allocator. cuBLAS takes a `workspace` of so many bytes for each of two handles.
+    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
 
-    `replays` knows the allocator and remembers what other timelines took; a given `fragmentation` may save one.
-    `others` are timelines of the same step on shorter sequences. Outside of CUDA's allocator, `context` bytes are
-    taken. To save a checkpoint takes `saving` bytes beyond what lies there between steps.
+    `workspace` is cuBLAS's per handle, `context` lies outside of the allocator, and saving a checkpoint takes `saving`
+    beyond what lies there between steps; all in bytes. Torch enforces a limit that is `capped`, as it is less than the
+    device has; it then counts `paged` states too, which lie outside of the allocator. A given `fragmentation` may save
+    a replay. `others` are timelines of the same step on shorter sequences.
     """
     limit -= context
     handles = 2 * workspace  # the forward's thread and autograd's
@@ -81,8 +79,8 @@ def cuda_memory(
 
 
 def host_memory(line: Timeline, traits: heap.Traits, *, hosted: int = 0) -> Memory:
-    """The memory of two optimizer steps on a CPU: the heap at its largest so far, what is mapped, and what malloc keeps
-    on top of both. `hosted` bytes are there throughout: a CPU gains nothing by moving them to its host."""
+    """The memory of two optimizer steps on a CPU: its heap, what is mapped, and what malloc keeps on top of both.
+    `hosted` bytes are there throughout: a CPU gains nothing by moving them to its host."""
     totals = heap.resident(line) + heap.kept(line, traits) + hosted
     at = int(totals.argmax())
     peak, alive = int(totals[at]), int(line.totals[at]) + hosted

@@ -24,8 +24,8 @@ class Place(NamedTuple):
     """Where in a step something happens."""
 
     stage: str
-    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps, `optimizer-1` and `-2` of the updates,
-    or of what precedes an update once the micro-step of that number has ended."""
+    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps; `optimizer-1` and `-2` of the updates
+    and of what precedes them after the micro-step of that number."""
     layer: int
     """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last, LOSS for the
     output head with the loss."""
@@ -92,7 +92,7 @@ class MemoryTrace:
     """Storages that two traces have in common, by (stage, label)."""
     flash_layers: int = 0
     """Number of layers whose attention ran in torch's flash kernel in the first forward, without dropout."""
-    elsewhere: dict[Place, list[int]] = field(default_factory=dict)
+    outside_allocator: dict[Place, list[int]] = field(default_factory=dict)
     """Bytes of each allocation outside the device's allocator, in pinned or managed memory, by place."""
 
     def events(self) -> list[tuple[Place, Event]]:

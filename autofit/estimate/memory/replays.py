@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -17,11 +17,9 @@ from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 
 STEPS = 8
-"""The fewest steps of a trial: two to warm up, two that fill the device's queue, and the timed ones. What the
-allocator keeps may grow for a few steps, as blocks come to lie differently."""
+"""The fewest steps of a trial. What the allocator keeps may grow for a few steps, as blocks come to lie differently."""
 SETTLED = 2
-"""After so many steps in a row that reserved nothing more, none is taken to: of 80 configs drawn from the recorded ones
-of emulated cards, one grew later, by 0.1 %."""
+"""After so many steps that reserved nothing more, none is taken to: of 80 recorded configs one grew later, by 0.1 %."""
 
 
 def replay(
@@ -35,18 +33,17 @@ def replay(
     others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
     """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, with `limit` bytes from the
-    driver, or `capped` by torch itself: the timeline, which may end with an evaluation, then its second step again and
-    again. Before each of those, the `others`' second steps run: the same step on shorter sequences. Ends early once a
-    step leaves the free blocks where they were. Raises `OutOfDeviceMemory`.
+    driver, or `capped` by torch itself. Raises `OutOfDeviceMemory`.
+
+    The timeline is followed by its second step again and again, each time after those of the `others`, on shorter
+    sequences, until a step leaves the free blocks where they were.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, capped=capped, release=release)
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)
-    events = list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
 
-    def run(first: int, end: int) -> None:
-        for index in range(first, end):
-            storage, size, stream = events[index]
+    def run(events: Iterable[Event], blocks: dict[int, Block], workspaces: Collection[int] = ()) -> None:
+        for index, (storage, size, stream) in enumerate(events):
             if size > 0:
                 blocks[storage] = allocator.allocate(size, stream)
             elif size < 0:
@@ -54,28 +51,21 @@ def replay(
             if index in workspaces:
                 allocator.allocate(workspace)
 
-    def run_other(other: Timeline) -> None:
-        other_blocks: dict[int, Block] = {}
-        for storage, size, stream in _of_second(other):
-            if size > 0:
-                other_blocks[storage] = allocator.allocate(size, stream)
-            elif size < 0:
-                allocator.release(other_blocks.pop(storage))
-
-    run(0, line.setup)
+    every = _events(line)
+    run(every[: line.setup], blocks, workspaces)
     allocator.set_up(limit)
-    run(line.setup, len(events))
+    run(every[line.setup :], blocks, [index - line.setup for index in workspaces])
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.
-    others = [] if renewed else others
+    second_steps = [] if renewed else [_events(other)[other.second : other.evaluation] for other in others]
     free, unchanged = allocator.free_blocks(), 0
     for _ in range(STEPS - 2):
         for old, new in renewed:
             blocks[old] = blocks.pop(new)
         reserved = allocator.peak_reserved
-        for other in others:
-            run_other(other)
-        run(line.second, line.evaluation)
+        for step in second_steps:
+            run(step, {})
+        run(every[line.second : line.evaluation], blocks)
         unchanged = unchanged + 1 if allocator.peak_reserved == reserved else 0
         before, free = free, allocator.free_blocks()
         if unchanged == SETTLED or free == before:
@@ -83,16 +73,17 @@ def replay(
     return allocator
 
 
-def _of_second(line: Timeline) -> Iterator[tuple[int, int, int]]:
-    """The second step's events: storage, bytes, stream."""
-    step = slice(line.second, line.evaluation)
-    parts = (part[step].tolist() for part in (line.storages, line.sizes, line.streams))
-    return zip(*parts, strict=True)
+Event = tuple[int, int, int]
+"""Storage, bytes, stream."""
+
+
+def _events(line: Timeline) -> list[Event]:
+    return list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
 
 
 def _workspaces(line: Timeline) -> set[int]:
-    """The events after which cuBLAS takes a workspace, on the stream of all products: of the forward's thread before
-    the first step, as a trial makes a product first (`trial.measure`), and of autograd's at its first product."""
+    """The events after which cuBLAS takes a workspace: of the forward's thread before the first step, as a trial makes
+    a product first (`trial.measure`), and of autograd's at its first product."""
     of_backward = line.of_products & (line.sizes > 0) & (line.phases == PHASES.index("backward"))
     return {max(line.setup - 1, 0), *np.flatnonzero(of_backward)[:1].tolist()}
 
@@ -105,8 +96,7 @@ class Reserved:
     """With remainders of up to 1 MiB that are not split off where there are no expandable segments."""
     reserved: int
     gives_back_cache: bool
-    """Whether unused memory has to be given back for `reserved` to be within the limit; without a limit where even then
-    it is not."""
+    """Whether unused memory has to be given back for `reserved` to be within the limit."""
 
 
 class Replays:
@@ -125,8 +115,7 @@ class Replays:
         capped: bool = False,
         others: Sequence[Timeline] = (),
     ) -> Reserved:
-        """What a step takes within `limit` bytes, or what it would take beyond that; `capped` and `others` as for
-        `replay`."""
+        """What a step takes within `limit` bytes, or would take beyond; `capped` and `others` as for `replay`."""
         content = sha256()
         for timeline in (line, *others):
             for part in (timeline.sizes, timeline.storages, timeline.phases, timeline.streams, timeline.of_products):
@@ -153,11 +142,10 @@ class Replays:
 
 
 def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
-    """Two cache keys: one per decoder trace, and a finer one that adds the micro-batch range.
+    """Two cache keys: one per decoder trace, and a finer one that adds the micro-batch range (1 and 2, 4 and 8, and so
+    on; with Liger's kernels, which write gradients over what they have kept, each is its own).
 
-    Fragmentation depends little on the optimizer and the rank, which change small blocks, and much on whether the
-    logits are one block. A range has two micro-batches: 1 and 2, 4 and 8, and so on. With Liger's kernels, which write
-    gradients over what they have kept, it has one.
+    Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
     """
     decoder = (
         config.without("optimizer", "micro_batch", "batching", "rank", "loss"),
@@ -180,8 +168,7 @@ class Fragmentation:
     """Whether these are steps with Liger's kernels."""
 
     def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
-        """Bytes to take as reserved, and by what share they may be too low. None where only a replay can tell, as where
-        that decides what fits."""
+        """Bytes to take as reserved, and by what share they may be too low; None where only a replay can tell."""
         share, error = self.of_alike, LIGER_ERROR if self.by_liger else ALIKE_ERROR
         if allocated > limit and share is None:
             share, error = self.of_decoder, DECODER_ERROR
@@ -192,5 +179,5 @@ class Fragmentation:
 
 
 ALIKE_ERROR, LIGER_ERROR, DECODER_ERROR = 0.1, 0.15, 0.2
-"""By what share each may be too low, the second with Liger's kernels: no config of test_whole_lattice.py exceeds them.
-Of 500 with those kernels, one was 0.13 too low where micro-batches were alike in twos."""
+"""By what share each may be too low, the second with Liger's kernels: no config of test_whole_lattice.py exceeds
+them."""

@@ -1,7 +1,7 @@
 """Sizes as functions of the micro-batch and the adapter rank, read off one trace at prime values of both.
 
-A trace is made with `MICRO_BATCH` sequences and adapters of rank `RANK`, primes larger than any dimension of a model.
-A size divisible by either is proportional to it, so one trace serves every micro-batch and every rank, exactly.
+The primes are larger than any dimension of a model. A size divisible by either is proportional to it, so one trace
+serves every micro-batch and every rank, exactly.
 """
 
 from __future__ import annotations

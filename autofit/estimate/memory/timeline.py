@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
 from autofit.estimate.kernels import column_sums
-from autofit.estimate.memory.events import NO_EVALUATION, Evaluation, Events, Integers, MicroSteps, Updates
+from autofit.estimate.memory.events import Evaluation, Events, Integers, MicroSteps, Storages, Updates
 from autofit.estimate.memory.memory_trace import Category
 
 
@@ -58,8 +57,7 @@ class Timeline:
         return self.by_phase(self.totals)
 
     def by_phase(self, totals: Integers) -> dict[str, int]:
-        """The most of `totals`, a figure for each event, in each phase of a step and, if there is one, in the
-        evaluation."""
+        """The most of `totals`, a figure for each event, in each phase."""
         present = PHASES if self.evaluation == len(totals) else ALL_PHASES
         begin = self.ready
         phases, totals = self.phases[begin:], totals[begin:]
@@ -76,7 +74,6 @@ class Timeline:
 
     @property
     def _fullest(self) -> int:
-        """The event at which most bytes are in use."""
         return self.ready + int(self.totals[self.ready :].argmax())
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
@@ -100,24 +97,15 @@ def timeline(
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
     After the second, the `evaluation`.
 
-    The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
-    multiple of `rounding` bytes, as the device's allocator does. `blocks`
-    are what a card runs at a time (`column_sums`).
+    Every size is rounded up to a multiple of `rounding` bytes, as the device's allocator does. `blocks` are what a card
+    runs at a time (`column_sums`).
     """
-    evaluation = evaluation or NO_EVALUATION
-    of_steps = _with_sums(steps.sizes.at(micro_batch, rank), steps.summed_columns, blocks)
-    of_updates = _with_sums(updates.sizes, updates.summed_columns, blocks)
-    raw_sizes = (of_steps, of_updates, evaluation.sizes.at(1, rank))
-    sizes = np.concatenate([_rounded(part_sizes, rounding) for part_sizes in raw_sizes])
-    offset = len(steps.sizes.constants)
-    others = len(sizes) - offset
-    categories = np.concatenate([steps.categories, updates.categories, evaluation.categories])
+    storages = Storages.joined([part.storages for part in (steps, updates, evaluation) if part is not None])
+    sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)
+    lives, offset, of_updates = (len(part.categories) for part in (storages, steps.storages, updates.storages))
     micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
     alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
-    streams = np.concatenate([steps.streams, np.zeros(others, dtype=np.int8)])
-    of_products = np.concatenate([steps.of_products, np.zeros(others, dtype=np.bool_)])
     # In the second step storages are new ones, except for those that persist, the weights and states.
-    lives = len(sizes)
     parts = [steps.setup]
     for step, update in enumerate((updates.first, updates.second)):
         parts += [
@@ -125,30 +113,32 @@ def timeline(
             _states_shared(update, offset, updates, step * lives),
             _freed(alive + step * lives),
         ]
-    parts.append(_shifted(evaluation.events, lives + offset + len(updates.sizes)))
-    events = Events.joined(parts)
+    of_steps = Events.joined(parts)
+    events = of_steps
+    if evaluation is not None:
+        events = Events.joined([of_steps, _shifted(evaluation.events, lives + offset + of_updates)])
     which = events.storages % lives
     return Timeline(
         sizes=events.signs * sizes[which],
         storages=events.storages,
-        categories=categories[which],
+        categories=storages.categories[which],
         phases=events.phases,
-        streams=streams[which],
-        of_products=of_products[which],
+        streams=storages.streams[which],
+        of_products=storages.of_products[which],
         setup=len(steps.setup.storages),
         second=sum(len(part.storages) for part in parts[:4]),
-        evaluation=sum(len(part.storages) for part in parts[:-1]),
+        evaluation=len(of_steps.storages),
     )
 
 
-def _with_sums(sizes: NDArray[Any], columns: Integers, blocks: int) -> NDArray[np.float64]:
+def _with_sums(sizes: NDArray[np.float64], columns: Integers, blocks: int) -> NDArray[np.float64]:
     """The bytes of storages, of which those in which columns are summed up have values (`Storage.summed_columns`)."""
-    byte_sizes, summed = sizes.astype(np.float64), np.flatnonzero(columns)
-    byte_sizes[summed] = column_sums.taken(byte_sizes[summed], columns[summed], blocks)
-    return byte_sizes
+    summed = np.flatnonzero(columns)
+    sizes[summed] = column_sums.taken(sizes[summed], columns[summed], blocks)
+    return sizes
 
 
-def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
+def _rounded(sizes: NDArray[np.float64], multiple: int) -> Integers:
     return -(-np.ceil(sizes).astype(np.int64) // multiple) * multiple
 
 
@@ -163,5 +153,5 @@ def _shifted(events: Events, by: int) -> Events:
 
 def _states_shared(events: Events, offset: int, updates: Updates, by: int) -> Events:
     """An update's events; states keep their numbers, so that a later update may free what an earlier one created."""
-    is_renumbered = updates.categories[events.storages] != Category.OPTIMIZER
+    is_renumbered = updates.storages.categories[events.storages] != Category.OPTIMIZER
     return Events(events.storages + offset + np.where(is_renumbered, by, 0), events.signs, events.phases)

@@ -34,8 +34,7 @@ class Ddp(Library):
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         """The trace with the buckets added, into which the last micro-step moves the gradients as they come."""
         edit = Edit(trace)
-        trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
-        edit.allocate(trained, None, holds=Category.GRADIENTS)
+        edit.allocate(edit.trained_sizes(), None, holds=Category.GRADIENTS)
         gradients = edit.gradients("backward-1")
         if not accumulates:
             into_buckets(edit, "backward-1", {index for indices in gradients.values() for index in indices})

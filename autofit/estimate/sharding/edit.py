@@ -36,6 +36,10 @@ class Edit:
             if s.trained is not None and s.layer == unit and trained in (None, s.trained) and s.allocated is None
         ]
 
+    def trained_sizes(self) -> list[int]:
+        """Bytes of each trained parameter."""
+        return [p.bytes for unit in (ROOT, *self.layers) for p in self.parameters(unit, trained=True)]
+
     def allocate(
         self,
         bytes_: Iterable[int],
@@ -46,11 +50,8 @@ class Edit:
         stream: int = 0,
         events: PlacedEvents | None = None,
     ) -> Sequence[int]:
-        """A buffer that holds these bytes (at the adapter rank of the trace), allocated at the end of `events`; without
-        these no event is written yet.
-
-        It is kept as two storages: the part proportional to the adapter rank, and the remainder.
-        """
+        """A buffer that holds these bytes (at the adapter rank of the trace), as two storages: the part proportional to
+        that rank, and the remainder. It is allocated at the end of `events`, if these are given."""
         sizes = list(bytes_)
         parts = (sum(s for s in sizes if s % RANK), sum(s for s in sizes if s % RANK == 0))
         indices = []
@@ -115,10 +116,8 @@ def in_order(trace: MemoryTrace) -> list[Storage]:
 
 
 def alike(trace: MemoryTrace) -> MemoryTrace:
-    """`trace` with a second micro-step like the first, in which there are no gradients to add to.
-
-    This is the case where a library takes every micro-batch's gradients away as they come.
-    """
+    """`trace` with a second micro-step like the first, in which there are no gradients to add to, as where a library
+    takes every micro-batch's gradients away."""
     edit = Edit(trace)
     doubled = edit.trace
     copies = {
@@ -151,22 +150,6 @@ def _in_second(storage: Storage) -> Storage:
     freed = storage.freed if storage.freed is not None and storage.freed.stage.endswith("-1") else None
     assert storage.allocated is not None
     return replace(storage, allocated=_second(storage.allocated), freed=None if freed is None else _second(freed))
-
-
-def shared(trace: MemoryTrace, ranks: int) -> MemoryTrace:
-    """An update's trace if every rank updates an equal share of each parameter."""
-    storages = [replace(storage, shares=storage.shares * ranks) for storage in trace.storages]
-    return replace(trace, storages=storages)
-
-
-def beside(trace: MemoryTrace, size: int) -> MemoryTrace:
-    """An update's trace with a buffer of `size` bytes that exists while it runs."""
-    storages, segments = list(trace.storages), []
-    for place, events in trace.segments:
-        storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
-        index = len(storages) - 1
-        segments.append((place, [Event(index, True), *events, Event(index, False)]))
-    return replace(trace, storages=storages, segments=segments)
 
 
 def plain(config: Config) -> Config:

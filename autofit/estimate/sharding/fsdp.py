@@ -1,9 +1,9 @@
 """PyTorch's `fully_shard`: a layer's parameters are gathered while it runs, its gradients scattered once it has run.
 
-When each buffer comes and goes is taken from torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup` gathers
-into one flat buffer and copies out of it into the parameters (`wait_for_unshard`); the forward frees the flat buffer
-once the next layer's is there, the backward at once, and gathers the preceding layer meanwhile (`_backward_prefetch`).
-`foreach_reduce` copies a layer's gradients into the input of its reduce-scatter, which is kept until the next layer's.
+Taken from torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup` gathers into one flat buffer and copies
+out of it into the parameters (`wait_for_unshard`). The forward frees the flat buffer once the next layer's is there,
+the backward at once; it gathers the preceding layer meanwhile (`_backward_prefetch`). `foreach_reduce` copies a layer's
+gradients into the input of its reduce-scatter, which is kept until the next layer's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ GATHERING, REDUCING = 1, 2
 """Separate streams, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's main
 stream."""
 FOREACH = 20 / 7
-"""What Adam's update reads and writes operation by operation, over what it does in one pass: weights and both moments
-both ways, and gradients once. Counted in `_multi_tensor_adam` of torch/optim/adam.py (torch 2.13)."""
+"""What Adam's update reads and writes operation by operation (`_multi_tensor_adam` of torch/optim/adam.py, torch 2.13),
+over what it does in one pass: weights and both moments both ways, and gradients once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from autofit.techniques.job import ranks_per_host
 
 
 def host_short_bytes(config: Config, job: Job) -> int:
-    """By how much the host lacks memory for what `config` offloads, of all ranks that share it; 0 where it is enough or
-    not known how much there is, and on a processor, whose memory limit is about the same memory."""
+    """By how much the host lacks memory for what all ranks on it offload; 0 where it is enough or unknown, and on a
+    processor, whose memory limit is about the same memory."""
     host_memory = job.hardware.host_memory_bytes
     if config["offload"] == "none" or not host_memory or job.hardware.kind == "cpu":
         return 0

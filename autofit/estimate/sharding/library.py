@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import MemoryTrace
-from autofit.estimate.sharding.edit import plain, shared
+from autofit.estimate.sharding.edit import plain
 from autofit.techniques.axes.precision import product_format
 
 
@@ -86,8 +86,8 @@ class Library(ABC):
 
     @property
     def flat(self) -> float | None:
-        """Elements of the largest flat buffer that the optimizer updates in place of parameters, over all ranks
-        together. None where it updates the parameters themselves."""
+        """Elements, over all ranks, of the largest flat buffer that the optimizer updates in place of parameters; None
+        where it updates these themselves."""
         return None
 
     @property
@@ -111,7 +111,10 @@ class Library(ABC):
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The optimizer's trace on one rank, which updates its share of each parameter."""
-        return shared(trace, self.ranks) if self.updaters else MemoryTrace()
+        if not self.updaters:
+            return MemoryTrace()
+        storages = [replace(storage, shares=storage.shares * self.ranks) for storage in trace.storages]
+        return replace(trace, storages=storages)
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""

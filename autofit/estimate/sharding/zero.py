@@ -1,15 +1,17 @@
 """DeepSpeed's ZeRO: flat partitions of master weights and states, gradients reduced through buckets of fixed size.
 
-Here is what the stages have in common, and when the buffers of stages 1 and 2 come and go; those of stage 3 are in
-zero_third.py. They are taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, and for
-stage 1 with bf16 weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
-(`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its own part.
-`setup_buckets` allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32
-where weights are 16-bit and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat
-partition for that from the first reduction on (`_get_compact_grad_partition_buffer`), stage 3 from the start
-(`grad_partitions_flat_buffer`, on the host if the optimizer is). Where masters have the weights' own format, stage 2
-copies its part out of the bucket at every micro-batch (`copy_grads_in_partition`), and `step` makes one more flat copy;
-with the optimizer on the host the sums are there, too (`async_accumulate_grad_in_cpu_via_gpu`).
+What the stages have in common, and when the buffers of stages 1 and 2 come and go (those of stage 3: zero_third.py).
+Taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, and for stage 1 with bf16 weights
+runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model (`_setup_for_real_optimizer`).
+
+* Trained weights lie in one flat buffer, of which stage 3 keeps its own part.
+* `setup_buckets` allocates a bucket in full however small the model is.
+* Gradients are summed over micro-batches in fp32 where weights are 16-bit and their masters fp32 (`sums_in_fp32` of
+  techniques/deepspeed_settings.py): stage 2 has a flat partition for that from the first reduction on
+  (`_get_compact_grad_partition_buffer`), stage 3 from the start (`grad_partitions_flat_buffer`).
+* Where masters have the weights' own format, stage 2 copies its part out of the bucket at every micro-batch
+  (`copy_grads_in_partition`), and `step` makes one more flat copy.
+* With the optimizer on the host the sums are there, too (`async_accumulate_grad_in_cpu_via_gpu`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 NORM_BYTES = 8
 """Per element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""
 NORM_ELEMENTS = 250_000_000
-"""Elements of a gradient that stage 3 widens to NORM_BYTES at a time, where the optimizer is on the host (`buffer_size`
-of `_constant_buffered_norm2`)."""
+"""Elements of a gradient that stage 3 widens at a time, where the optimizer is on the host (`buffer_size` of
+`_constant_buffered_norm2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,8 @@ class Zero(ZeroAmounts):
         return edit.trace
 
     def _set_up(self, edit: Edit) -> None:
-        """On a device trained parameters are there beside the flat buffer that replaces them, until it is filled
-        (`flatten_on_accelerator`). They leave a hole below it."""
+        """Until the flat buffer is filled, trained parameters are there beside it (`flatten_on_accelerator`). They
+        leave a hole below it."""
         place = Place(SETUP, BEFORE)
         indices = {id(storage): index for index, storage in enumerate(edit.trace.storages)}
         copies: list[int] = []
@@ -72,14 +74,9 @@ class Zero(ZeroAmounts):
         """On which gradients are reduced, and what that takes is allocated: stage 3 gathers on the first."""
         return (2 if self.stage == 3 else 1) * self.buckets.overlaps
 
-    def trained(self, edit: Edit) -> list[int]:
-        """Bytes of the trained parameters."""
-        return [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
-
     def _bucket(self, edit: Edit, stage: str) -> Sequence[int]:
         """The reduction's buffers."""
-        count = 2 if self.buckets.overlaps else 1
-        return edit.allocate([self.buckets.reduce * self.width * count], Place(stage, AFTER))
+        return edit.allocate([self.buckets.reduce * self.width * (1 + self.buckets.overlaps)], Place(stage, AFTER))
 
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
@@ -119,7 +116,7 @@ class Zero(ZeroAmounts):
     def _second(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """Gradients go through the bucket into the rank's own partition."""
         edit = Edit(alike(trace))
-        trained = self.trained(edit)
+        trained = edit.trained_sizes()
         sums: Sequence[int] = ()
         for number in (1, 2):
             stage = f"backward-{number}"
@@ -207,7 +204,7 @@ class Zero(ZeroAmounts):
         """fp32 gradients of the whole model exist from the start, alongside the 16-bit ones, which each backward adds
         to them and zeroes; the last one's sum is reduced in 16 bits."""
         edit = Edit(trace)
-        trained = self.trained(edit)
+        trained = edit.trained_sizes()
         edit.allocate((self.masters * b for b in trained), None, holds=Category.GRADIENTS)
         end = edit.after_stage(last)
         edit.free(end, edit.allocate(trained, Place(last, AFTER), events=end))
@@ -218,7 +215,7 @@ class Zero(ZeroAmounts):
         (`_fill_param_grad_accum_attribute`), and so are the buckets. Then the rank that has the end of the model holds
         most: its own part, which is allocated with the first of it, beside what has not yet been copied there."""
         edit = Edit(trace)
-        trained = self.trained(edit)
+        trained = edit.trained_sizes()
         gradients = [index for indices in edit.gradients("backward-1").values() for index in indices]
         every = _trained(edit)
         part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]

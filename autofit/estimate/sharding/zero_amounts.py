@@ -100,8 +100,7 @@ class ZeroAmounts(Library):
             if self.offload != "optimizer":
                 kept = [trained, holdings.frozen_bytes / self.ranks]
         else:
-            # What goes back to the device, and the buffer that gradients pass through on their way to the host
-            # (param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload).
+            # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload
             passing = [trained, max(holdings.sizes, default=0)]
             if self.stage == 2 and accumulates and (self.mixed or self.wide):
                 # The gradients of the micro-batches so far, each whole (accumulated_grads_in_cpu). Pure bf16 sums them
@@ -115,10 +114,9 @@ class ZeroAmounts(Library):
         )
 
     def _kept_beside_files(self, trained: float, sizes: Sequence[int]) -> Hosted:
-        """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
-        gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
-        files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
-        only."""
+        """What stays in host memory, `trained` being a rank's share of the trained parameters in bytes: gradients while
+        they are summed, some parameters, and the buffers through which parameters and states go to the files and back
+        (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files only."""
         buffers = self.buckets.parameters * self.buckets.parameter * self.width
         return Hosted(
             parameters=self._block(min(trained, self.buckets.in_memory * self.width)),

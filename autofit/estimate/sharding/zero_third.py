@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets, is_tied
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside, in_order
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
 
 PARAMETER_OPERATIONS = 100
-"""Operations whose launch takes as long as the Python code that gathers a trained parameter for every module that uses
-it, releases it, and hands on its gradient, in one micro-step. An order of magnitude: 1.7 to 3.7 ms were measured on 2
-cores of an AMD EPYC (pythia-160m with offload=params and without), where an operation takes some 25 microseconds."""
+"""Operations whose launch takes as long as the Python code that gathers a trained parameter, releases it, and hands on
+its gradient, in one micro-step. An order of magnitude: 1.7 to 3.7 ms were measured on 2 cores of an AMD EPYC, where an
+operation takes some 25 microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +28,18 @@ class ZeroThree(Zero):
     """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
 
     def traced(self, config: Config) -> Config:
-        """The config as for other stages, but never compiled: the hooks that gather parameters leave torch only pieces
-        of a layer to compile."""
+        """Never compiled: the hooks that gather parameters leave torch only pieces of a layer to compile."""
         return Zero.traced(self, config).replace(compile=False)
 
     @property
     def _gathers(self) -> bool:
-        """Whether stage 3 copies what it gathers: the only rank of a CPU takes its shard itself (`NoGatherHandle` of
-        runtime/zero/partition_parameters.py)."""
+        """Whether what is gathered is a copy: the only rank of a CPU takes its shard itself (`NoGatherHandle`)."""
         return self.pinned or self.ranks > 1
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
         edit = Edit(alike(trace))
-        trained = self.trained(edit)
+        trained = edit.trained_sizes()
         for number in (1, 2):
             self._add_in_place(edit, f"backward-{number}")
             gradients = {index for indices in edit.gradients(f"backward-{number}").values() for index in indices}
@@ -68,12 +66,12 @@ class ZeroThree(Zero):
         return edit.trace
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
-        moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()
+        moved = Zero.traffic(self, holdings, micro_steps)
         return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
     def _add_in_place(self, edit: Edit, stage: str) -> None:
-        """DeepSpeed's linear layer (runtime/zero/linear.py) returns a gradient of its own, to which autograd may add:
-        that of a head which is the input embedding takes the embedding's, where plain training makes a third."""
+        """Autograd may add to the gradient that DeepSpeed's linear layer (runtime/zero/linear.py) returns: that of a
+        head which is the input embedding takes the embedding's, where plain training makes a third."""
         storages, place = edit.trace.storages, Place(stage, LOSS)
         of_loss = [e.storage for at, events in edit.trace.segments if at == place for e in events if e.allocates]
         for total in edit.gradients(stage)[ROOT]:
@@ -85,8 +83,8 @@ class ZeroThree(Zero):
                     events[:] = [e for e in events if e.storage != total and e != Event(heads[0], False)]
 
     def _overflow_checked(self, edit: Edit, stage: str, trained: Sequence[int]) -> None:
-        """With fp16 the whole of a rank's gradients is looked through for infinities (`has_overflow`): `torch.isinf`
-        takes their absolute values, and a byte for each."""
+        """With fp16 a rank's gradients are looked through for infinities (`has_overflow`): `torch.isinf` takes their
+        absolute values, and a byte for each."""
         if self.updaters and not self.bf16:
             place, events = edit.before_update(stage)
             passing: list[int] = []
@@ -102,8 +100,14 @@ class ZeroThree(Zero):
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients of what it updates at a time."""
-        updates = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
-        return beside(updates, int(self.largest_group(holdings.sizes) * self.masters))
+        updates = Zero.update(self, trace, holdings)
+        size, storages = int(self.largest_group(holdings.sizes) * self.masters), list(updates.storages)
+        segments: list[tuple[Place, list[Event]]] = []
+        for place, events in updates.segments:
+            storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
+            copy = len(storages) - 1
+            segments.append((place, [Event(copy, True), *events, Event(copy, False)]))
+        return replace(updates, storages=storages, segments=segments)
 
     def _gather(self, edit: Edit, number: int) -> Sequence[int]:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
@@ -143,10 +147,8 @@ class ZeroThree(Zero):
         return [p for p in edit.parameters(unit) if not self._persists(p)]
 
     def _around(self, edit: Edit) -> tuple[list[Storage], list[Storage]]:
-        """(What only the start of a forward needs, everything else outside the layers).
-
-        With nothing after the layers, as with a tied head, all of it is in the latter.
-        """
+        """(What only the start of a forward needs, everything else outside the layers). With nothing after the layers,
+        as with a tied head, all of it is in the latter."""
         first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, in_order(edit.trace))}
         outside = self._gathered(edit, ROOT)
         lead = [p for p in outside if id(p) in first]

@@ -28,14 +28,13 @@ def calibrated(
 ) -> Rates:
     """Rates fitted to measured (work, seconds), with their relative error on held-out trials.
 
-    That error is the median of the leave-one-out errors: how far the fit to all other trials misses each one. It counts
-    one more error, the larger of the worst of them and the guess's own, so that two or three trials cannot make the fit
-    look exact. `groups`, the group of each trial, are given where the rates are for a group not among them, such as
-    another model: each group is then left out as a whole, and counts as one error, the median of its trials', because
-    what its trials have in common is a single draw. A single group's error is that of the guess.
+    That error is the median of the leave-one-out errors and one more, the larger of the worst of them and the guess's
+    own, so that two or three trials cannot make the fit look exact. `groups`, the group of each trial, are given where
+    the rates are for a group not among them, such as another model: each group is then left out as a whole and counts
+    as one error, the median of its trials', because what its trials have in common is a single draw.
 
-    `only_waiting` says which trials show nothing but how long the arithmetic waits for transfers and for the host; none
-    if it is not given. They count in no error but that of waiting.
+    `only_waiting` says which trials show nothing but how long the arithmetic waits for transfers and for the host. They
+    count in no error but that of waiting.
     """
     if not measured:
         return prior
@@ -94,8 +93,7 @@ def _fit(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) 
 
 
 def _fitted_waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
-    """Seconds of waiting over those that `rates.transfers` tells: least squares of relative errors, shrunk towards
-    `prior` (ridge regression)."""
+    """Seconds of waiting over those that `rates.transfers` tells, by ridge regression towards `prior`."""
     shares = np.array([waits(work, rates) / taken for work, taken in measured])
     left = np.array([1.0 - without_waiting(work, rates) / taken for work, taken in measured])
     ratio = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
@@ -104,8 +102,7 @@ def _fitted_waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], pr
 
 def _fitted_rates(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
     """The rates. First one factor for all, the median over the trials, so that even one trial moves every rate. Then
-    least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
-    ratio to the scaled guess."""
+    ridge regression (Hoerl and Kennard 1970) of relative errors on each rate's ratio to the scaled guess."""
     if not measured:
         return prior
     taken = np.array([max(time - prior.waiting * waits(work, prior), LEAST_RATIO * time) for work, time in measured])

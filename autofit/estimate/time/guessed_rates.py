@@ -17,27 +17,24 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
 OPERATION_SECONDS = 1.5e-5
 """Host time that PyTorch takes to launch one operation of eager transformers with PEFT; a guess that calibration
-replaces. LoRA of Qwen-1.8B on an A100 takes 0.125 s a micro-step with 256 tokens and with 512 (README.md of
-QwenLM/Qwen), for some 5,900 operations in checkpointed layers, where each takes 1.4 times as long: it does nothing but
-wait for launches (`benchmarks/published.py`)."""
+replaces. From LoRA of Qwen-1.8B on an A100, which only waits for launches: 0.125 s a micro-step (README.md of
+QwenLM/Qwen) for some 5,900 operations, each 1.4 times as long in checkpointed layers (`benchmarks/published.py`)."""
 CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
 """Per core of any CPU: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and memory; and
-seconds per operation, thread synchronisation included. Calibration on the configs of
-benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
-orders of magnitude only, which calibration replaces."""
+seconds per operation, thread synchronisation included. Calibrated on benchmarks/recorded/cpu-2c-every-axis.jsonl, of an
+AMD EPYC with bf16 arithmetic; orders of magnitude for any other."""
 HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16", "amx", "asimd")}
 """Words in a CPU's `instructions` of which one says that it computes in a format, as oneDNN's levels include the lower.
 ARM's do not say whether they have fp16: they are taken to."""
 EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
 """Share of the speed in fp32 that products in a 16-bit format reach on a CPU without arithmetic for it; and that
-bf16 reaches where AVX-512 widens it. Geometric means over all layouts, wide ones included, of the probes in
-benchmarks/recorded/processors: 0.01 to 0.07, and 0.50."""
+bf16 reaches where AVX-512 widens it. Geometric means of the probes in benchmarks/recorded/processors."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
 which differ by up to a factor of 3."""
 ATTENTION_FACTOR = 4.0
-"""How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention, whatever the
-format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
+"""How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention in any format:
+17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13)."""
 BLOCKWISE_FACTOR = 7.0
 """How many ordinary bytes take a CPU as long as one byte of bitsandbytes' quantisation, which looks every value up in a
 table: 1.0 GB/s against 6.8 of a multiplication by a scalar on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
@@ -47,8 +44,7 @@ difference."""
 NEAR_FACTOR = 0.5
 """The factor of an operation that finds most of what it reads in the CPU's caches."""
 PAGES_BYTES_PER_SECOND = 2.5e9
-"""Speed of getting new pages: 4 KiB in some 1.6 us, cleared and mapped, on a Zen 5; a guess for others, which a probe
-replaces."""
+"""Speed of getting new pages: 4 KiB in some 1.6 us on a Zen 5; a guess for others, which a probe replaces."""
 
 
 def prior(hardware: Hardware) -> Rates | None:
@@ -57,24 +53,22 @@ def prior(hardware: Hardware) -> Rates | None:
     An NVIDIA device that is not in the catalog, or whose entry lacks a figure, gets those of the cards of the nearest
     compute capability; None for any other such accelerator.
     """
-    rates = _of_device(hardware)
-    return None if rates is None else replace(rates, transfers=seconds_per_byte(hardware))
-
-
-def _of_device(hardware: Hardware) -> Rates | None:
-    if hardware.kind == "cpu":
-        return _of_cores(max(hardware.cores, 1), hardware.instructions)
     card = card_of(hardware.name)
-    if card is None:
-        return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
-    missing = missing_figure(card)
-    if missing is not None:
-        return _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
-    flops, wide_flops = card.training_peak_flops, card.peak_flops["fp32"]
-    assert flops is not None, "it is not missing"
-    return guess(
-        flops=flops, wide_flops=wide_flops, bandwidth=card.bandwidth_bytes_per_second, emulates_bf16=not card.bf16
-    )
+    rates: Rates | None
+    if hardware.kind == "cpu":
+        rates = _of_cores(max(hardware.cores, 1), hardware.instructions)
+    elif card is None:
+        rates = _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
+    elif (missing := missing_figure(card)) is not None:
+        rates = _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
+    else:
+        rates = guess(
+            flops=card.training_peak_flops or 0.0,
+            wide_flops=card.peak_flops["fp32"],
+            bandwidth=card.bandwidth_bytes_per_second,
+            emulates_bf16=not card.bf16,
+        )
+    return None if rates is None else replace(rates, transfers=seconds_per_byte(hardware))
 
 
 def missing_figure(card: Card) -> str | None:
@@ -87,8 +81,7 @@ def missing_figure(card: Card) -> str | None:
 
 
 def tf32_speedup(hardware: Hardware) -> float:
-    """How many times as fast as in fp32 the card's tensor cores multiply in TF32, by its data sheet; 1 if that is not
-    in the catalog."""
+    """How many times as fast as in fp32 the card multiplies in TF32, by its data sheet; 1 if the catalog has none."""
     card = card_of(hardware.name)
     peaks = {} if card is None else card.peak_flops
     return peaks["tf32"] / peaks["fp32"] if {"tf32", "fp32"} <= peaks.keys() else 1.0
@@ -112,8 +105,8 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
 
 
 def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: bool = False) -> Rates:
-    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second. Where bf16 is emulated, its products
-    are taken to be as fast as those in fp32, in which they are made."""
+    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second. Emulated products in bf16 are made in
+    fp32."""
     peaks = {"fp32": wide_flops, "fp16": flops, "bf16": wide_flops if emulates_bf16 else flops}
 
     def per(kind: str) -> float:

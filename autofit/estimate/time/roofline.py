@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 Features = NDArray[np.float64]
 NEAR_BYTES, FAR_BYTES = 4 * 1024**2, 64 * 1024**2
 """An operation that moves no more than the first finds it in the device's caches, one that moves more than the second
-does not; between them its bytes are split in proportion to the logarithm. Last levels hold 16 to 64 MiB (an AMD EPYC's
-32 MiB for the cores that share it, an H100's 50 MiB)."""
+does not; between them its bytes are split by the logarithm. Last levels hold 16 to 64 MiB (an H100's 50)."""
 FRESH_BYTES = 16 * 1024**2
-"""From this size on the C library gives a freed block back to the system, which clears its pages before it hands them
-out again: blocks above 32 MiB always (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c), somewhat smaller ones when they
-end the heap."""
+"""From this size on the C library gives a freed block back to the system, which clears its pages for the next: above
+32 MiB always (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c), somewhat smaller ones at the end of the heap."""
 WAITING_ERROR = 0.5
 """Relative error of the seconds that transfers and the host's part of an update are guessed to take."""
 
@@ -49,8 +47,7 @@ class Rates:
     waiting_error: float | None = None
     """Median relative error of those seconds on held-out trials; None where no trial waited."""
     stand_in: str | None = None
-    """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
-    or its number of cores."""
+    """What a guess is taken from, and why, where it is neither the device's own data sheet nor its number of cores."""
 
     def per(self, kind: str) -> float:
         """Seconds per unit of one kind."""
@@ -85,11 +82,10 @@ def step_work(
     transfers: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
 ) -> StepWork:
     """The sum of the operations of the micro-steps and of the update. On an accelerator each counts by its arithmetic
-    or by its bytes, whichever takes longer according to `prior`; on a CPU by both: a matrix product first packs its
-    operands into blocks (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), which no
-    arithmetic of its cores hides.
+    or by its bytes, whichever takes longer according to `prior`, a guess that no trial changes. On a CPU it counts by
+    both: a matrix product first packs its operands into blocks (Goto and van de Geijn 2008, "Anatomy of
+    High-Performance Matrix Multiplication"), which no arithmetic hides.
 
-    The guess decides that, never fitted rates, so that a step's work does not depend on what the trials show.
     `operation` is each operation's host time in units of a usual one's, `dispatched` is host time besides, in the same
     units; `transfers` are bytes by kind (of transfers that overlap with the arithmetic, of those that it waits for).
     """
@@ -107,27 +103,21 @@ def step_work(
 
 def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
     """How much of each kind some operations are [kinds]."""
-    from autofit.estimate.time.op_costs import FAMILIES
-
-    # For a family without arithmetic, any kind will do: its amounts are 0.
-    flop_kinds = np.array([INDEX[family.flops or LAUNCH] for family in FAMILIES])[cost.families]
-    places = [np.array([INDEX[f.bytes[i]] for f in FAMILIES])[cost.families] for i in (0, 1)]
+    of_flops, near, far, called = cost.kinds.T
     flops, moved = cost.flops, cost.bytes
-    far = np.clip(np.log(np.maximum(moved, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
+    share_far = np.clip(np.log(np.maximum(moved, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
     if not prior.processor:
         rates = prior.as_array()
-        per_byte = (1.0 - far) * rates[places[0]] + far * rates[places[1]]
-        by_flops = flops * rates[flop_kinds] > moved * per_byte
+        per_byte = (1.0 - share_far) * rates[near] + share_far * rates[far]
+        by_flops = flops * rates[of_flops] > moved * per_byte
         flops, moved = np.where(by_flops, flops, 0.0), np.where(by_flops, 0.0, moved)
     amounts: Features = np.zeros(len(KINDS))
-    amounts += np.bincount(flop_kinds, cost.times * flops, len(KINDS))
-    amounts += np.bincount(places[0], cost.times * moved * (1.0 - far), len(KINDS))
-    amounts += np.bincount(places[1], cost.times * moved * far, len(KINDS))
+    amounts += np.bincount(of_flops, cost.times * flops, len(KINDS))
+    amounts += np.bincount(near, cost.times * moved * (1.0 - share_far), len(KINDS))
+    amounts += np.bincount(far, cost.times * moved * share_far, len(KINDS))
     amounts[INDEX[LAUNCH]] += operation * cost.times.sum()
     if prior.processor:
-        called = np.array([INDEX[family.call or LAUNCH] for family in FAMILIES])[cost.families]
-        calls = np.array([family.call is not None for family in FAMILIES])[cost.families]
-        amounts += np.bincount(called, cost.times * calls, len(KINDS))
+        amounts += np.bincount(called, cost.times * (called != INDEX[LAUNCH]), len(KINDS))
         amounts[INDEX[FRESH]] += float(cost.times @ np.where(cost.made >= FRESH_BYTES, cost.made, 0.0))
     return amounts
 
@@ -137,13 +127,13 @@ def _named(amounts: Features) -> dict[str, float]:
 
 
 def seconds(work: StepWork, rates: Rates) -> float:
-    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
-    overlap with both count only where they take longer."""
+    """Time of the work: the slowest of the device, its host's launches and the transfers that overlap with both, and
+    then what it waits for. A processor is its own host, which hides nothing."""
     return without_waiting(work, rates) + rates.waiting * waits(work, rates)
 
 
 def micro_step_seconds(work: StepWork, rates: Rates, accumulation: int) -> float:
-    """Time of one of the micro-steps of which the work has `accumulation`; what transfers take counts as theirs."""
+    """Time of one of the work's `accumulation` micro-steps, transfers included."""
     return max(seconds(work, rates) - seconds(work.of_update, rates), 0.0) / accumulation
 
 

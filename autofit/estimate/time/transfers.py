@@ -17,11 +17,11 @@ PCIE_BYTES_PER_SECOND = 32e9
 """Of PCIe 4.0 x16 one way (PCI-SIG, PCI Express Base Specification 4.0: 16 GT/s times 16 lanes), for a device whose
 links are unknown."""
 DISK_READ_BYTES_PER_SECOND, DISK_WRITTEN_BYTES_PER_SECOND = 7.0e9, 5.0e9
-"""Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
-Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown. All ranks of a machine use the same drive."""
+"""Round figures of one NVMe drive on PCIe 4.0 x4, as the drive is unknown (data sheets: Samsung PM9A3 6.9 and 4.1 GB/s,
+990 PRO 7.45 and 6.9). All ranks of a machine use the same drive."""
 DRAM_BYTES_PER_SECOND = 50e9
-"""Bandwidth of a CPU's memory, to the optimizers of all ranks on it together; a guess: a quarter of what eight
-channels of DDR4-3200 have together (JEDEC JESD79-4: 25.6 GB/s each)."""
+"""Bandwidth of a CPU's memory to the optimizers of all ranks on it together; a guess: a quarter of eight channels of
+DDR4-3200 (JEDEC JESD79-4: 25.6 GB/s each)."""
 LOOPBACK_BYTES_PER_SECOND = 2e9
 """Between two processes on one CPU through gloo; an order of magnitude."""
 

@@ -23,7 +23,7 @@ from autofit.techniques.axes.batching import separates_sequences
 
 @contextmanager
 def as_on_device(config: Config, job: Job, recorder: Recorder) -> Iterator[None]:
-    """Have transformers build its masks as without a trace and, on CUDA, torch choose the device's kernels and formats,
+    """Have transformers build its masks as without a trace. On CUDA, have torch choose the device's kernels and formats
     and offload activations to a separate host."""
     from transformers import masking_utils
 
@@ -123,7 +123,7 @@ def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractConte
     """torch.autograd.graph.save_on_cpu as it works between a device and its host; on the host alone it does nothing."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with recorder.elsewhere():
+        with recorder.outside_allocator():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def unpack(copy: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Has torch dispatch operations on a fake CPU tensor as it does on a CUDA tensor, where that changes what is allocated.
 
-Autocast has a list of operations per kind of device: CUDA's runs many in fp32 that a CPU's leaves in 16 bits. The rules
-are registered in the dispatcher itself, so that they also apply to operations that others consist of.
+CUDA's autocast runs many operations in fp32 that a CPU's leaves in 16 bits. The rules are registered in the dispatcher
+itself, so that they also apply to operations that others consist of.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def cuda_dispatch() -> Iterator[None]:
 
 
 def _forget_dispatch() -> None:
-    """Have torch.compile look up anew which rule is an operation's: it keeps what it has found, also when rules come
-    and go."""
+    """Have torch.compile look up anew which rule is an operation's."""
     for operation in (*WIDENED, *SUMMED_WIDE, *AS_GIVEN, _ATEN.dropout.default, _ATEN.softmax.int):
         operation._dispatch_cache.clear()
 

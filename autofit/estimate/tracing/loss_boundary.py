@@ -1,7 +1,7 @@
 """Where the decoder ends and the loss begins: the two are traced separately, and this is their interface.
 
 One trace of the decoder serves every micro-batch, because its sizes are proportional to it. The loss is traced for a
-given number of tokens, because the number of chunks that it computes in is not proportional to that.
+number of tokens, because its number of chunks is not proportional to that.
 """
 
 from __future__ import annotations
@@ -116,10 +116,8 @@ def trace_loss(
     *,
     capability: str | None,
 ) -> MemoryTrace:
-    """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count.
-
-    The gradients are kept alive: when they are freed is up to the decoder.
-    """
+    """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count. When its
+    gradients are freed is up to the decoder."""
     from autofit.techniques.technique import Head
 
     kernel = traceable(kernel, capability)

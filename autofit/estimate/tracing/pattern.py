@@ -12,9 +12,9 @@ _Context = tuple[Hashable, Hashable, Hashable]
 def representatives(kinds: Kinds) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(layers of the full stack that make up the small one, for every full layer its place in the small one).
 
-    Two layers behave alike if they and both their neighbours are of the same kinds; the ends of the stack count as
-    neighbours of a kind of their own. The small stack is found by cutting out, largest first, every stretch without
-    which all such contexts remain: three layers for a uniform stack, four where two kinds alternate.
+    Two layers behave alike if they and both their neighbours are of the same kinds, of which the ends of the stack are
+    one. Every stretch is cut out, largest first, without which all such contexts remain: three layers stay of a uniform
+    stack, four where two kinds alternate.
     """
     contexts = set(_contexts(kinds, range(len(kinds))))
     kept = list(range(len(kinds)))

@@ -29,11 +29,8 @@ class NotTraced(UsageError):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees every operation on fake tensors, and every storage that these create.
-
-    A storage counts from the operation that returns it until Python and autograd have let go of it, as it does in
-    the allocator. Entered after the fake mode, so that it is above that on the mode stack.
-    """
+    """A dispatch mode, entered after the fake mode, that sees every operation and every storage that it creates: from
+    then until Python and autograd have let go of it, as in the allocator."""
 
     def __init__(self, scratch: Scratch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -45,7 +42,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored: set[int] = set()
         self._next: Place | None = None
         self._closed = False
-        self._outside_device = False
+        self._is_outside = False
         self._sum: tuple[int, int] | None = None
         """The storages of a gradient and of its sum with another, if the last operation has made that."""
 
@@ -83,11 +80,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignore(tensor.untyped_storage())
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def outside_allocator(self) -> Iterator[None]:
         """Count what is allocated inside as memory outside the device's allocator."""
-        self._outside_device = True
+        self._is_outside = True
         yield
-        self._outside_device = False
+        self._is_outside = False
 
     def count(self, cost: Work) -> None:
         """Count the cost of one operation, or of what is not run as one."""
@@ -169,8 +166,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if self._outside_device:
-            self.trace.elsewhere.setdefault(self.place, []).append(storage.nbytes())
+        if self._is_outside:
+            self.trace.outside_allocator.setdefault(self.place, []).append(storage.nbytes())
             self._ignore(storage)
         if storage._cdata not in self._indices and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
@@ -195,9 +192,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.trace.storages) - 1
 
     def _note_sum(self, before: torch.Tensor, result: torch.Tensor) -> None:
-        """The engine has summed two gradients (InputBuffer::accumulate of torch/csrc/autograd). With data it
-        adds in place if nothing else holds the first, as a view's base does: then that will be gone before another
-        operation runs."""
+        """The engine has summed two gradients (InputBuffer::accumulate of torch/csrc/autograd). With data it adds in
+        place if nothing else holds the first, which is then gone before another operation runs."""
         keys = before.untyped_storage()._cdata, result.untyped_storage()._cdata
         is_plain = torch.ops.aten.is_non_overlapping_and_dense(before) and not before._is_view()
         if is_plain and all(key in self._indices for key in keys):
@@ -219,10 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RecorderOfCompiled(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that torch.compile takes no notice of: it sees what compiled code runs, and not how that is made.
-
-    It has a method of its own for torch to wrap, which keeps Dynamo out of it.
-    """
+    """A recorder that torch.compile takes no notice of: it sees what compiled code runs, and not how that is made."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -233,6 +226,7 @@ class RecorderOfCompiled(Recorder):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The base class's, which torch wraps here alone to keep Dynamo out of it."""
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _called_by(self, function: str) -> bool:

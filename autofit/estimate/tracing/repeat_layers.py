@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 
 from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, MemoryTrace, Place, Storage
 
@@ -14,8 +17,8 @@ class NotUniform(Exception):
 def repeat_layers(small: MemoryTrace, representative: tuple[int, ...]) -> MemoryTrace:
     """The trace of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
 
-    A layer's own storages get a copy for every layer that it stands for. Where it frees a neighbour's storage, the
-    neighbour's copy is found by its order of allocation; raises `NotUniform` if sizes there disagree.
+    A layer's own storages get a copy for every layer that it stands for. A neighbour's storage that it frees is found
+    by its order of allocation; raises `NotUniform` if sizes there disagree.
     """
     return _Repetition(small, representative).run()
 
@@ -34,7 +37,7 @@ class _Repetition:
 
     def run(self) -> MemoryTrace:
         self._copy_residents()
-        for stage, segments in self._runs():
+        for stage, segments in itertools.groupby(self._small.segments, key=lambda segment: segment[0].stage):
             self._repeat(stage, segments)
         self._full.labels = {label: self._copies[index, BEFORE] for label, index in self._small.labels.items()}
         return self._full
@@ -44,48 +47,32 @@ class _Repetition:
         residents = [(i, storage.layer) for i, storage in enumerate(self._small.storages) if storage.allocated is None]
         first = next((index for index, layer in residents if layer is not None), len(self._small.storages))
         outside = [index for index, layer in residents if layer is None]
-        for index in (i for i in outside if i < first):
-            self._copy_resident(index, BEFORE)
+        order = [(index, BEFORE) for index in outside if index < first]
         for layer, stand_in in enumerate(self._representative):
-            for index in (i for i, home in residents if home == stand_in):
-                self._copy_resident(index, layer)
-        for index in (i for i in outside if i > first):
-            self._copy_resident(index, BEFORE)
+            order += [(index, layer) for index, home in residents if home == stand_in]
+        order += [(index, BEFORE) for index in outside if index > first]
+        for index, layer in order:
+            storage = self._small.storages[index]
+            home = None if storage.layer is None else layer
+            self._copies[index, layer] = self._add(storage, None, storage.freed, home)
 
-    def _copy_resident(self, index: int, layer: int) -> None:
-        storage = self._small.storages[index]
-        home = None if storage.layer is None else layer
-        self._copies[index, layer] = self._add(storage, storage.allocated, storage.freed, home)
-
-    def _runs(self) -> list[tuple[str, list[tuple[Place, list[Event]]]]]:
-        """Segments grouped by stage, in order."""
-        runs: list[tuple[str, list[tuple[Place, list[Event]]]]] = []
-        for place, events in self._small.segments:
-            if not runs or runs[-1][0] != place.stage:
-                runs.append((place.stage, []))
-            runs[-1][1].append((place, events))
-        return runs
-
-    def _repeat(self, stage: str, segments: list[tuple[Place, list[Event]]]) -> None:
+    def _repeat(self, stage: str, segments: Iterable[tuple[Place, list[Event]]]) -> None:
         """Write one stage: what surrounds the layers once, and every layer of the full stack like its stand-in."""
         by_layer: dict[int, list[Event]] = defaultdict(list)
-        outside: list[tuple[bool, Place, list[Event]]] = []
-        seen_layers = False
+        before: list[tuple[Place, list[Event]]] = []
+        after: list[tuple[Place, list[Event]]] = []
         for place, events in segments:
-            if place.layer in OUTSIDE:
-                outside.append((seen_layers, place, events))
-            else:
-                seen_layers = True
+            if place.layer not in OUTSIDE:
                 by_layer[place.layer] += events
-        for after, place, events in outside:
-            if not after:
-                self._write(place, events, None)
+            else:
+                (after if by_layer else before).append((place, events))
+        for place, events in before:
+            self._write(place, events, None)
         layers = range(len(self._representative))
         for layer in reversed(layers) if stage.startswith("backward") else layers:
             self._write(Place(stage, layer), by_layer[self._representative[layer]], layer)
-        for after, place, events in outside:
-            if after:
-                self._write(place, events, None)
+        for place, events in after:
+            self._write(place, events, None)
 
     def _write(self, place: Place, events: list[Event], layer: int | None) -> None:
         written: list[Event] = []
@@ -135,22 +122,8 @@ class _Repetition:
         return candidates[rank]
 
     def _add(self, storage: Storage, allocated: Place | None, freed: Place | None, layer: int | None) -> int:
-        """Add a copy of `storage` that lives then and belongs there; `replace` takes three times as long."""
-        copy = Storage(
-            storage.bytes,
-            allocated,
-            freed,
-            layer,
-            storage.recomputed,
-            storage.trained,
-            storage.item_bytes,
-            storage.shares,
-            storage.holds,
-            storage.stream,
-            storage.of_product,
-            storage.summed_columns,
-        )
-        self._full.storages.append(copy)
+        """Add a copy of `storage` that lives then and belongs there."""
+        self._full.storages.append(replace(storage, allocated=allocated, freed=freed, layer=layer))
         return len(self._full.storages) - 1
 
 

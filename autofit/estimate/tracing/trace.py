@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -46,20 +46,15 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
     return tuple((kind, bool(every) and i % every == 0, frozen and i == 0) for i, kind in enumerate(kinds))
 
 
-def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
+@cache
+def architecture_kinds(model: Model) -> tuple[int, ...]:
     """One number per decoder layer, the same for layers of the same kind."""
-    kinds = _KINDS.get(model.digest)
-    if kinds is None:
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-        with torch.device("meta"):
-            layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
-        numbers: dict[Hashable, int] = {}
-        kinds = _KINDS[model.digest] = tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
-    return kinds
-
-
-_KINDS: dict[str, tuple[Hashable, ...]] = {}
+    with torch.device("meta"):
+        layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
 
 
 def at_primes(config: Config, job: Job) -> Config:
@@ -87,13 +82,11 @@ def trace_decoder(
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
     `keeps_inputs` as `Library.keeps_inputs`; `masked` says whether padding is masked.
 
-    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
-    The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
-    allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
+    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it. In
+    place of the flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
     """
     untraced, config = config, at_primes(config, job)
-    plan = _fake_plan(config, job)
-    plan.masks_padding = masked
+    plan = _fake_plan(config, job, masked=masked)
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=plan.loss is full_cross_entropy)
     recorder = boundary.recorder = _recorder(config, scratch)
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
@@ -105,9 +98,7 @@ def trace_decoder(
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
-        layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(untraced, stack, recorder)
-        with compiled, as_on_device(config, job, recorder), keeping, layers_by, recorder, _layer_marks(recorder, stack):
+        with keeping, _recorded(step, config, job, recorder, compiled_as=untraced):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -119,11 +110,9 @@ def trace_evaluation(
     config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int, masked: bool = False
 ) -> MemoryTrace:
     """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`, at
-    the prime rank alone: the number of chunks that a loss computes in is not proportional to the sequences. `masked` as
-    for `trace_decoder`."""
+    the prime rank alone: a loss's number of chunks is not proportional to the sequences."""
     config = config if config.get("rank") is None else config.replace(rank=RANK)
-    plan = _fake_plan(config, job)
-    plan.masks_padding = masked
+    plan = _fake_plan(config, job, masked=masked)
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
     recorder = _recorder(config, scratch)
 
@@ -136,10 +125,7 @@ def trace_evaluation(
     with without_data():
         step = _fake_step(plan, model, recorder)
         tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
-        stack = decoder_layers(step.module.model)
-        layers_by = liger_layers(config, step.module.model)
-        compiled = _compiled(config, stack, recorder)
-        with compiled, as_on_device(config, job, recorder), layers_by, recorder, _layer_marks(recorder, stack):
+        with _recorded(step, config, job, recorder, compiled_as=config):
             recorder.move(EVALUATION, BEFORE)
             step.evaluate(tokens)
         recorder.close()
@@ -150,18 +136,32 @@ def _recorder(config: Config, scratch: Scratch) -> Recorder:
     return RecorderOfCompiled(scratch) if config["compile"] is True else Recorder(scratch)
 
 
-def _compiled(config: Config, layers: list[Any], recorder: Recorder) -> AbstractContextManager[None]:
-    """Inside, `layers` are compiled if `config` says so."""
-    if config["compile"] is not True:
-        return nullcontext()
-    from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
+@contextmanager
+def _recorded(
+    step: TrainingStep, config: Config, job: Job, recorder: Recorder, *, compiled_as: Config
+) -> Iterator[None]:
+    """Inside, `recorder` sees what `step` does on the device; `compiled_as` has the sizes for which it is compiled."""
+    model = step.module.model
+    layers = decoder_layers(model)
+    compiling: AbstractContextManager[None] = nullcontext()
+    if config["compile"] is True:
+        from autofit.estimate.compiled.layers import compiled  # which loads torch's compiler
 
-    return compiled(layers, recorder, config)
+        compiling = compiled(layers, recorder, compiled_as)
+    with (
+        compiling,
+        as_on_device(config, job, recorder),
+        liger_layers(config, model),
+        recorder,
+        _layer_marks(recorder, layers),
+    ):
+        yield
 
 
-def _fake_plan(config: Config, job: Job) -> BuildPlan:
-    """The plan of a step that is only traced."""
+def _fake_plan(config: Config, job: Job, *, masked: bool) -> BuildPlan:
+    """The plan of a step that is only traced; `masked` says whether padding is masked."""
     plan = make_plan(config, job, HOST)
+    plan.masks_padding = masked
     plan.attention = traceable_attention(plan.attention)
     plan.loss_scaling = False  # which needs no memory
     plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart

@@ -64,17 +64,15 @@ class TraceCache:
 
 
 def trace_key(job: Job, *part: Hashable) -> str:
-    """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `part` says which it is.
-
-    The card counts only for which kernels run on it; the number of devices and the batch are no part of a trace.
-    """
+    """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `part` says which it is. The card
+    counts only for which kernels run on it; the number of devices and the batch do not count."""
     hardware, workload = job.hardware, job.workload
     device = generation(hardware.capability) if hardware.kind == "cuda" else hardware.key
     whole = (
         ESTIMATOR_VERSION,
         job.stack.key,
-        (hardware.kind, device),
-        (workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
-        part,
+        *(hardware.kind, device),
+        *(workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
+        *part,
     )
     return sha256(repr(whole).encode()).hexdigest()

@@ -13,7 +13,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import Scratch, host_scratch
-from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates, updates
+from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
@@ -76,15 +76,15 @@ class TracedUpdate:
     @property
     def states_bytes(self) -> int:
         """Bytes of the optimizer's states on one device."""
-        return int(self.events.sizes[self.events.categories == Category.OPTIMIZER].sum())
+        storages = self.events.storages
+        return int(storages.sizes.at(1, 1)[storages.categories == Category.OPTIMIZER].sum())
 
 
 class Traces:
     """The parts of one job's configs. What cannot be traced raises `NotTraced`, and is tried only once."""
 
     def __init__(self, job: Job, *, exact: bool = False, cache: TraceCache | None = None) -> None:
-        """`exact` runs every decoder layer instead of repeating a few; `cache` keeps what is traced between
-        processes."""
+        """`exact` and `cache` as for `Estimator`."""
         self.job = job
         self._exact = exact
         self._cache = cache
@@ -114,8 +114,8 @@ class Traces:
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def evaluation(self, config: Config, library: Library | None) -> Evaluation | None:
-        """What evaluating the workload's `eval_batch` takes; None where nothing is evaluated. What a sharding library
-        gathers for it is left out."""
+        """What evaluating the workload's `eval_batch` takes, without what a sharding library gathers; None where
+        nothing is evaluated."""
         sequences = self.job.workload.eval_batch
         if sequences is None:
             return None
@@ -146,8 +146,8 @@ class Traces:
         )
 
     def of_depths(self, config: Config, depths: Sequence[int]) -> tuple[HeadShape, dict[int, Works]]:
-        """The operations of a micro-step that adds to gradients, without the loss, of the model cut to its first so
-        many decoder layers, from one trace of a few of these."""
+        """For each depth, the operations of a micro-step of so many first decoder layers that adds to gradients,
+        without the loss: from one trace of a few of these."""
         layers, representative = representatives(layer_kinds(config, self.job)[: max(depths)])
         trace, head = trace_decoder(config, self.job, layers, self._scratch)
 
@@ -163,7 +163,7 @@ class Traces:
 
     def _once(self, part: str, key: Hashable, trace: Callable[[], V], *, keeps: bool = True) -> V:
         """What `trace` gave for this key in this process or, if it `keeps` that, in an earlier one. Raises `NotTraced`
-        if it failed, so that no lattice repeats a failure."""
+        if it failed: no failure is repeated."""
         if (part, key) not in self._results:
             self._results[part, key] = _result_or_failure(lambda: self._cached(part, key, trace) if keeps else trace())
         result = self._results[part, key]
@@ -208,15 +208,15 @@ class Traces:
         return self._once("decoder", key, partial(_compiled_if_possible, config, traced))
 
     def _job(self, library: Library | None) -> Job:
-        """The job as `library` lets a rank train it: without the trainer's habits where it converts the weights itself.
-        The loss, which is traced apart, keeps its habits; the gradient of the embeddings' output is left out."""
+        """The job as `library` lets a rank train it: without the trainer's habits where it converts the weights itself,
+        but for those of the loss, which is traced apart."""
         if library is None or not library.converts:
             return self.job
         return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
     def _decoder_key(self, config: Config) -> Hashable:
-        """What a decoder depends on. This includes how the loss gives the gradient of a head that is the embedding,
-        too, and the sizes by which torch keeps to a budget."""
+        """What a decoder depends on, with how the loss gives the gradient of a head that is the embedding, too, and the
+        sizes by which torch keeps to a budget."""
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_row_axes(config)))
@@ -266,7 +266,9 @@ class Traces:
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> TracedUpdate:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
         costs = _works(trace, "2", lambda place: True).at(1, 1)
-        return TracedUpdate(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
+        return TracedUpdate(
+            trace, Updates.of(trace), costs, paged_bytes=sum(map(sum, trace.outside_allocator.values()))
+        )
 
 
 def _result_or_failure(trace: Callable[[], V]) -> V | NotTraced:
@@ -332,7 +334,7 @@ def _decoder(
     """The decoder of `config`, from its `trace`; of `small`, which ran, every layer stands for so many (`counts`)."""
     offloaded = [
         size
-        for place, sizes in small.elsewhere.items()
+        for place, sizes in small.outside_allocator.items()
         if place.stage == "forward-1"
         for size in sizes * counts.get(place.layer, 1)
     ]

@@ -29,9 +29,9 @@ def trace_updates(
 ) -> MemoryTrace:
     """The trace of two updates: `optimizer-1`, which creates the states, and `optimizer-2`, like all later ones.
 
-    Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
-    decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
-    optimizer sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
+    Weights and gradients exist beforehand and are not recorded. Of the decoder layers of a kind only the first is
+    built, and stands for the others, unless `exact`. With `flat` the optimizer sees no parameters, but flat buffers of
+    at most that many elements, which are updated one after another.
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # no update runs attention, so its package need not be installed
@@ -69,10 +69,8 @@ def trace_updates(
 
 
 def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:
-    """Modules with one parameter each, of at most so many elements, that together have the trained elements of `model`.
-
-    Whatever a module is to an optimizer besides its parameters, as an embedding is to bitsandbytes, is lost.
-    """
+    """Modules with one parameter each, of at most so many elements, that together have the trained elements of
+    `model`."""
     trained = [p for p in model.parameters() if p.requires_grad]
     left = sum(p.numel() for p in trained)
     modules = []
@@ -86,15 +84,15 @@ def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:
 
 
 def _repeat_layers(model: nn.Module, stand_ins: list[int], mode: FakeTensorMode) -> None:
-    """Give `model` as many layers as there are `stand_ins`, places of layers whose trained parameters each one copies.
-
-    A layer with embeddings is copied whole: bitsandbytes keeps their states in another format.
-    """
+    """Give `model` as many layers as there are `stand_ins`, places of layers whose trained parameters each one
+    copies."""
     layers = decoder_layers(model)
     replace_layers(model, [_alike(layers[place], mode) for place in stand_ins])
 
 
 def _alike(layer: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the layer's trained parameters; of all of it if it has embeddings, whose states bitsandbytes keeps in
+    another format."""
     if any(isinstance(module, nn.Embedding) for module in layer.modules()):
         return deepcopy(layer)
     copy = nn.Module()
@@ -106,8 +104,7 @@ def _alike(layer: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _like(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
-    """`torch.empty_like`, but not by dispatch: a model has hundreds of parameters, and each would take half a
-    millisecond."""
+    """`torch.empty_like`, but not by dispatch: for each of hundreds of parameters that takes half a millisecond."""
     with torch._C._DisableTorchDispatch():
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, empty, HOST)
@@ -122,10 +119,8 @@ def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def _as_on_host(job: Job) -> Iterator[None]:
-    """On a CPU: have bitsandbytes' update run as what it is there, several torch operations on fp32 copies.
-
-    Its shape rule treats the whole update as one kernel, which it is on a device.
-    """
+    """On a CPU: have bitsandbytes' update run as what it is there, several torch operations on fp32 copies. Its shape
+    rule treats the update as one kernel, which it is on a device."""
     if job.hardware.kind != "cpu" or job.stack.bitsandbytes is None:
         yield
         return
@@ -149,7 +144,7 @@ def _page_states(optimizer: Any, recorder: Recorder) -> None:
         return
 
     def state_buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        with recorder.elsewhere() if parameter.numel() >= PAGED_FROM else nullcontext():
+        with recorder.outside_allocator() if parameter.numel() >= PAGED_FROM else nullcontext():
             return torch.zeros_like(parameter, dtype=dtype)
 
     optimizer.get_state_buffer = state_buffer

@@ -30,35 +30,35 @@ RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
 RECORD = RECORDED / "cpu-zen5-2c-sharded-memory.json"
 
 
-def said_of(text: str, hardware: Hardware, **packages: str | None) -> tuple[str, ...]:
+def assumed_of(text: str, hardware: Hardware, **packages: str | None) -> tuple[str, ...]:
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4, devices=2)
     stack = replace(STACK, deepspeed="installed", **packages)
     return assumptions(complete(parse(text)), Job(model=LLAMA, workload=workload, hardware=hardware, stack=stack))
 
 
 def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
-    return next((said for said in said_of(text, hardware) if "C library" in said), None)
+    return next((sentence for sentence in assumed_of(text, hardware) if "C library" in sentence), None)
 
 
 def test_a_processors_memory_is_said_to_be_off_by_what_was_recorded() -> None:
     errors = json.loads((RECORDED / "estimate-cpu.json").read_text(encoding="utf-8"))["all_tables"]["memory"]
     median, worst = math.ceil(100 * errors["median_absolute_error"]), round(100 * abs(errors["worst_error"]))
-    said = heap_sentence("method=full")
-    assert said is not None
-    assert said.endswith(f"half of them were off by less than {median} %, and the worst by {worst} %")
+    sentence = heap_sentence("method=full")
+    assert sentence is not None
+    assert sentence.endswith(f"half of them were off by less than {median} %, and the worst by {worst} %")
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp"])
 def test_a_processors_ranks_are_said_to_be_off_by_what_was_recorded(sharding: str) -> None:
     rows = json.loads(RECORD.read_text(encoding="utf-8"))["configs"]
     errors = {(row["config"]["sharding"], row["config"]["method"]): row["error"] for row in rows}
-    said = heap_sentence(f"sharding={sharding}")
-    assert said is not None
+    sentence = heap_sentence(f"sharding={sharding}")
+    assert sentence is not None
     median = int(100 * statistics.median(map(abs, errors.values())))
-    assert f"of {len(errors)} predictions for two ranks half were off by more than {median} %" in said
+    assert f"of {len(errors)} predictions for two ranks half were off by more than {median} %" in sentence
     low = [-error for (name, _), error in errors.items() if name in ("zero3", "fsdp")]
-    assert f"{100 * min(low):.0f} to {100 * max(low):.0f} % too low" in said
-    assert said == heap_sentence(f"sharding={sharding},offload=params")
+    assert f"{100 * min(low):.0f} to {100 * max(low):.0f} % too low" in sentence
+    assert sentence == heap_sentence(f"sharding={sharding},offload=params")
     assert heap_sentence(f"sharding={sharding}", CUDA_HARDWARE) is None
 
 
@@ -67,21 +67,21 @@ def test_a_processors_memory_with_offload_is_said_to_be_off_by_what_was_recorded
     kinds = every["errors_by_kind"]["offload"]
     errors = kinds["device_bytes"]
     median, worst = math.ceil(100 * errors["median_absolute"]), math.ceil(100 * max(-errors["least"], errors["most"]))
-    said = heap_sentence("offload=optimizer")
-    assert said is not None
-    assert said.endswith(
+    sentence = heap_sentence("offload=optimizer")
+    assert sentence is not None
+    assert sentence.endswith(
         f"of {kinds['configs']} with offload half were off by less than {median} %, and the worst by {worst} %"
     )
 
 
 def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
-    (said,) = (s for s in said_of("method=full,attention=eager", CUDA_HARDWARE) if "context" in s)
-    assert format_bytes(CONTEXT_BYTES) in said
+    (sentence,) = (s for s in assumed_of("method=full,attention=eager", CUDA_HARDWARE) if "context" in s)
+    assert format_bytes(CONTEXT_BYTES) in sentence
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4)
     alone = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
     by_formula = bounded(complete(parse("method=full")), alone, memory_limit_bytes=1, reason="a test")
-    assert said in by_formula.assumptions
-    assert not any("context" in s for s in said_of("method=full", CPU_HARDWARE))
+    assert sentence in by_formula.assumptions
+    assert not any("context" in s for s in assumed_of("method=full", CPU_HARDWARE))
 
 
 def test_how_far_compiled_trials_were_is_that_of_the_records() -> None:
@@ -106,11 +106,11 @@ def test_how_far_compiled_trials_were_is_that_of_the_records() -> None:
         (CPU_HARDWARE, "a processor", of_processor),
         (CUDA_HARDWARE, "emulated cards", of_cards),
     ):
-        (said,) = (said for said in said_of("compile=true", hardware) if "compile=true" in said)
+        (sentence,) = (sentence for sentence in assumed_of("compile=true", hardware) if "compile=true" in sentence)
         stated = (
             f"of {len(found)} configs that trained on {where}, memory was {min(found):.2f} to {max(found):.2f} times"
         )
-        assert stated in said
+        assert stated in sentence
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_how_far_compiled_trials_were_is_that_of_the_records() -> None:
 def test_cudnns_workspace_is_said_to_be_assumed_where_torch_prefers_its_kernel(
     capability: str, text: str, assumed: bool
 ) -> None:
-    found = said_of(f"method=full,{text}", replace(CUDA_HARDWARE, capability=capability))
-    assert any("cuDNN" in said and capability in said for said in found) is assumed
+    found = assumed_of(f"method=full,{text}", replace(CUDA_HARDWARE, capability=capability))
+    assert any("cuDNN" in sentence and capability in sentence for sentence in found) is assumed
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_package_that_only_a_card_of_the_catalog_is_taken_to_have_is_named(
     assert getattr(of_card, package) in (ASSUMED, getattr(installed_stack(), package))
     for version, expected in ((ASSUMED, True), ("1.0", False)):
         for config in (text, "method=full"):
-            found = any(name in said for said in said_of(config, CUDA_HARDWARE, **{package: version}))
+            found = any(name in sentence for sentence in assumed_of(config, CUDA_HARDWARE, **{package: version}))
             assert found is (expected and config == text)
 
 
@@ -159,19 +159,19 @@ def test_expandable_segments_are_said_to_be_assumed_until_a_trial_has_shown_them
     hardware: Hardware, shown: bool | None, assumed: bool
 ) -> None:
     found = assumptions(complete(parse("method=full")), replace(job(hardware=hardware), expandable_segments=shown))
-    assert any("expandable segments" in said and hardware.name in said for said in found) is assumed
+    assert any("expandable segments" in sentence and hardware.name in sentence for sentence in found) is assumed
 
 
 def test_several_gpus_are_said_to_leave_out_what_their_collectives_take() -> None:
-    assert any("NCCL" in said for said in said_of("sharding=fsdp", CUDA_HARDWARE))
-    assert not any("NCCL" in said for said in said_of("method=full", CUDA_HARDWARE))
-    assert not any("NCCL" in said for said in said_of("sharding=fsdp", CPU_HARDWARE))
+    assert any("NCCL" in sentence for sentence in assumed_of("sharding=fsdp", CUDA_HARDWARE))
+    assert not any("NCCL" in sentence for sentence in assumed_of("method=full", CUDA_HARDWARE))
+    assert not any("NCCL" in sentence for sentence in assumed_of("sharding=fsdp", CPU_HARDWARE))
 
 
 @pytest.mark.parametrize("text", ["sharding=zero2", "offload=optimizer", "checkpointing=offload"])
 def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def named(hardware: Hardware) -> list[str]:
-        return [said for said in said_of(text, hardware) if "PCIe 4.0 x16" in said]
+        return [sentence for sentence in assumed_of(text, hardware) if "PCIe 4.0 x16" in sentence]
 
     assert named(CUDA_HARDWARE) == named(CPU_HARDWARE) == []
     assert named(replace(CUDA_HARDWARE, name="rtx-a6000-48g")) == [
@@ -182,7 +182,7 @@ def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.Monkey
     assert named(CUDA_HARDWARE) == [
         "the link to the host is PCIe 4.0 x16, because the catalog lacks the host link (host_link) of h100-80g"
     ]
-    assert not [said for said in said_of("method=full", CUDA_HARDWARE) if "PCIe 4.0 x16" in said]
+    assert not [sentence for sentence in assumed_of("method=full", CUDA_HARDWARE) if "PCIe 4.0 x16" in sentence]
 
 
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0"])
@@ -193,7 +193,7 @@ def test_attention_without_a_fused_kernel_is_told_where_the_trace_has_none(
 ) -> None:
     card = replace(CUDA_HARDWARE, capability=capability)
     asked, of = job(model, hardware=card), complete({"precision": precision, "attention": "sdpa"})
-    told = [sentence for sentence in assumptions(of, asked) if "no fused attention" in sentence]
-    assert bool(told) == keeps_scores(of, asked)
+    sentences = [sentence for sentence in assumptions(of, asked) if "no fused attention" in sentence]
+    assert bool(sentences) == keeps_scores(of, asked)
     helps = not keeps_scores(of.replace(attention="efficient"), asked)
-    assert all(("attention=efficient" in sentence) == helps for sentence in told)
+    assert all(("attention=efficient" in sentence) == helps for sentence in sentences)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate.bound import MEMORY_ERROR, bounded
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.memory_trace import MemoryTrace
@@ -21,10 +21,9 @@ from autofit.estimate.tracing.recorder import NotTraced
 from autofit.techniques import Job, complete, parse
 
 
-def job(name: str) -> Job:
-    of = load(name)
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=2048, global_batch=8)
-    return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
+def job(name: str, hardware: Hardware = CUDA_HARDWARE) -> Job:
+    stack = replace(STACK, deepspeed="installed")
+    return tiny.job(load(name), hardware=hardware, stack=stack, seq_len=2048, global_batch=8)
 
 
 DENSE = [
@@ -113,7 +112,7 @@ def test_a_loss_or_an_optimizer_that_cannot_be_followed_costs_its_own_configs_th
     ],
 )
 def test_the_formula_knows_what_the_host_holds(text: str, close: float) -> None:
-    config, of = complete(parse(f"{text},micro_batch=1")), on(CUDA_HARDWARE)
+    config, of = complete(parse(f"{text},micro_batch=1")), job("smollm2-360m")
     traced = Estimator(of, None).estimate(config, memory_limit_bytes=80 * GIB)
     formula = bounded(config, of, memory_limit_bytes=80 * GIB, reason="a test")
     assert formula.host_bytes == pytest.approx(traced.host_bytes, rel=close)
@@ -122,7 +121,7 @@ def test_the_formula_knows_what_the_host_holds(text: str, close: float) -> None:
 
 def test_what_a_processor_offloads_goes_to_the_memory_it_came_from() -> None:
     for text in ("method=full,precision=bf16", "method=full,precision=bf16,offload=optimizer"):
-        config, of = complete(parse(f"{text},micro_batch=1")), on(CPU_HARDWARE)
+        config, of = complete(parse(f"{text},micro_batch=1")), job("smollm2-360m", CPU_HARDWARE)
         traced = Estimator(of, None).estimate(config, memory_limit_bytes=80 * GIB)
         formula = bounded(config, of, memory_limit_bytes=80 * GIB, reason="a test")
         assert formula.host_bytes == formula.device_bytes == sum(formula.breakdown.values())
@@ -135,18 +134,10 @@ def test_a_host_that_is_too_small_rules_out_what_cannot_be_followed(monkeypatch:
 
     monkeypatch.setattr(traces, "trace_decoder", fails)
     config = complete(parse("method=full,offload=optimizer,micro_batch=1"))
-    found = {
-        size: Estimator(on(replace(CUDA_HARDWARE, count=1, host_memory_bytes=size)), None).estimate(
-            config, memory_limit_bytes=80 * GIB
-        )
-        for size in (4 * GIB, 64 * GIB)
-    }
-    small, large = found.values()
+    hosts = [replace(CUDA_HARDWARE, count=1, host_memory_bytes=size) for size in (4 * GIB, 64 * GIB)]
+    small, large = (
+        Estimator(job("smollm2-360m", host), None).estimate(config, memory_limit_bytes=80 * GIB) for host in hosts
+    )
     assert small.memory_error == MEMORY_ERROR and small.fits_device
     assert not small.fits and small.host_short_bytes == small.host_bytes - 4 * GIB
     assert large.fits
-
-
-def on(hardware: Hardware) -> Job:
-    """The job of a small model on this hardware, with DeepSpeed."""
-    return replace(job("smollm2-360m"), hardware=hardware, stack=replace(STACK, deepspeed="installed"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from tiny import CUDA_HARDWARE, GEMMA2, LLAMA, STACK, model, shallow
 
@@ -15,7 +17,6 @@ from autofit.catalog.models import Model, load
 from autofit.core.device.work_kinds import HOST_LINK
 from autofit.core.lattice import Axis, Config, Lattice, Value
 from autofit.core.units import GIB, MIB
-from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
@@ -30,7 +31,7 @@ from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.estimate.tracing.trace import trace_decoder
 from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
-from autofit.techniques.attention_kernels import Attention, attention_kernel
+from autofit.techniques.attention_kernels import attention_kernel
 from autofit.training.build import make_plan, make_skeleton
 
 RATES = replace(guess(flops=1e15, wide_flops=5e13, bandwidth=3e12), transfers=seconds_per_byte(CUDA_HARDWARE))
@@ -56,9 +57,8 @@ NUMBERS: dict[str, tuple[Value, ...]] = {"micro_batch": (1, 2, 4, 8), "rank": (8
 
 
 def job(of: Model = SMALL, *, seq_len: int = MANY, capability: str = "9.0") -> Job:
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=BATCH)
     hardware = replace(CUDA_HARDWARE, capability=capability, bf16=capability >= "8.0")
-    return Job(model=of, workload=workload, hardware=hardware, stack=DEVICE_STACK)
+    return tiny.job(of, hardware=hardware, stack=DEVICE_STACK, seq_len=seq_len, global_batch=BATCH)
 
 
 @cache
@@ -243,6 +243,12 @@ def test_grouped_heads_in_fp32_have_their_scores_as_a_tensor() -> None:
     assert max(kept["grouped", "bf16"], kept["ungrouped", "bf16"], kept["ungrouped", "fp32"]) < scores / 3
 
 
+def kernel_for(number_format: str, width: int, capability: str | None, **options: Any) -> str:
+    """The kernel that torch takes for heads of this width."""
+    asked = {"value_width": width, "grouped": False, "masked": False, **options}
+    return attention_kernel(number_format=number_format, width=width, capability=capability, **asked).value
+
+
 @pytest.mark.parametrize(
     ("number_format", "width", "grouped", "masked", "capability", "kernel"),
     [
@@ -268,15 +274,7 @@ def test_grouped_heads_in_fp32_have_their_scores_as_a_tensor() -> None:
 def test_which_kernel_torch_takes(
     number_format: str, width: int, grouped: bool, masked: bool, capability: str | None, kernel: str
 ) -> None:
-    found = attention_kernel(
-        number_format=number_format,
-        width=width,
-        value_width=width,
-        grouped=grouped,
-        masked=masked,
-        capability=capability,
-    )
-    assert found is Attention(kernel)
+    assert kernel_for(number_format, width, capability, grouped=grouped, masked=masked) == kernel
 
 
 @pytest.mark.parametrize(
@@ -285,23 +283,11 @@ def test_which_kernel_torch_takes(
 def test_dropped_scores_of_wide_heads_are_not_for_flash_attention_on_small_cards(
     width: int, capability: str, kernel: str
 ) -> None:
-    found = attention_kernel(
-        number_format="bf16",
-        width=width,
-        value_width=width,
-        grouped=False,
-        masked=False,
-        capability=capability,
-        dropout=True,
-    )
-    assert found is Attention(kernel)
+    assert kernel_for("bf16", width, capability, dropout=True) == kernel
 
 
 def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None:
-    found = attention_kernel(
-        number_format="bf16", width=192, value_width=128, grouped=False, masked=False, capability="9.0"
-    )
-    assert found is Attention.EFFICIENT
+    assert kernel_for("bf16", 192, "9.0", value_width=128) == "efficient"
 
 
 def scratch(kernel: str, key_heads: int) -> tuple[int, ...]:

@@ -6,15 +6,15 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import tiny
 from test_trace import MODELS
 from test_trace import job as job_of
-from tiny import CUDA_HARDWARE, STACK, shallow
+from tiny import CUDA_HARDWARE, shallow
 
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware
 from autofit.core.lengths import padded
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import guess
@@ -25,9 +25,7 @@ CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB,
 
 
 def job(name: str, *, seq_len: int = 2048, global_batch: int = 16, hardware: Hardware = CUDA_HARDWARE) -> Job:
-    of = load(name)
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=global_batch)
-    return Job(model=of, workload=workload, hardware=hardware, stack=STACK)
+    return tiny.job(load(name), hardware=hardware, seq_len=seq_len, global_batch=global_batch)
 
 
 @cache
@@ -44,13 +42,13 @@ def test_sequences_with_lengths_take_the_time_of_a_mean_micro_batch_and_the_memo
     full = job_of(MODELS["gqa"])
     lengths = (*range(8, 64), 64)
     data = replace(full, workload=replace(full.workload, lengths=lengths))
-    asked = f"{text},micro_batch=2"
-    found, longest = predicted(asked, data), predicted(asked, full)
+    config = f"{text},micro_batch=2"
+    found, longest = predicted(config, data), predicted(config, full)
     assert (found.peak_allocated_bytes, found.phase_peaks) == (longest.peak_allocated_bytes, longest.phase_peaks)
     assert longest.peak_reserved_bytes <= found.peak_reserved_bytes, "blocks of other sizes lie between"
     assert sum(found.breakdown.values()) == found.device_bytes
     each = {
-        length: predicted(asked, replace(full, workload=replace(full.workload, seq_len=length))).step_seconds
+        length: predicted(config, replace(full, workload=replace(full.workload, seq_len=length))).step_seconds
         for length, _ in padded(lengths, 2).shares[::14]
     }
     drawn = {length: share for length, share in padded(lengths, 2).shares if length in each}

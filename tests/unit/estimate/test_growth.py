@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import tiny
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, model
 
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.heap import MAPPED_BYTES
 from autofit.estimate.memory.timeline import Timeline
-from autofit.techniques import AXES, Job, complete, unsupported
+from autofit.techniques import AXES, complete, unsupported
 
 HARDWARE = {hardware.kind: hardware for hardware in (CUDA_HARDWARE, CPU_HARDWARE)}
-WITH_EVERYTHING = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
+STACK = replace(tiny.STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
 BATCH, LIMIT = 8, 80 * GIB
 DECODERS, CONFIGS = 6, 4
 REFITTED = 0.2
@@ -36,11 +36,9 @@ def estimator(kind: str, devices: int, seq_len: int, layers: int) -> Estimator:
     sizes = {"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 2048}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
     of = model("llama", num_hidden_layers=layers, tie_word_embeddings=False, **sizes, **heads)
-    workload = Workload(
-        model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=BATCH * devices, devices=devices
-    )
-    hardware = replace(HARDWARE[kind], count=devices)
-    return Estimator(Job(model=of, workload=workload, hardware=hardware, stack=WITH_EVERYTHING), None)
+    hardware, batch = replace(HARDWARE[kind], count=devices), BATCH * devices
+    job = tiny.job(of, hardware=hardware, stack=STACK, seq_len=seq_len, global_batch=batch, devices=devices)
+    return Estimator(job, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +83,33 @@ def cases(draw: st.DrawFn) -> list[Case]:
         values["sharding"] = "none"
     kind, seq_len, layers = (draw(st.sampled_from(s)) for s in (sorted(HARDWARE), [64, 96, 128, 256, 512], [2, 4, 6]))
     every = {axis.name: axis.values for axis in AXES} | {"micro_batch": (1, 2, 4), "rank": (8, 32)}
-    found = []
+    supported = []
     for _ in range(CONFIGS):
         values |= {axis: draw(st.sampled_from(every[axis])) for axis in OF_UPDATE}
         without = {"rank", "targets"} if values["method"] == "full" else set()
         config = complete({axis: value for axis, value in values.items() if axis not in without})
         case = Case(config=config, kind=kind, devices=devices, seq_len=seq_len, layers=layers)
         if unsupported(config, case.estimator.job) is None:
-            found.append(case)
-    assume(found)
-    return found
+            supported.append(case)
+    assume(supported)
+    return supported
 
 
-def check_sums(found: Estimate) -> None:
-    assert found.memory_error == 0.0, "traced"
-    assert min(found.breakdown.values()) >= 0 and sum(found.breakdown.values()) == found.device_bytes
-    assert 0 < found.peak_allocated_bytes <= found.peak_reserved_bytes <= found.device_bytes
-    assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+def check_sums(estimate: Estimate) -> None:
+    assert estimate.memory_error == 0.0, "traced"
+    assert min(estimate.breakdown.values()) >= 0 and sum(estimate.breakdown.values()) == estimate.device_bytes
+    assert 0 < estimate.peak_allocated_bytes <= estimate.peak_reserved_bytes <= estimate.device_bytes
+    assert max(estimate.phase_peaks.values()) == estimate.peak_allocated_bytes
 
 
-def may_fall(less: Case, more: Case, found: Estimate) -> int:
+def may_fall(less: Case, more: Case, estimate: Estimate) -> int:
     """By how much the tensors of `more` may truly take less. The whole batch at once keeps neither gradients nor the
     losses of two micro-steps beside its forward; and a loss of more tokens may be worth chunks, which are together less
     than all logits of fewer tokens."""
     chunks = less.layers == more.layers and less.config["loss"] == "chunked"
     whole = less.config != more.config and more.config["micro_batch"] == BATCH
-    accumulated = found.breakdown["gradients"] + 2 * MIN_BLOCK if whole else 0
-    return accumulated + (found.breakdown["logits_and_loss"] if chunks else 0)
+    accumulated = estimate.breakdown["gradients"] + 2 * MIN_BLOCK if whole else 0
+    return accumulated + (estimate.breakdown["logits_and_loss"] if chunks else 0)
 
 
 def mapped(line: Timeline) -> int:
@@ -120,16 +118,16 @@ def mapped(line: Timeline) -> int:
 
 
 def check_growth(less: Case, more: Case) -> None:
-    found, larger = less.estimate(), more.estimate()
-    lines, slack = (less.timeline(), more.timeline()), may_fall(less, more, found)
+    estimate, larger = less.estimate(), more.estimate()
+    lines, slack = (less.timeline(), more.timeline()), may_fall(less, more, estimate)
     assert lines[0].peak() <= lines[1].peak() + slack
     if less.kind == "cuda":
-        assert found.peak_allocated_bytes <= larger.peak_allocated_bytes + slack
-        slack += int(REFITTED * found.peak_reserved_bytes)
+        assert estimate.peak_allocated_bytes <= larger.peak_allocated_bytes + slack
+        slack += int(REFITTED * estimate.peak_reserved_bytes)
     elif more.layers == less.layers and mapped(lines[0]) < mapped(lines[1]):
-        slack += found.breakdown["fragmentation"]
-    assert found.peak_reserved_bytes <= larger.peak_reserved_bytes + slack
-    assert found.device_bytes <= larger.device_bytes + slack
+        slack += estimate.breakdown["fragmentation"]
+    assert estimate.peak_reserved_bytes <= larger.peak_reserved_bytes + slack
+    assert estimate.device_bytes <= larger.device_bytes + slack
 
 
 @settings(

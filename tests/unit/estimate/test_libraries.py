@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
-from autofit.catalog.models import shape
+from autofit.catalog.models import Model, shape
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.work_kinds import HOST_LINK, LINK
 from autofit.core.outcome import PHASES
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.lower_bound import floor_bytes
@@ -43,10 +43,12 @@ SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
 
 def job(devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4) -> Job:
     """`sequences` of each device in one optimizer step."""
-    workload = Workload(
-        model=OF.name, model_digest=OF.digest, seq_len=64, global_batch=sequences * devices, devices=devices
-    )
-    return Job(model=OF, workload=workload, hardware=hardware, stack=replace(STACK, deepspeed="installed"))
+    return job_of(OF, devices, hardware=hardware, sequences=sequences)
+
+
+def job_of(of: Model, devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4) -> Job:
+    stack, batch = replace(STACK, deepspeed="installed"), sequences * devices
+    return tiny.job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=batch, devices=devices)
 
 
 def estimated(
@@ -112,15 +114,10 @@ DEEP = model("llama", num_hidden_layers=24, hidden_size=256, intermediate_size=1
 """Of which more than two layers may be whole at once."""
 
 
-def of_deep() -> Job:
-    of = job(2)
-    return replace(of, model=DEEP, workload=replace(of.workload, model=DEEP.name, model_digest=DEEP.digest))
-
-
 def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
     """Those of rank 16 are gathered, too: the layers that are whole beside them stay whole."""
     kept, gathered = (
-        estimator(of_deep())
+        estimator(job_of(DEEP, 2))
         .estimate(
             complete(parse(f"method=lora,rank={rank},targets=attention,sharding=zero3,micro_batch=1,precision=bf16")),
             memory_limit_bytes=80 * GIB,
@@ -136,7 +133,7 @@ def whole(checkpointing: str) -> dict[str, int]:
     config = complete(
         parse(f"method=lora,rank=1,sharding=zero3,micro_batch=1,precision=bf16,checkpointing={checkpointing}")
     )
-    line = estimator(of_deep()).trace(config).timeline
+    line = estimator(job_of(DEEP, 2)).trace(config).timeline
     gathered = np.cumsum(np.where(line.streams == 1, line.sizes, 0)) // 2
     return {phase: int(gathered[line.phases == index].max()) for index, phase in enumerate(PHASES)}
 
@@ -160,13 +157,11 @@ def test_stage_3_adds_to_the_gradient_of_a_head_that_is_the_input_embedding(
 ) -> None:
     """Plain training has three tensors of its size for a moment. A fused loss keeps what it has computed."""
     small = model("llama", num_hidden_layers=2, hidden_size=256, vocab_size=8192, tie_word_embeddings=tied)
-    of = job(2)
-    of = replace(of, model=small, workload=replace(of.workload, model=small.name, model_digest=small.digest))
     config = complete(parse(f"method=full,precision=fp32,sharding=zero3,micro_batch=1,loss={loss}"))
 
     def made() -> int:
         """How many tensors of its size two steps of two micro-steps make while gradients are computed."""
-        line = Estimator(of, None).trace(config).timeline
+        line = Estimator(job_of(small, 2), None).trace(config).timeline
         return int(np.count_nonzero((line.sizes == 4 * 8192 * 256) & (line.phases == PHASES.index("backward"))))
 
     found = made()
@@ -271,12 +266,14 @@ def test_where_each_worker_sees_one_device_a_rank_at_least_is_on_its_host() -> N
     one, small = (replace(CUDA_HARDWARE, host_memory_bytes=there) for there in (needed, needed - 1))
     found = estimated(text, 4, hardware=one)
     assert found.fits and found.machine_host_bytes == needed
-    assert any(said.startswith("each of the 4 ranks has a host's memory to itself") for said in found.assumptions)
+    assert any(
+        sentence.startswith("each of the 4 ranks has a host's memory to itself") for sentence in found.assumptions
+    )
     beyond = estimated(text, 4, hardware=small)
     assert beyond.fits_device and not beyond.fits and beyond.host_short_bytes == 1
     pairs = estimated(text, 4, hardware=replace(one, count=2))
     assert pairs.host_short_bytes == needed
-    assert any(said.startswith("2 of the 4 ranks share a host's memory") for said in pairs.assumptions)
+    assert any(sentence.startswith("2 of the 4 ranks share a host's memory") for sentence in pairs.assumptions)
     together = estimated(text, 4, hardware=replace(one, count=4))
     assert together.host_short_bytes == 3 * needed
     assert not any("to itself" in sentence for sentence in together.assumptions)
@@ -372,7 +369,7 @@ def test_more_ranks_on_one_machine_do_not_write_or_update_faster(offload: str, s
     def waiting(hardware: Hardware) -> float:
         there = estimator(job(2, hardware=hardware))
         found = there.estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
-        assert any(shared in said for said in found.assumptions) is (hardware is together)
+        assert any(shared in sentence for sentence in found.assumptions) is (hardware is together)
         traffic = there.trace(complete(parse(text))).traffic
         assert found.work is not None
         waited = sum(size * seconds_per_byte(hardware)[kind] for kind, size in found.work.waits.items())
@@ -380,12 +377,6 @@ def test_more_ranks_on_one_machine_do_not_write_or_update_faster(offload: str, s
         return waited
 
     assert waiting(together) > 1.2 * waiting(apart)
-
-
-def test_an_estimate_of_one_device_is_as_it_was() -> None:
-    found = estimated("micro_batch=2", 1)
-    assert found.work is not None and found.work.beside == found.work.waits == {}
-    assert found.ranks_per_host == 1 and found.host_bytes == 0
 
 
 @pytest.mark.parametrize("placed", ["sharding=zero3,offload=params", "sharding=fsdp,offload=params"])

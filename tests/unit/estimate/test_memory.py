@@ -198,14 +198,6 @@ def test_borrowed_fragmentation_never_decides_what_fits() -> None:
     assert memory(HOLE, HOPPER, limit=235 * MIB + CONTEXT_BYTES, fragmentation=none) == free, "232 would fit, 300 not"
 
 
-def test_without_expandable_segments_plain_ones_are_replayed() -> None:
-    expandable = memory(HOLE, HOPPER, limit=GIB)
-    plain = memory(HOLE, HOPPER, limit=GIB, replays=Replays(expandable_segments=False))
-    assert (plain.peak_reserved_bytes, expandable.peak_reserved_bytes) == (292 * MIB, 300 * MIB)
-    assert plain.peak_allocated_bytes == expandable.peak_allocated_bytes
-    assert plain.breakdown["fragmentation"] == expandable.breakdown["fragmentation"] - 8 * MIB
-
-
 def test_that_of_any_config_with_the_decoder_serves_only_what_does_not_fit() -> None:
     free, remote = memory(HOLE, HOPPER, limit=GIB), Fragmentation(of_decoder=0.5)
     assert memory(HOLE, HOPPER, limit=GIB, fragmentation=remote) == free

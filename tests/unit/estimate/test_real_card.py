@@ -67,17 +67,21 @@ def test_memory_is_what_the_card_showed(
     rows = compared(table)
     assert len(rows) == count
     for row in rows:
-        said, shown = row.estimate, row.measured
-        assert said.peak_allocated_bytes == pytest.approx(shown.peak_allocated_bytes, rel=allocated), row.trial.config
-        assert said.peak_reserved_bytes == pytest.approx(shown.peak_reserved_bytes, rel=reserved), row.trial.config
-        assert said.device_bytes == pytest.approx(shown.device_bytes, rel=0.015), row.trial.config
+        predicted, measured = row.estimate, row.measured
+        assert predicted.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=allocated), (
+            row.trial.config
+        )
+        assert predicted.peak_reserved_bytes == pytest.approx(measured.peak_reserved_bytes, rel=reserved), (
+            row.trial.config
+        )
+        assert predicted.device_bytes == pytest.approx(measured.device_bytes, rel=0.015), row.trial.config
 
 
 def test_before_any_trial_memory_is_as_sure_as_is_said(compared: Any) -> None:
     """With the context that is assumed where no probe has shown it."""
     rows = [row for table, *_ in TABLES for row in compared(table)]
-    said = [row.estimate.peak_reserved_bytes + CONTEXT_BYTES for row in rows]
-    errors = [abs(math.log(row.measured.device_bytes / size)) for row, size in zip(rows, said, strict=True)]
+    predicted = [row.estimate.peak_reserved_bytes + CONTEXT_BYTES for row in rows]
+    errors = [abs(math.log(row.measured.device_bytes / size)) for row, size in zip(rows, predicted, strict=True)]
     assert len(errors) >= 30
     assert max(errors) <= 2 * ONE_CARD
     assert sum(error <= ONE_CARD for error in errors) >= 0.84 * len(errors)
@@ -100,12 +104,12 @@ def test_before_any_trial_memory_is_as_sure_as_is_said(compared: Any) -> None:
 def test_a_step_takes_what_the_probe_foretells(compared: Any, table: str, off: float, order: float | None) -> None:
     """Before any trial, and nearly in the right order (Kendall's tau). The probe of h100/search-8b was cut short."""
     rows = compared(table)
-    said = [row.speed(row.rates) for row in rows]
+    predicted = [row.speed(row.rates) for row in rows]
     measured = [row.measured.tokens_per_second for row in rows]
-    for one, other, row in zip(said, measured, rows, strict=True):
+    for one, other, row in zip(predicted, measured, rows, strict=True):
         assert one == pytest.approx(other, rel=off), row.trial.config
     if order is not None:
-        assert importlib.import_module("estimate_trials").kendall(said, measured) >= order
+        assert importlib.import_module("estimate_trials").kendall(predicted, measured) >= order
 
 
 def test_a_quantised_base_is_built_without_holes(compared: Any) -> None:
@@ -145,16 +149,16 @@ def trainers_runs(file: str) -> Iterator[tuple[dict[str, Any], Estimate]]:
 
 def test_a_trainers_own_run_takes_what_is_predicted() -> None:
     """transformers' and trl's own trainers on an H100, with the exported files: beside estimates, not trials."""
-    for row, said in trainers_runs("h100/real-trainers.jsonl"):
+    for row, predicted in trainers_runs("h100/real-trainers.jsonl"):
         took = row["trainer"]
-        assert said.peak_allocated_bytes == pytest.approx(took["peak_allocated_bytes"], rel=1.5e-4), row["case"]
-        assert said.peak_reserved_bytes == pytest.approx(took["peak_reserved_bytes"], rel=2e-4), row["case"]
+        assert predicted.peak_allocated_bytes == pytest.approx(took["peak_allocated_bytes"], rel=1.5e-4), row["case"]
+        assert predicted.peak_reserved_bytes == pytest.approx(took["peak_reserved_bytes"], rel=2e-4), row["case"]
 
 
 def test_a_trainers_run_of_layers_with_biases_takes_what_is_predicted() -> None:
     """On an emulated card, every method. There trl sees no labels and copies no tokens: its trial counts."""
-    for row, said in trainers_runs("emulated-trainers.jsonl"):
+    for row, predicted in trainers_runs("emulated-trainers.jsonl"):
         took = row["trainer"] if row["case"]["for"] == "transformers" else row["trial"]["measurement"]
-        assert not said.memory_error, row["case"]
-        assert said.peak_allocated_bytes == pytest.approx(took["peak_allocated_bytes"], rel=2.5e-3), row["case"]
-        assert said.peak_reserved_bytes == pytest.approx(took["peak_reserved_bytes"], rel=0.01), row["case"]
+        assert not predicted.memory_error, row["case"]
+        assert predicted.peak_allocated_bytes == pytest.approx(took["peak_allocated_bytes"], rel=2.5e-3), row["case"]
+        assert predicted.peak_reserved_bytes == pytest.approx(took["peak_reserved_bytes"], rel=0.01), row["case"]

@@ -15,7 +15,7 @@ from autofit.techniques import complete, parse
 
 
 def all_of(trace: MemoryTrace) -> object:
-    return history(trace), trace.work, trace.labels.keys(), trace.elsewhere
+    return history(trace), trace.work, trace.labels.keys(), trace.outside_allocator
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_a_trace_from_what_is_remembered_is_the_trace(of: Model, text: str, monk
     monkeypatch.undo()
     monkeypatch.setattr(results, "_KNOWN", {})
     first = traced(config, of, layers)
-    known = len(results._KNOWN)
+    remembered = len(results._KNOWN)
     again = traced(config, of, layers)
-    assert 0 < known == len(results._KNOWN)
+    assert 0 < remembered == len(results._KNOWN)
     assert all_of(plain) == all_of(first) == all_of(again)
 
 
@@ -70,5 +70,5 @@ def test_equal_numbers_of_other_types_are_other_operands() -> None:
     with without_data():
         count = torch.empty(4, dtype=torch.long)
         with Recorder(lambda name, args: Held()):
-            found = [(count * factor).dtype for factor in (2, 2.0, 2, 2.0)]
-    assert found == [torch.int64, torch.float32] * 2
+            dtypes = [(count * factor).dtype for factor in (2, 2.0, 2, 2.0)]
+    assert dtypes == [torch.int64, torch.float32] * 2

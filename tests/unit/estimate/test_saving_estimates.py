@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import tiny
 from test_trace import MODELS
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
@@ -13,7 +14,6 @@ from autofit.catalog.models import shape
 from autofit.cli.text.predicted import estimate_text
 from autofit.core.outcome import SAVING
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate import saving
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
@@ -28,9 +28,9 @@ GQA, MIXTURE = shape(MODELS["gqa"]), shape(MODELS["mixture"])
 
 @cache
 def job(devices: int = 1, name: str = "gqa") -> Job:
-    of = MODELS[name]
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=64, global_batch=4 * devices, devices=devices)
-    return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=replace(STACK, deepspeed="installed"))
+    stack = replace(STACK, deepspeed="installed")
+    batch = {"seq_len": 64, "global_batch": 4 * devices, "devices": devices}
+    return tiny.job(MODELS[name], hardware=CUDA_HARDWARE, stack=stack, **batch)
 
 
 def copied(text: str, of: Job) -> int:

@@ -21,7 +21,7 @@ from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.time import guessed_rates
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import guess, missing_figure, prior
-from autofit.estimate.time.op_costs import FAMILIES, Costs, Family, Work, Works
+from autofit.estimate.time.op_costs import Costs, Kinds, Work, Works
 from autofit.estimate.time.roofline import (
     FAR_BYTES,
     FRESH_BYTES,
@@ -40,10 +40,16 @@ PRIOR = replace(guess(flops=1e15, wide_flops=1e14, bandwidth=3e12), transfers={H
 NARROW, WIDE, FAR = "product/bf16/nt", "product/fp32/nt", "elementwise/bf16/far"
 
 
-def one(kind: str, *, flops: int = 0, moved: int = 0, made: int = 0) -> Work:
-    """An operation whose first kind is `kind`."""
-    found = next(n for n, f in enumerate(FAMILIES) if kind in (f.flops, *f.bytes))
-    return Work(flops=flops, moved=(moved,), family=found, made=made)
+OF_PRODUCT, OF_FP32, OF_COPY, OF_UPDATE = (
+    Kinds("product/bf16/nt", "operands/bf16/nt", "operands/bf16/nt", "called/bf16"),
+    Kinds("product/fp32/nt", "operands/fp32/nt", "operands/fp32/nt", "called/fp32"),
+    Kinds(LAUNCH, "elementwise/bf16/near", "elementwise/bf16/far"),
+    Kinds(LAUNCH, "update/bf16", "update/bf16"),
+)
+
+
+def one(kinds: Kinds, *, flops: int = 0, moved: int = 0, made: int = 0) -> Work:
+    return Work(flops=flops, moved=(moved,), kinds=kinds, made=made)
 
 
 def costs(*works: Work, times: float = 1) -> Costs:
@@ -60,10 +66,10 @@ def slower(**factors: float) -> Rates:
 
 
 def test_on_an_accelerator_an_operation_counts_by_what_bounds_it() -> None:
-    thrice = costs(one(NARROW, flops=10**12, moved=10**6), times=3)
-    wide = costs(one(WIDE, flops=10**12, moved=10**6))
-    copies = costs(one(FAR, moved=10**9), times=2)
-    thin = costs(one(NARROW, flops=10**6, moved=10**9))
+    thrice = costs(one(OF_PRODUCT, flops=10**12, moved=10**6), times=3)
+    wide = costs(one(OF_FP32, flops=10**12, moved=10**6))
+    copies = costs(one(OF_COPY, moved=10**9), times=2)
+    thin = costs(one(OF_PRODUCT, flops=10**6, moved=10**9))
     found = step_work([thrice, wide, copies], thin, PRIOR, transfers=({LINK: 3.0}, {HOST_LINK: 5.0}))
     bytes_ = {"elementwise/bf16/far": 2e9, "operands/bf16/nt": 1e9}
     assert found.amounts == {NARROW: 3e12, WIDE: 1e12, **bytes_, LAUNCH: 7.0}
@@ -74,7 +80,7 @@ def test_on_an_accelerator_an_operation_counts_by_what_bounds_it() -> None:
 def test_a_processors_operation_takes_its_arithmetic_its_bytes_and_its_new_pages() -> None:
     cpu = replace(PRIOR, processor=True)
     made = 2 * FRESH_BYTES
-    found = step_work([costs(one(NARROW, flops=10**12, moved=10**6, made=made))], NOTHING, cpu)
+    found = step_work([costs(one(OF_PRODUCT, flops=10**12, moved=10**6, made=made))], NOTHING, cpu)
     assert found.amounts == {NARROW: 1e12, "operands/bf16/nt": 1e6, "called/bf16": 1.0, "fresh": made, LAUNCH: 1.0}
     taken = sum(amount * cpu.per(kind) for kind, amount in found.amounts.items())
     assert seconds(found, cpu) == pytest.approx(taken)
@@ -82,13 +88,13 @@ def test_a_processors_operation_takes_its_arithmetic_its_bytes_and_its_new_pages
 
 @pytest.mark.parametrize(("moved", "near"), [(1, 1.0), (NEAR_BYTES, 1.0), (16 * 1024**2, 0.5), (2 * FAR_BYTES, 0.0)])
 def test_the_fewer_bytes_move_the_more_are_found_in_the_caches(moved: int, near: float) -> None:
-    found = step_work([costs(one(FAR, moved=moved))], NOTHING, PRIOR)
+    found = step_work([costs(one(OF_COPY, moved=moved))], NOTHING, PRIOR)
     assert found.amounts.get("elementwise/bf16/near", 0.0) == pytest.approx(near * moved)
     assert found.amounts.get(FAR, 0.0) == pytest.approx((1 - near) * moved)
 
 
 def test_a_micro_step_is_what_the_update_leaves() -> None:
-    steps, update = costs(one(NARROW, flops=10**15), times=4), costs(one("update/bf16", moved=10**12))
+    steps, update = costs(one(OF_PRODUCT, flops=10**15), times=4), costs(one(OF_UPDATE, moved=10**12))
     found = step_work([steps], update, PRIOR)
     assert micro_step_seconds(found, PRIOR, 4) == pytest.approx(1e15 * PRIOR.per(NARROW))
 
@@ -140,7 +146,9 @@ def test_every_card_of_the_catalog_that_is_estimated_has_what_the_time_model_nee
 
 def test_costs_grow_with_what_they_are_proportional_to() -> None:
     both = 4 * MICRO_BATCH * RANK
-    found = Works.of([Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), family=0, made=both)])
+    found = Works.of(
+        [Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), kinds=OF_COPY, made=both)]
+    )
     at = found.at(3, 5)
     assert (at.flops.tolist(), at.bytes.tolist()) == ([6 * 3 * 5], [4 * 3 + 8 * 5 + 16])
     assert (at.made.tolist(), at.repeated(7).times.tolist()) == ([4 * 3 * 5], [7.0])
@@ -323,8 +331,7 @@ def test_a_processors_8_bit_update_is_known_to_be_slow() -> None:
         trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: Held())
         for name in ("adamw-8bit", "adamw")
     ]
-    packs = Family(None, ("quantise-8bit",) * 2)
     slow, plain = (
-        [w for place in trace.work.values() for w in place if FAMILIES[w.family] == packs] for trace in traces
+        [w for place in trace.work.values() for w in place if w.kinds.near == "quantise-8bit"] for trace in traces
     )
     assert slow and not plain

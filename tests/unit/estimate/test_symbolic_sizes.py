@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny import CUDA_HARDWARE, STACK, model
+import tiny
+from test_trace import MIXTURE
+from tiny import CUDA_HARDWARE, LLAMA
 
-from autofit.core.workload import Workload
+from autofit.catalog.models import Model
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
 from autofit.estimate.tracing import trace
-from autofit.techniques import Job, complete, parse
-
-LLAMA = model("llama", num_hidden_layers=3, tie_word_embeddings=False)
-MIXTURE = model(
-    "qwen3_moe",
-    num_hidden_layers=3,
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=32,
-    norm_topk_prob=True,
-    tie_word_embeddings=False,
-)
+from autofit.techniques import complete, parse
 
 
 def test_sizes_are_read_off_by_what_divides_them() -> None:
@@ -49,11 +40,10 @@ def test_both_are_primes() -> None:
     ],
 )
 def test_a_trace_at_the_primes_has_the_sizes_of_a_trace_at_the_numbers_themselves(
-    of: object, text: str, monkeypatch: pytest.MonkeyPatch
+    of: Model, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = complete(parse(text))
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=12)  # type: ignore[attr-defined]
-    job = Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)  # type: ignore[arg-type]
+    job = tiny.job(of, hardware=CUDA_HARDWARE, seq_len=32, global_batch=12)
     rank = int(config.get("rank") or 1)
     at_primes, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)
     micro_batch = config.number("micro_batch")

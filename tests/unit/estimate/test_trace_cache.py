@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tiny import CUDA_HARDWARE, LLAMA, STACK
+import tiny
+from tiny import CUDA_HARDWARE, STACK
 
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.tracing import trace_cache, traces
@@ -23,9 +23,8 @@ TRACING = ("trace_decoder", "trace_loss", "trace_updates")
 
 
 def job(*, capability: str = "9.0", seq_len: int = 64, devices: int = 1) -> Job:
-    of = LLAMA
-    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=8, devices=devices)
-    return Job(model=of, workload=workload, hardware=replace(CUDA_HARDWARE, capability=capability), stack=STACK)
+    hardware = replace(CUDA_HARDWARE, capability=capability)
+    return tiny.job(hardware=hardware, seq_len=seq_len, global_batch=8, devices=devices)
 
 
 def figures(found: Estimate) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from test_trace import GQA, MIXTURE, TIED, history, job
 
 from autofit.catalog.models import Model, shape
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.memory.events import updates
+from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import complete, parse
@@ -30,17 +30,17 @@ CASES = [
 def test_layers_that_stand_for_others_give_the_update_of_them_all(name: str, text: str) -> None:
     def traced(of: Model, *, exact: bool) -> object:
         trace = trace_updates(complete(parse(text)), job(of), cuda_scratch, exact=exact)
-        return history(trace), [len(w) for w in trace.work.values()], trace.elsewhere
+        return history(trace), [len(w) for w in trace.work.values()], trace.outside_allocator
 
     assert traced(MODELS[name], exact=False) == traced(MODELS[name], exact=True)
 
 
 def states_and_peak(text: str, flat: float | None) -> tuple[int, int]:
     """Bytes of the states, and the most that an update with states takes beside them."""
-    found = updates(trace_updates(complete(parse(text)), job(GQA), cuda_scratch, flat=flat))
-    later = found.second
-    states = int(found.sizes[found.categories == Category.OPTIMIZER].sum())
-    return states, int(np.cumsum(later.signs * found.sizes[later.storages]).max(initial=0))
+    found = Updates.of(trace_updates(complete(parse(text)), job(GQA), cuda_scratch, flat=flat))
+    later, sizes = found.second, found.storages.sizes.at(1, 1)
+    states = int(sizes[found.storages.categories == Category.OPTIMIZER].sum())
+    return states, int(np.cumsum(later.signs * sizes[later.storages]).max(initial=0))
 
 
 def test_a_flat_buffer_has_no_embeddings_with_states_of_their_own() -> None:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import tiny
 from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.space import load
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
-from autofit.core.workload import Workload
 from autofit.estimate import sweep as sweeping
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
@@ -33,9 +33,8 @@ DECODERS, CONFIGS = 6, 100
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    workload = Workload(model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH)
     stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
-    return Job(model=MODEL, workload=workload, hardware=CUDA_HARDWARE, stack=stack)
+    return tiny.job(MODEL, hardware=CUDA_HARDWARE, stack=stack, seq_len=2048, global_batch=BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +62,28 @@ def estimates(job: Job, sample: list[Config]) -> list[tuple[Estimate, Estimate]]
     return list(zip(swept, alone, strict=True))
 
 
-def check_sums(found: Estimate) -> None:
-    assert sum(found.breakdown.values()) == found.device_bytes
-    assert min(found.breakdown.values()) >= 0
-    assert found.peak_allocated_bytes <= found.peak_reserved_bytes <= found.device_bytes
-    assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+def check_sums(estimate: Estimate) -> None:
+    assert sum(estimate.breakdown.values()) == estimate.device_bytes
+    assert min(estimate.breakdown.values()) >= 0
+    assert estimate.peak_allocated_bytes <= estimate.peak_reserved_bytes <= estimate.device_bytes
+    assert max(estimate.phase_peaks.values()) == estimate.peak_allocated_bytes
 
 
 def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tuple[Estimate, Estimate]]) -> None:
     assert len(estimates) == 2 * CONFIGS
-    for found in (e for both in estimates for e in both):
-        check_sums(found)
-        assert found.peak_reserved_bytes < found.device_bytes, "the context"
-        assert found.fits or not found.gives_back_cache
+    for estimate in (e for both in estimates for e in both):
+        check_sums(estimate)
+        assert estimate.peak_reserved_bytes < estimate.device_bytes, "the context"
+        assert estimate.fits or not estimate.gives_back_cache
 
 
 def test_a_cap_counts_paged_states_which_the_allocator_does_not_hold(job: Job) -> None:
     """The allocator gives back what it keeps and is within the cap, and the states beside it are not."""
     config = complete(parse("method=full,precision=bf16-mixed,micro_batch=64,checkpointing=full,loss=fused"))
-    found = Estimator(job, None).estimate(config.replace(optimizer="paged-adamw-8bit"), memory_limit_bytes=LIMIT)
-    check_sums(found)
-    assert not found.fits and not found.gives_back_cache
-    assert found.peak_reserved_bytes <= LIMIT < found.device_bytes
+    estimate = Estimator(job, None).estimate(config.replace(optimizer="paged-adamw-8bit"), memory_limit_bytes=LIMIT)
+    check_sums(estimate)
+    assert not estimate.fits and not estimate.gives_back_cache
+    assert estimate.peak_reserved_bytes <= LIMIT < estimate.device_bytes
 
 
 @pytest.mark.parametrize("liger", [False, True], ids=["torch", "liger"])
@@ -111,9 +110,9 @@ def test_what_would_be_begun_too_late_is_left_out(
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     configs = [complete(parse(f"method=lora,micro_batch={size}")) for size in (1, 2, 4, 8)]
-    told: list[int] = []
-    found = sweeping.sweep(job, configs, memory_limit_bytes=LIMIT, report=told.append, seconds=25.0)
-    assert list(found) == configs[:2] and told == [1, 2]
+    reported: list[int] = []
+    estimates = sweeping.sweep(job, configs, memory_limit_bytes=LIMIT, report=reported.append, seconds=25.0)
+    assert list(estimates) == configs[:2] and reported == [1, 2]
     assert "2 of 4 configs are left unpredicted" in caplog.text
 
 

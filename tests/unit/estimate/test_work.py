@@ -7,13 +7,9 @@ import torch
 
 from autofit.estimate.kernels.scratch import Held, host_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
-from autofit.estimate.time.op_costs import FAMILIES, Family, Work, work
+from autofit.estimate.time.op_costs import work
 
 _ATEN = torch.ops.aten
-
-
-def family(found: Work) -> Family:
-    return FAMILIES[found.family]
 
 
 def test_an_operation_moves_its_operands_and_its_result() -> None:
@@ -35,7 +31,7 @@ def test_a_four_bit_product_makes_its_weight_wide_first() -> None:
     found = work(product, args, torch.empty(32, 128, dtype=torch.bfloat16))
     weight = 128 * 64 * 2
     assert found.flops == 2 * 32 * 128 * 64 and found.moved[-1] == weight
-    assert family(found).bytes == ("dequantise-4bit/bf16",) * 2
+    assert (found.kinds.near, found.kinds.far) == ("dequantise-4bit/bf16",) * 2
     assert host_scratch(str(product), args) == Held(before=(128 * 4, weight))
     assert host_scratch("aten.mm.default", (activations, activations.T)) == Held()
 
@@ -46,23 +42,19 @@ def test_a_product_is_of_its_format_its_layout_and_its_width() -> None:
     forward = work(_ATEN.mm.default, (inputs, weight.t()), gradient)
     of_input = work(_ATEN.mm.default, (gradient, weight), inputs)
     of_weight = work(_ATEN.mm.default, (gradient.t(), inputs), weight)
-    assert [family(w).flops for w in (forward, of_input, of_weight)] == [
-        f"product/fp32/{x}" for x in ("nt", "nn", "tn")
-    ]
+    assert [w.kinds.flops for w in (forward, of_input, of_weight)] == [f"product/fp32/{x}" for x in ("nt", "nn", "tn")]
     narrow = work(_ATEN.mm.default, (inputs.bfloat16(), weight.bfloat16().t()), gradient.bfloat16())
-    assert family(narrow).flops == "product/bf16/nt" and narrow.made == gradient.nbytes / 2
+    assert narrow.kinds.flops == "product/bf16/nt" and narrow.made == gradient.nbytes / 2
     head = work(_ATEN.mm.default, (inputs, torch.empty(50_000, 64).t()), torch.empty(8, 50_000))
-    assert family(head).flops == "product/fp32/nt/wide"
+    assert head.kinds.flops == "product/fp32/nt/wide"
     many = torch.empty(MICRO_BATCH, 64, device="meta")
-    assert family(work(_ATEN.mm.default, (many, weight.t()), torch.empty(1))).flops == "product/fp32/nt", "tokens"
+    assert work(_ATEN.mm.default, (many, weight.t()), torch.empty(1)).kinds.flops == "product/fp32/nt", "tokens"
 
 
 def test_what_moves_bytes_is_of_its_class_and_its_narrowest_format() -> None:
     wide, narrow = torch.empty(8, 16), torch.empty(8, 16, dtype=torch.bfloat16)
-    assert family(work(_ATEN.mul.Tensor, (narrow, narrow), narrow)).bytes == (
-        "elementwise/bf16/near",
-        "elementwise/bf16/far",
-    )
+    kinds = work(_ATEN.mul.Tensor, (narrow, narrow), narrow).kinds
+    assert (kinds.near, kinds.far) == ("elementwise/bf16/near", "elementwise/bf16/far")
     for op, args, result, name in (
         (_ATEN.mul.Tensor, (narrow, narrow), narrow, "elementwise/bf16/near"),
         (_ATEN._to_copy.default, (wide,), narrow, "cast/bf16/near"),
@@ -71,6 +63,5 @@ def test_what_moves_bytes_is_of_its_class_and_its_narrowest_format() -> None:
         (_ATEN.sum.dim_IntList, (wide,), wide, "reduction/fp32/near"),
         (_ATEN._fused_adamw_.default, ([narrow], [narrow]), None, "update/bf16"),
     ):
-        bytes_ = family(work(op, args, result)).bytes
-        assert bytes_ is not None and bytes_[0] == name
+        assert work(op, args, result).kinds.near == name
     assert work(_ATEN.add_.Tensor, (wide, narrow), wide).made == 0, "in place"
