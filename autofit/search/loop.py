@@ -65,7 +65,7 @@ class SearchLoop:
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
             self.progress.regret_bound = None if winner is None else self._acquisition.belief.regret_bound(winner)
-            self._show()
+            self.show()
         finally:
             self._scheduler.close()
 
@@ -73,7 +73,7 @@ class SearchLoop:
         """Answer from earlier trials alone, because the same search has already been completed."""
         self._recall()
         self.progress.stopped_because = "the same search has already been completed"
-        self._show()
+        self.show()
 
     def winner(self) -> Point | None:
         """The point that would be recommended now."""
@@ -108,13 +108,7 @@ class SearchLoop:
         # A user's program chooses its own data and initial weights.
         comparable = job.workload.program is None and not dropout and not job.hardware.is_emulated
         self._baselines = FamilyBaselines(comparable=comparable)
-        self._scheduler = Scheduler(
-            budget=self._budget,
-            open_pool=self.open_pool,
-            keep=self._keep,
-            show=self._show,
-            set_aside=self._set_aside,
-        )
+        self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, sink=self)
         self._acquisition = Acquisition(self.plan, self.state)
         self._adviser = Adviser(self.state, self._acquisition)
 
@@ -131,7 +125,7 @@ class SearchLoop:
         self.progress.from_store = len(stored)
         self._rule_out_lost_workers(trial for attempts in trials_by_config.values() for trial in attempts)
         self._refute()
-        self._show()
+        self.show()
 
     def _rule_out_lost_workers(self, trials: Iterable[Trial]) -> None:
         """Rule out configs whose trials have lost too many workers: they would cost every search as many again."""
@@ -172,7 +166,7 @@ class SearchLoop:
             for trial in trials:
                 self._adviser.tell(trial)
             self._refute()
-            self._show()
+            self.show()
 
     def _may_begin(self) -> bool:
         """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""
@@ -204,12 +198,12 @@ class SearchLoop:
         for config, lacking in self._predictions.beyond_host.items():
             self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
         self._acquisition.use(self._predictions)
-        self._show()
+        self.show()
         return True
 
     def _estimated(self, done: int, total: int) -> None:
         self.progress.estimated = (done, total)
-        self._show()
+        self.show()
 
     def _reason_to_stop(self) -> str | None:
         seconds = self._seconds_to_explore()
@@ -279,7 +273,7 @@ class SearchLoop:
         fastest = self.state.fastest(methods)
         return least_practical_speed(method, {name: p.measurement.tokens_per_second for name, p in fastest.items()})
 
-    def _keep(self, trial: Trial) -> Trial:
+    def keep(self, trial: Trial) -> Trial:
         """Check and commit a trial of this search, and count it."""
         kept = self.log.keep(self._checked(trial))
         if self.state.does_not_fit(kept):
@@ -294,7 +288,7 @@ class SearchLoop:
             self._failed_seconds += kept.seconds
         return kept
 
-    def _set_aside(self, trial: Trial, reason: str) -> None:
+    def set_aside(self, trial: Trial, reason: str) -> None:
         """Stop counting a kept trial: its device is not what its name says."""
         self.log.set_aside(trial, reason)
         self.state.set_aside(trial, reason)
@@ -356,14 +350,15 @@ class SearchLoop:
                     self._adviser.tell(trial)
             self._refute()
             self._note_repeatability()  # the second run tells more about it
-            self._show()
+            self.show()
         self.progress.verifying = False
         return has_result
 
     def _note_repeatability(self) -> None:
         self.state.executions_differ(self.log.between_executions(self.plan.job.hardware))
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Report where the search stands."""
         self.log.check()  # only after every trial of a batch is kept, so that no other worker's is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight

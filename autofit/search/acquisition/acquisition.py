@@ -71,6 +71,8 @@ class _Weighed:
     rows: Rows
     """Positions of the configs in their lattice."""
     gain: Array
+    least_gain: Array
+    """From which gain on a config is worth its trial."""
     probability: Array
     """Of fitting."""
     seconds: Array
@@ -96,8 +98,6 @@ class Acquisition:
         self.belief = Belief(plan, state)
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
-        self._doubtful_at: tuple[int, str | None] = (-1, None)
-        """The same for `_doubtful_method`."""
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -105,7 +105,7 @@ class Acquisition:
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         self.belief.use(predictions)
-        self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
+        self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
@@ -155,17 +155,7 @@ class Acquisition:
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
-        gains = weighed.gain >= self.worthwhile_gain()
-        if self._doubtful_at[0] != self._state.version:
-            self._doubtful_at = (self._state.version, self._doubtful_method())
-        if (doubtful := self._doubtful_at[1]) is not None:
-            measured = [p for p in self._state.points() if p.method == doubtful]
-            informative = self._without_suspects(weighed.rows, measured)
-            if len(measured) < FEW:
-                informative |= weighed.gain >= LITTLE
-            short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self.belief.methods[weighed.rows] == doubtful) & informative & short
-        possible = np.asarray(gains & ~weighed.cannot_fit)
+        possible = np.asarray((weighed.gain >= weighed.least_gain) & ~weighed.cannot_fit)
         worth = possible & ~weighed.not_worth_its_time
         if not self._state.points():
             return worth if worth.any() else possible  # an answer that takes long is better than none
@@ -194,21 +184,12 @@ class Acquisition:
         return 0.0 if self._thorough or not self._state.points() else self._noise_gain()
 
     def _doubtful_method(self) -> str | None:
-        """The method to recommend, if much of it may be missed."""
+        """The method to recommend, if few of its configs are measured, and much of its speed may be missed."""
         fastest = self._state.fastest(self._faithful)
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
-        return chosen if chosen is not None and self.belief.regret_bound(fastest[chosen]) > DOUBTFUL else None
-
-    def _without_suspects(self, rows: Rows, measured: Sequence[Point]) -> NDArray[np.bool_]:
-        """Which configs lack a value that all `measured` ones of their method share. None where these are less than 1.5
-        times as slow as predicted, in the median: else that value may be why, and no trial so far could tell."""
-        logarithms = np.log([p.measurement.step_seconds.median for p in measured])
-        slow = bool(measured) and np.median(logarithms - self.belief.prior_time(measured)) >= math.log(1.5)
-        if not slow or not self.belief.has_predicted_times:
-            return np.zeros(len(rows), dtype=bool)
-        lattice = self._state.lattice
-        shared = set.intersection(*(set(lattice.values_of(p.config)) for p in measured))
-        return np.array([not shared.issubset(lattice.values[row]) for row in rows], dtype=bool)
+        if chosen is None or sum(p.method == chosen for p in self._state.points()) >= FEW:
+            return None
+        return chosen if self.belief.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial. A
@@ -250,6 +231,10 @@ class Acquisition:
             unmeasured = ~np.isin(methods, list(fronts))
             gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
         budget_share = seconds / self._budget_seconds
+        least_gain = np.full(len(rows), self.worthwhile_gain())
+        if (doubtful := self._doubtful_method()) is not None:
+            is_short = ALLOWANCE_FACTOR * budget_share <= ALLOWANCE_SHARE
+            least_gain[is_short & (methods == doubtful)] = min(LITTLE, self.worthwhile_gain())
         long = budget_share > ALLOWANCE_SHARE
         if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
             long &= seconds > ALLOWANCE_FACTOR * seconds.min()
@@ -262,6 +247,7 @@ class Acquisition:
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
+            least_gain=least_gain[order],
             probability=probability[order],
             seconds=seconds[order],
             not_worth_its_time=not_worth_its_time[order],

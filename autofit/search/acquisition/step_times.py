@@ -157,10 +157,6 @@ class StepTimes:
             for axis in dict.fromkeys(axis for axis, _ in items)
         }
 
-    def prior_time(self, rows: Rows) -> Array:
-        """The logarithms of the seconds that were expected before any trial."""
-        return np.asarray(self._features.expected[rows])
-
     def predict(self, observations: Sequence[TimeObservation], rows: Rows) -> Mixture:
         """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
         posteriors = self._posteriors(tuple(observations))

@@ -221,6 +221,23 @@ class FakePool:
         self.closed += 1
 
 
+@dataclass
+class KeptTrials:
+    """Where a scheduler's trials go without a search: they stay as they are."""
+
+    trials: list[Trial] = field(default_factory=list)
+
+    def keep(self, trial: Trial) -> Trial:
+        self.trials.append(trial)
+        return trial
+
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """It would count no longer."""
+
+    def show(self) -> None:
+        """Nobody looks."""
+
+
 class RememberingLog(TrialLog):
     """A store in memory."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
-from unit.search.made_truth import FakePool, Truth
+from unit.search.made_truth import FakePool, KeptTrials, Truth
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState, ProcessorState
@@ -50,8 +50,7 @@ def run(truth: Truth) -> Callable[..., tuple[list[Trial], list[Trial]]]:
         pool.states = iter(states)
         kept = [] if kept is None else kept
         budget = Budget(limits=Limits(memory_bytes=32 * GIB, **limits))
-        keep = lambda trial: kept.append(trial) or trial  # type: ignore[func-returns-value]  # noqa: E731
-        runs = Scheduler(budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
+        runs = Scheduler(budget=budget, open_pool=lambda: pool, sink=KeptTrials(kept))
         believed = []
         for number in configs:
             config = truth.lattice.configs[number]

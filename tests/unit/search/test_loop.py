@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, make_job, make_trial, out_of_memory
-from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, cpu_lattice, prepare
+from unit.search.made_truth import WITHIN_TIES, FakePool, KeptTrials, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
 from autofit.core.errors import EnvironmentLacks
@@ -682,7 +682,7 @@ def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth:
     pool = WaitingPool(truth)
     pool.waited = waited
     made = budget.Budget(limits=limits, clock=lambda: 0.0)
-    runs = Scheduler(budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    runs = Scheduler(budget=made, open_pool=lambda: pool, sink=KeptTrials())
     config = truth.lattice.configs[0]
     for patience, cut in ((600.0, True), (50.0, False)):
         asked = TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=patience)

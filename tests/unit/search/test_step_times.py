@@ -157,32 +157,6 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
     assert later.expected_gain > 2.0 * other.expected_gain
 
 
-@pytest.mark.parametrize(("slower", "suspected"), [(1.0, False), (3.0, True)])
-def test_what_all_slow_trials_share_is_suspected(slower: float, suspected: bool) -> None:
-    """Either the device is slow, or this optimizer is: only a trial of another that should be twice as slow tells."""
-    adamw = [PLAIN.replace(optimizer="adamw", micro_batch=size) for size in (1, 2, 4)]
-    configs = tuple(c.replace(optimizer=name) for c in adamw for name in ("adamw", "adamw-8bit"))
-
-    def said(config: Config) -> Prediction:
-        seconds = 1.0 if config["optimizer"] == "adamw" else 2.0
-        return Prediction(
-            peak_allocated_bytes=1, device_bytes=GIB, step_seconds=seconds, calibrated_on=0, relative_error=1.0
-        )
-
-    state = LatticeState(Lattice(axes=LATTICE.axes, configs=configs), 4 * GIB)
-    acquisition = Acquisition(plan_of(state, goal=Goal(method="full")), state)
-    acquisition.use(Predictions(by_config={config: said(config) for config in configs}))
-    for config in adamw:
-        state.learn(make_trial(config, fits(1.0, 512.0 / slower)))
-    tried = acquisition.best()
-    assert (tried is not None) is suspected
-    if tried is not None:
-        assert tried.config["optimizer"] == "adamw-8bit" and tried.expected_gain < 0.1
-        state.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
-        faster = acquisition.best()
-        assert faster is not None and faster.config["optimizer"] == "adamw-8bit" and faster.expected_gain > 0.05
-
-
 @pytest.mark.parametrize("size", [0, 1, 10])
 def test_explanations_share_one_belief(size: int) -> None:
     choose = random.Random(size)
