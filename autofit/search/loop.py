@@ -13,7 +13,7 @@ from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_
 from autofit.core.units import format_bytes
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
-from autofit.search.acquisition.acquisition import MUCH, Acquisition, Candidate
+from autofit.search.acquisition.acquisition import LARGE_GAIN, Acquisition, Candidate
 from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
@@ -115,7 +115,7 @@ class SearchLoop:
     def _recall(self) -> None:
         """Begin with the results of earlier trials."""
         self._begin()
-        trials_by_config, limits = self.log.known(self.plan.job), self.plan.limits
+        trials_by_config, limits = self.log.attempts(self.plan.job), self.plan.limits
         self._note_repeatability()
         self.state.recall_bounds(trial for attempts in trials_by_config.values() for trial in attempts)
         stored = answers(trials_by_config, self.plan.lattice, limits.memory_bytes, limits.deadline_seconds)
@@ -209,7 +209,8 @@ class SearchLoop:
         seconds = self._seconds_to_explore()
         if seconds is not None and seconds <= 0:
             return "the time budget is spent"
-        if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= self._must_verify():
+        reserved_trials = 0 if self._unverified_winner() is None else 1
+        if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= reserved_trials:
             return "the trial limit is reached"
         # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
         # must be broken that no config fixes.
@@ -226,13 +227,14 @@ class SearchLoop:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._acquisition.worthwhile_gain()
         return (
-            f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or {MUCH:.0%} "
-            "where it may not fit"
+            f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or "
+            f"{LARGE_GAIN:.0%} where it may not fit"
         )
 
-    def _must_verify(self) -> bool:
+    def _unverified_winner(self) -> Point | None:
+        """The winner, if it has run only once."""
         winner = self.winner()
-        return winner is not None and not winner.verified
+        return None if winner is None or winner.verified else winner
 
     def _seconds_to_explore(self) -> float | None:
         """Seconds left of the time budget after setting aside the winner's verification; None without a budget."""
@@ -241,10 +243,8 @@ class SearchLoop:
 
     def _verification_seconds(self) -> float:
         """Roughly how long the winner's verification will take, judging by its first trial; 0 where it needs none."""
-        winner = self.winner()
-        if winner is None or not self._must_verify():
-            return 0.0
-        return self._seconds_to_run_again(winner, self._verification_timing())
+        winner = self._unverified_winner()
+        return 0.0 if winner is None else self._seconds_to_run_again(winner, self._verification_timing())
 
     def _seconds_to_run_again(self, measured: Point, timing_seconds: float) -> float:
         """Roughly how long a second run of a config will take, judging by its first."""
@@ -309,8 +309,8 @@ class SearchLoop:
 
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that gave a result."""
-        winner = self.winner()
-        return winner is not None and self._must_verify() and self._run_again(winner, self._verification_timing())
+        winner = self._unverified_winner()
+        return winner is not None and self._run_again(winner, self._verification_timing())
 
     def _contest(self) -> bool:
         """Run again a config that may well be faster than the winner, despite its one noisy trial; returns whether that

@@ -19,7 +19,7 @@ class Estimates:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def known(self, keys: Iterable[str]) -> dict[str, Body]:
+    def find(self, keys: Iterable[str]) -> dict[str, Body]:
         """The stored estimates with these keys, by key."""
         unique_keys = list(dict.fromkeys(keys))
 

@@ -19,12 +19,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.state import DeviceState
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
-from autofit.core.outcome import (
-    Fits,
-    Prediction,
-    Trial,
-    outcome_from_json,
-)
+from autofit.core.outcome import Fits, Prediction, Trial, outcome_from_json
 from autofit.core.units import LARGEST_INTEGER
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text

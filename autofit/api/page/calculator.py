@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices
 from autofit.api.page.rendering import PageRoute, is_partial, render
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, NamedModels, OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from autofit import operations
-from autofit.api.models import Models
 from autofit.api.page.rendering import HEADERS, PageRoute
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.query import Question
 from autofit.core.frontier import by_method
 from autofit.core.outcome import Fits, OutOfMemory, Trial, context_keys

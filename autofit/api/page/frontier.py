@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from autofit.api.models import Models
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.problems import status_of
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.query import Question, ResolvedQuestion
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import AutofitError, NothingFits

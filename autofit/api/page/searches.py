@@ -8,11 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from autofit.api.middleware.access import RUN, MayRun
-from autofit.api.models import Models
 from autofit.api.page.forms import Fields, choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes import searches
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.searches import AskedSearch, SearchState, StoredSearch
 from autofit.catalog import space
 from autofit.catalog.hardware import cards

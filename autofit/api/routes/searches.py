@@ -13,8 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
-from autofit.api.models import Models
-from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, WorkloadBody
 from autofit.catalog import space
 from autofit.core.errors import unknown

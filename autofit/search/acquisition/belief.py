@@ -13,8 +13,8 @@ from autofit.core.outcome import TimedOut
 from autofit.core.workload import METHODS
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.gains import regret_bound, timing_deviation
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
-from autofit.search.acquisition.regret import regret_bound, timing_deviation
 from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts

@@ -94,11 +94,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
             raise ValueError("every config of the lattice is measured, under way or ruled out")
 
     def after_trial(
-        self,
-        study: optuna.Study,
-        trial: optuna.trial.FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
         """Learn what the trial has shown, unless that has been learnt already; end `study.optimize` where nothing is
         worth a further trial."""

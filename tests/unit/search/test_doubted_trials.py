@@ -32,7 +32,9 @@ class SharedPool(FakePool):
     states: Iterator[DeviceState]
 
     def wait(self, timeout: float) -> list[Completed]:
-        return [(asked, replace(attempt, device_state=next(self.states))) for asked, attempt in super().wait(timeout)]
+        return [
+            (request, replace(attempt, device_state=next(self.states))) for request, attempt in super().wait(timeout)
+        ]
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def test_a_search_does_not_unlearn_a_clean_time(truth: Truth) -> None:
     clean, busy = (replace(t, config=config) for t in (tried(fits(4, 100), CLEAN), tried(fits(4, 60), BUSY)))
     for trial in (clean, busy):
         state.learn(trial)
-    assert state.trials[config] == clean and state.runs[config] == 2
+    assert state.trials[config] == clean and state.runs(config) == 2
     state.learn(replace(clean, outcome=fits(4, 90)))
     assert [p.measurement.tokens_per_second for p in state.measured()] == [90.0]
 
