@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from autofit.search.acquisition.acquisition import LARGE_GAIN, Acquisition, Cand
 from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
-from autofit.search.failures import MOST_LOST_WORKERS, lost_workers
+from autofit.search.failures import MOST_LOST_WORKERS
 from autofit.search.lattice_state import LatticeState, answers
 from autofit.search.progress import Progress
 from autofit.search.scheduler import Scheduler
@@ -113,7 +114,6 @@ class SearchLoop:
         self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:
-        """Begin with the results of earlier trials."""
         self._begin()
         trials_by_config, limits = self.log.attempts(self.plan.job), self.plan.limits
         self._note_repeatability()
@@ -129,7 +129,7 @@ class SearchLoop:
 
     def _rule_out_lost_workers(self, trials: Iterable[Trial]) -> None:
         """Rule out configs whose trials have lost too many workers: they would cost every search as many again."""
-        self._scheduler.lost_workers = lost_workers(trials)
+        self._scheduler.lost_workers = Counter(trial.config for trial in trials if worker_was_lost(trial.outcome))
         configs = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
         left_out = [c for c in configs if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
         if left_out:
@@ -358,7 +358,6 @@ class SearchLoop:
         self.state.executions_differ(self.log.between_executions(self.plan.job.hardware))
 
     def show(self) -> None:
-        """Report where the search stands."""
         self.log.check()  # only after every trial of a batch is kept, so that no other worker's is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight

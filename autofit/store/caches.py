@@ -20,7 +20,6 @@ class Estimates:
         self._database = database
 
     def find(self, keys: Iterable[str]) -> dict[str, Body]:
-        """The stored estimates with these keys, by key."""
         unique_keys = list(dict.fromkeys(keys))
 
         def work(connection: Connection) -> dict[str, Body]:

@@ -249,7 +249,8 @@ class Store:
         )
 
     def version(self, *, hardware_key: str | None = None, workload_key: str | None = None) -> str:
-        """A text that differs once trials of this hardware and workload were added; of any, if one is not given."""
+        """A text that differs once trials of this hardware and workload were added or set aside; of any, if one is not
+        given."""
         return self._database.fetch(lambda c: contexts.version(c, hardware_key, workload_key))
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:

@@ -21,7 +21,6 @@ ROUTES = APIRouter(route_class=PageRoute)
 
 
 def stored_trial(trial_id: Annotated[int, Path(ge=1, le=LARGEST_INTEGER)], store: OpenedStore) -> Trial:
-    """The trial with the number in the path."""
     trial = store.trial(trial_id)
     if trial is None:
         raise HTTPException(404, f"there is no trial {trial_id}")

@@ -44,7 +44,6 @@ class Strict(APIRoute):
 
 
 async def opened_store(request: Request) -> Store:
-    """The store that the application answers from."""
     store: Store = request.app.state.store
     return store
 
@@ -81,7 +80,6 @@ class NamedModels:
 
 
 async def named_models(request: Request) -> NamedModels:
-    """The models that the application answers for."""
     models: NamedModels = request.app.state.models
     return models
 

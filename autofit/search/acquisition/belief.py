@@ -117,7 +117,6 @@ class Belief:
         return ORDER_DOUBT
 
     def seconds(self, time: Mixture, rows: Rows) -> Array:
-        """Expected seconds of the configs' trials."""
         step_seconds = np.exp(np.maximum(time.together.mean, likeliest(self.claims(rows))))
         return self._costs.seconds(self._state.trials, rows, step_seconds)
 

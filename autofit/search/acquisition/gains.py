@@ -44,7 +44,6 @@ class Front:
 
     @property
     def best_seconds(self) -> float:
-        """Seconds per step of the fastest point."""
         return float(self.seconds[-1])
 
 

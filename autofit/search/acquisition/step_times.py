@@ -59,7 +59,6 @@ class Mixture:
     """Shape (hypotheses, configs)."""
 
     def part(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> Mixture:
-        """The mixture for some of the configs."""
         return Mixture(self.weights, self.mean[:, chosen], self.deviation[:, chosen])
 
     def with_measured(self, mean: Sequence[float], deviation: Sequence[float]) -> Mixture:

@@ -101,7 +101,6 @@ def update_search(
 
 
 def add_event(connection: Connection, search_id: str, seq: int, kind: str, body: Mapping[str, Any]) -> None:
-    """Stores the event with this number."""
     event = {"search_id": search_id, "seq": seq, "kind": kind, "at": precise_now(), "body": dict(body)}
     connection.execute(insert(EventRow).values(event))
 

@@ -31,13 +31,7 @@ FRONTIER_KEYS = {"hardware", "workload", "stack", "points", "trials", "out_of_me
 POINT_KEYS = {"config", "measurement", "trial_id"}
 RECOMMENDATION_KEYS = {*("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives")}
 RECOMMENDATION_KEYS_BESIDES = {
-    "verified",
-    "contradictory",
-    "trial_id",
-    "memory_limit_bytes",
-    "hardware",
-    "workload",
-    "stack",
+    *("verified", "contradictory", "trial_id", "memory_limit_bytes", "hardware", "workload", "stack")
 }
 ALTERNATIVE_KEYS = {*POINT_KEYS, "role", "over_limit_bytes", "speedup"}
 

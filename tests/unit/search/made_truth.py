@@ -69,6 +69,12 @@ def plan_of(state: LatticeState, **changes: Any) -> Plan:
     return replace(plan, **changes)
 
 
+def with_spread(outcome: Fits, spread: float | None) -> Fits:
+    """The same, whose steps had this relative spread."""
+    m = outcome.measurement
+    return Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
+
+
 def predicted(device_bytes: float, seconds: float | None = 1.0, *, error: float = 0.5) -> Prediction:
     """What a config of this memory and step time is predicted to take; `error` is that stated of its time."""
     return Prediction(

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import Truth, cpu_lattice, plan_of, predicted
+from unit.search.made_truth import Truth, cpu_lattice, plan_of, predicted, with_spread
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config, Lattice
@@ -87,34 +87,26 @@ def values_of(truth: Truth, config: Config, limit: int) -> tuple[float, float]:
     return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
 
 
-def test_what_fits_is_told_with_memory_and_speed() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "state", "values", "over_limit"),
+    [
+        (fits(4, 250), TrialState.COMPLETE, [4 * GIB, 250.0], 4 * GIB - LIMIT),
+        (out_of_memory(), TrialState.COMPLETE, [2.0 * LIMIT, 0.0], LIMIT),
+        (crashed(), TrialState.FAIL, None, None),
+    ],
+    ids=lambda part: getattr(part, "kind", None),
+)
+def test_what_the_study_is_told_of_a_trial(
+    outcome: Outcome, state: TrialState, values: list[float] | None, over_limit: float | None
+) -> None:
+    """Memory and speed of what fits; of what ran out, finite values that are infeasible; of a crash nothing."""
     adviser, _ = make_adviser()
-    config = run(adviser, fits(4, 250))
+    config = run(adviser, outcome)
     (trial,) = adviser.study.trials
     assert suggested(trial.params) == config
-    assert trial.state == TrialState.COMPLETE
-    assert trial.values == [4 * GIB, 250.0]
-    assert trial.constraints == {OVER_LIMIT: 4.0 * GIB - LIMIT}
-    assert adviser.study.best_trials == [trial]
-
-
-def test_out_of_memory_is_told_as_infeasible_with_finite_values() -> None:
-    adviser, _ = make_adviser()
-    config = run(adviser, out_of_memory())
-    (trial,) = adviser.study.trials
-    assert suggested(trial.params) == config
-    assert trial.state == TrialState.COMPLETE
-    assert all(math.isfinite(value) for value in trial.values)
-    assert trial.values[0] > LIMIT and trial.values[1] == 0.0
-    assert trial.constraints[OVER_LIMIT] > 0
-    assert adviser.study.best_trials == []
-
-
-def test_a_crash_is_told_as_a_failure_without_values() -> None:
-    adviser, _ = make_adviser()
-    run(adviser, crashed())
-    (trial,) = adviser.study.trials
-    assert (trial.state, trial.values) == (TrialState.FAIL, None)
+    assert (trial.state, trial.values) == (state, values)
+    assert trial.constraints.get(OVER_LIMIT) == over_limit
+    assert adviser.study.best_trials == ([trial] if isinstance(outcome, Fits) else [])
 
 
 def test_the_studys_best_trials_are_the_frontier() -> None:
@@ -516,9 +508,7 @@ def test_a_time_out_says_how_long_its_like_take() -> None:
 def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, least: float) -> None:
     adviser, _ = make_adviser()
     assert adviser.acquisition.worthwhile_gain() == 0.0  # until something fits, every trial is worth it
-    m = fits(4, 250).measurement
-    noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
-    run(adviser, noisy)
+    run(adviser, with_spread(fits(4, 250), spread))
     assert adviser.acquisition.worthwhile_gain() == pytest.approx(least)
 
 
@@ -578,8 +568,7 @@ def test_a_method_may_be_recommended_as_long_as_it_would_be_tried_and_is_practic
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
     adviser, state = make_adviser()
-    m = fits(4, 250).measurement
-    run(adviser, Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=0.06))))
+    run(adviser, with_spread(fits(4, 250), 0.06))
     assert adviser.acquisition.worthwhile_gain() == WORTHWHILE_GAIN
     before = state.version
     state.executions_differ(0.08 / INTERVAL_DEVIATIONS)
@@ -754,9 +743,7 @@ def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_tri
     for spread, contested in ((0.3, plain), (0.01, None)):
         state = LatticeState(LATTICE, LIMIT)
         for config, outcome in outcomes.items():
-            measured = replace(outcome.measurement.step_seconds, relative_spread=spread)
-            noisy = replace(outcome, measurement=replace(outcome.measurement, step_seconds=measured))
-            state.learn(make_trial(config, noisy, limit=LIMIT))
+            state.learn(make_trial(config, with_spread(outcome, spread), limit=LIMIT))
         (winner,) = [p for p in state.points() if p.config["checkpointing"] == "full"]
         acquisition = acquisition_of(state)
         for runs in (1, 2, 3):

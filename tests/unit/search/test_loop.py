@@ -85,8 +85,9 @@ def check_counts(run: Run) -> None:
     measured, ruled_out, still_open = set(state.trials), set(state.ruled_out), set(state.open)
     assert not measured & ruled_out and not measured & still_open and not ruled_out & still_open
     assert measured | ruled_out | still_open == set(run.search.plan.lattice.configs)
-    assert not progress.verifying
     assert progress.stopped_because
+    assert progress.running == () and progress.best == run.search.winner()
+    assert run.reports[-1] == (progress.done, progress.out_of_memory, progress.ruled_out, False)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -464,14 +465,6 @@ def test_the_winner_is_run_once_more_without_rivals(truth: Truth) -> None:
     assert winner.measurement == last.outcome.measurement
     assert winner.trial_id == last.trial_id
     assert any(verifying for *_, verifying in run.reports)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_at_the_end_the_progress_is_that_of_the_end(lattice: Lattice, seed: int) -> None:
-    run = searched(Truth(make_job(), lattice, seed))
-    assert run.progress.running == ()
-    assert run.progress.best == run.search.winner()
-    assert run.reports[-1] == (run.progress.done, run.progress.out_of_memory, run.progress.ruled_out, False)
 
 
 def second_time(run: Run, change: Callable[[Fits], Outcome], times: int = 1) -> None:

@@ -56,6 +56,11 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
     )
 
 
+def early(speed: float, memory: int) -> Fits:
+    """The outcome of a trial that was stopped early."""
+    return Fits(measurement=replace(measured(speed, memory).measurement, stopped_early=True))
+
+
 def stored_frontier(store: Store, trial: Trial, limit: int | None = None) -> Frontier:
     """The store's frontier of a trial's hardware, stack and workload."""
     frontier = store.frontier(**context(trial), memory_limit_bytes=limit)
@@ -126,8 +131,7 @@ def test_a_later_failure_hides_what_fitted_before(store: Store, failure: Outcome
 
 def test_what_ran_out_of_memory_before_is_believed_once_it_has_fitted_twice(store: Store) -> None:
     failed = a_trial(outcome=OutOfMemory(reason=""), memory_limit_bytes=50)
-    early = Fits(measurement=replace(measured(300.0, 30).measurement, stopped_early=True))
-    tried = (failed, replace(failed, outcome=measured(300.0, 30)), replace(failed, outcome=early))
+    tried = (failed, replace(failed, outcome=measured(300.0, 30)), replace(failed, outcome=early(300.0, 30)))
     for trial in tried:
         store.add(trial)
     for limit, contradictory in ((None, 1), (50, 1), (40, 1), (60, 0), (20, 0)):
@@ -174,9 +178,6 @@ def test_a_trial_beside_others_counts_only_where_there_is_no_clean_one(store: St
 
 
 def test_what_was_stopped_early_counts_only_where_there_is_nothing_else(store: Store) -> None:
-    def early(speed: float, memory: int) -> Fits:
-        return Fits(measurement=replace(measured(speed, memory).measurement, stopped_early=True))
-
     both = a_trial(outcome=measured(100.0, 10))
     alone = a_trial(config=both.config.replace(method="qlora"), outcome=early(300.0, 30))
     tried = [store.add(both), store.add(replace(both, outcome=early(150.0, 10))), store.add(alone)]
@@ -259,10 +260,9 @@ def test_points_know_what_executions_of_one_config_differ_by(store: Store) -> No
         return Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
 
     base = a_trial(outcome=steps(measured(100.0, 10), 0.01))
-    early = Fits(measurement=replace(measured(1.0, 10).measurement, stopped_early=True))
     for trial in (
         base,
-        replace(base, outcome=early),
+        replace(base, outcome=early(1.0, 10)),
         replace(base, outcome=steps(measured(7.0, 10), None)),
         replace(base, outcome=OutOfMemory(reason=""), memory_limit_bytes=5),
         replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=measured(9.0, 10)),

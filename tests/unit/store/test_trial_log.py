@@ -40,9 +40,10 @@ def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(store: Store) -> 
     configs = (complete({"method": "full", "micro_batch": size}) for size in (1, 2))
     slow, sound = (log.keep(a_trial(config=config, outcome=measured())) for config in configs)
     keys = {"hardware_key": slow.hardware.key, "workload_key": slow.workload.key}
-    before = store.version(**keys)
+    frontier_version, trials_version = store.version(**keys), store.version()
     log.set_aside(slow, "n1 is slow")
-    assert store.version(**keys) != before, "who has remembered the frontier asks again"
+    assert store.version(**keys) != frontier_version, "who has remembered the frontier asks again"
+    assert store.version() != trials_version, "and who has remembered the trials"
     kept, other = store.trials()
     assert kept == slow.set_aside("n1 is slow") and kept.doubts == ("n1 is slow",) and other == sound
     frontier = store.frontier(**context(slow))
