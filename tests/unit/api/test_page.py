@@ -78,7 +78,18 @@ ESTIMATE = {
 @pytest.fixture
 def app(store: Store, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     """The application with the operator's token, in which nothing is traced."""
-    return stubbed(create_app(store, token=TOKEN, closed=False), monkeypatch)
+    app = create_app(store, token=TOKEN, closed=False)
+    calls: list[Any] = []
+    app.state.calls = calls
+
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(partial(function, *arguments, **named))
+        return ESTIMATE
+
+    for process in (app.state.estimating, app.state.predicting):
+        monkeypatch.setattr(process, "call", call)
+        monkeypatch.setattr(process, "warm", lambda: None)
+    return app
 
 
 @pytest.fixture
@@ -93,20 +104,6 @@ def closed(store: Store) -> Iterator[TestClient]:
     """A browser of a server that wants a token, which does not follow redirects."""
     with TestClient(create_app(store, token=TOKEN), headers={"Accept": "text/html"}, follow_redirects=False) as opened:
         yield opened
-
-
-def stubbed(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    calls: list[Any] = []
-    app.state.calls = calls
-
-    def call(function: Any, *arguments: Any, **named: Any) -> Any:
-        calls.append(partial(function, *arguments, **named))
-        return ESTIMATE
-
-    for process in (app.state.estimating, app.state.predicting):
-        monkeypatch.setattr(process, "call", call)
-        monkeypatch.setattr(process, "warm", lambda: None)
-    return app
 
 
 def login(client: TestClient, token: str = TOKEN, following: str = "/searches") -> Any:
