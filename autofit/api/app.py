@@ -13,10 +13,9 @@ from fastapi_swagger import patch_fastapi
 from autofit import __version__
 from autofit.api import problems
 from autofit.api.middleware import access, limits, metrics
-from autofit.api.models import NamedModels
 from autofit.api.page import ROUTES as PAGES
 from autofit.api.routes import answers, catalog, estimates, health, searches
-from autofit.api.routes.common import PROBLEM
+from autofit.api.routes.common import PROBLEM, NamedModels
 from autofit.api.routes.remembered import Answers
 from autofit.api.schema import examples
 from autofit.operations.service.prediction_process import PredictionProcess

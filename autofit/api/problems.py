@@ -36,7 +36,6 @@ def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
 
 
 def status_of(error: AutofitError) -> tuple[int, str]:
-    """The HTTP status and title of an error."""
     return next((status, title) for kind, status, title in STATUSES if isinstance(error, kind))
 
 

@@ -154,7 +154,7 @@ def _settling_trial(
     """The trial that settles the config on hardware of one name, under the newest stack that has one."""
     for hardware in measured:
         for stack in store.stacks(hardware.key, workload_key):
-            trials_by_config = store.known(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
+            trials_by_config = store.attempts(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
             settled = verdict(trials_by_config.get(config, []), hardware.memory_bytes if limit is None else limit)
             if settled is not None and isinstance(settled.outcome, Fits | OutOfMemory):
                 return settled

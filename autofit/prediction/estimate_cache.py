@@ -80,7 +80,7 @@ class EstimateCache:
         if self.store is None or self._has_failed:
             return {}
         try:
-            return self.store.estimates.known(keys)
+            return self.store.estimates.find(keys)
         except StoreError as error:
             self._give_up(error)
             return {}

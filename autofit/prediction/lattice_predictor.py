@@ -198,7 +198,7 @@ def _tried_beyond_limit(plan: Plan, store: Store) -> list[Config]:
     """The configs of the lattice that cannot fit, of which the store has trials under a higher limit."""
     job, possible = plan.job, set(plan.possible)
     try:
-        recorded = store.known(**context_keys(job.hardware, job.stack, job.workload))
+        recorded = store.attempts(**context_keys(job.hardware, job.stack, job.workload))
     except StoreError as error:
         _log.warning("autofit: what was tried before cannot be looked up: %s", error)
         return []

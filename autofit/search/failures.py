@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Trial, worker_was_lost
+from autofit.core.outcome import Crashed
 
 MACHINERY_FAILURES = 3
 """Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
@@ -51,8 +48,3 @@ class FailuresInARow:
                 f"{outcome.reason}",
                 remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
             )
-
-
-def lost_workers(trials: Iterable[Trial]) -> Counter[Config]:
-    """How many workers were lost while each config ran."""
-    return Counter(trial.config for trial in trials if worker_was_lost(trial.outcome))

@@ -51,8 +51,6 @@ class LatticeState:
         self.memory_limit_bytes = memory_limit_bytes
         self.trials: dict[Config, Trial] = {}
         """The trial that settles each config that has one."""
-        self.runs: Counter[Config] = Counter()
-        """How often each config has fitted and was timed in full."""
         self.ruled_out: dict[Config, str] = {}
         """Configs that need not run, each with its reason."""
         self.under_way: set[Config] = set()
@@ -114,7 +112,6 @@ class LatticeState:
         """`learn` for the stored trial that settles its config, which is one of several attempts."""
         config, stored = trial.config, list(attempts)
         self._attempts[config] = stored if trial in stored else [*stored, trial]
-        self.runs[config] = sum(attempt.timed_in_full for attempt in stored)
         self._count_as(trial)
 
     def learn(self, trial: Trial) -> None:
@@ -131,7 +128,6 @@ class LatticeState:
             self.give_back(config)
             return
         self._attempts[config].append(trial)
-        self.runs[config] += trial.timed_in_full
         together = None
         if self._fits(trial) or trial.doubts:
             together = verdict(self._attempts[config], self.memory_limit_bytes)
@@ -141,7 +137,6 @@ class LatticeState:
         """Forget what a trial has shown of time: its device has turned out not to be what it is called. Its config is
         what its other trials show, or open again."""
         config, attempts = trial.config, self._attempts[trial.config]
-        self.runs[config] -= trial.timed_in_full and any(t is trial for t in attempts)
         attempts[:] = [t.set_aside(reason) if t is trial else t for t in attempts]
         for by_config in (self.least_step_seconds, self.proven_step_seconds, self._ended_early):
             by_config.pop(config, None)
@@ -152,7 +147,7 @@ class LatticeState:
         del self.trials[config]
         if (others := verdict(attempts, self.memory_limit_bytes)) is not None:
             self._count_as(others)
-        elif config not in self.under_way and config in self.lattice.row_of:
+        elif config not in self.under_way and config in self:
             self._open[config] = None
         if self._fits(trial):
             self._reopen_without_rival()
@@ -169,7 +164,7 @@ class LatticeState:
                 (self.least_step_seconds, trial.least_step_seconds),
                 (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
             ):
-                if bound is not None and trial.config in self.lattice.row_of:
+                if bound is not None and trial.config in self:
                     bounds[trial.config] = max(bound, bounds.get(trial.config, 0.0))
                     self.version += 1
 
@@ -235,9 +230,13 @@ class LatticeState:
 
     def measured(self) -> list[Point]:
         """Every config that has trained, including beyond the limit, in the order learnt."""
-        settled = ((c, t) for c, t in self.trials.items() if c in self.lattice.row_of)
-        points = (point(trial, self.runs[config], self.between) for config, trial in settled)
+        settled = ((c, t) for c, t in self.trials.items() if c in self)
+        points = (point(trial, self.runs(config), self.between) for config, trial in settled)
         return [p for p in points if p is not None]
+
+    def runs(self, config: Config) -> int:
+        """How often a config has fitted and was timed in full."""
+        return sum(trial.timed_in_full for trial in self._attempts.get(config, ()))
 
     def points(self) -> list[Point]:
         """Every config that fits the limit, in the order learnt."""
@@ -257,7 +256,7 @@ class LatticeState:
     @property
     def contradictory(self) -> int:
         """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
-        attempts_lists = (attempts for config, attempts in self._attempts.items() if config in self.lattice.row_of)
+        attempts_lists = (attempts for config, attempts in self._attempts.items() if config in self)
         return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in attempts_lists)
 
     def _fits(self, trial: Trial) -> bool:
@@ -316,7 +315,7 @@ class LatticeState:
             may_run_again = self._ended_early[config] < 2
             return may_run_again and least < self._best_seconds(config.text("method"))
 
-        for config in [c for c, t in self.trials.items() if c in self.lattice.row_of and lacks_rival(c, t)]:
+        for config in [c for c, t in self.trials.items() if c in self and lacks_rival(c, t)]:
             del self.trials[config]
             self._open[config] = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,11 +14,11 @@ from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_
 from autofit.core.units import format_bytes
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
-from autofit.search.acquisition.acquisition import MUCH, Acquisition, Candidate
+from autofit.search.acquisition.acquisition import LARGE_GAIN, Acquisition, Candidate
 from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
-from autofit.search.failures import MOST_LOST_WORKERS, lost_workers
+from autofit.search.failures import MOST_LOST_WORKERS
 from autofit.search.lattice_state import LatticeState, answers
 from autofit.search.progress import Progress
 from autofit.search.scheduler import Scheduler
@@ -65,7 +66,7 @@ class SearchLoop:
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
             self.progress.regret_bound = None if winner is None else self._acquisition.belief.regret_bound(winner)
-            self._show()
+            self.show()
         finally:
             self._scheduler.close()
 
@@ -73,7 +74,7 @@ class SearchLoop:
         """Answer from earlier trials alone, because the same search has already been completed."""
         self._recall()
         self.progress.stopped_because = "the same search has already been completed"
-        self._show()
+        self.show()
 
     def winner(self) -> Point | None:
         """The point that would be recommended now."""
@@ -108,20 +109,13 @@ class SearchLoop:
         # A user's program chooses its own data and initial weights.
         comparable = job.workload.program is None and not dropout and not job.hardware.is_emulated
         self._baselines = FamilyBaselines(comparable=comparable)
-        self._scheduler = Scheduler(
-            budget=self._budget,
-            open_pool=self.open_pool,
-            keep=self._keep,
-            show=self._show,
-            set_aside=self._set_aside,
-        )
+        self._scheduler = Scheduler(budget=self._budget, open_pool=self.open_pool, sink=self)
         self._acquisition = Acquisition(self.plan, self.state)
         self._adviser = Adviser(self.state, self._acquisition)
 
     def _recall(self) -> None:
-        """Begin with the results of earlier trials."""
         self._begin()
-        trials_by_config, limits = self.log.known(self.plan.job), self.plan.limits
+        trials_by_config, limits = self.log.attempts(self.plan.job), self.plan.limits
         self._note_repeatability()
         self.state.recall_bounds(trial for attempts in trials_by_config.values() for trial in attempts)
         stored = answers(trials_by_config, self.plan.lattice, limits.memory_bytes, limits.deadline_seconds)
@@ -131,11 +125,11 @@ class SearchLoop:
         self.progress.from_store = len(stored)
         self._rule_out_lost_workers(trial for attempts in trials_by_config.values() for trial in attempts)
         self._refute()
-        self._show()
+        self.show()
 
     def _rule_out_lost_workers(self, trials: Iterable[Trial]) -> None:
         """Rule out configs whose trials have lost too many workers: they would cost every search as many again."""
-        self._scheduler.lost_workers = lost_workers(trials)
+        self._scheduler.lost_workers = Counter(trial.config for trial in trials if worker_was_lost(trial.outcome))
         configs = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
         left_out = [c for c in configs if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
         if left_out:
@@ -172,7 +166,7 @@ class SearchLoop:
             for trial in trials:
                 self._adviser.tell(trial)
             self._refute()
-            self._show()
+            self.show()
 
     def _may_begin(self) -> bool:
         """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""
@@ -204,18 +198,19 @@ class SearchLoop:
         for config, lacking in self._predictions.beyond_host.items():
             self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
         self._acquisition.use(self._predictions)
-        self._show()
+        self.show()
         return True
 
     def _estimated(self, done: int, total: int) -> None:
         self.progress.estimated = (done, total)
-        self._show()
+        self.show()
 
     def _reason_to_stop(self) -> str | None:
         seconds = self._seconds_to_explore()
         if seconds is not None and seconds <= 0:
             return "the time budget is spent"
-        if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= self._must_verify():
+        reserved_trials = 0 if self._unverified_winner() is None else 1
+        if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= reserved_trials:
             return "the trial limit is reached"
         # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
         # must be broken that no config fixes.
@@ -232,13 +227,14 @@ class SearchLoop:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._acquisition.worthwhile_gain()
         return (
-            f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or {MUCH:.0%} "
-            "where it may not fit"
+            f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or "
+            f"{LARGE_GAIN:.0%} where it may not fit"
         )
 
-    def _must_verify(self) -> bool:
+    def _unverified_winner(self) -> Point | None:
+        """The winner, if it has run only once."""
         winner = self.winner()
-        return winner is not None and not winner.verified
+        return None if winner is None or winner.verified else winner
 
     def _seconds_to_explore(self) -> float | None:
         """Seconds left of the time budget after setting aside the winner's verification; None without a budget."""
@@ -247,10 +243,8 @@ class SearchLoop:
 
     def _verification_seconds(self) -> float:
         """Roughly how long the winner's verification will take, judging by its first trial; 0 where it needs none."""
-        winner = self.winner()
-        if winner is None or not self._must_verify():
-            return 0.0
-        return self._seconds_to_run_again(winner, self._verification_timing())
+        winner = self._unverified_winner()
+        return 0.0 if winner is None else self._seconds_to_run_again(winner, self._verification_timing())
 
     def _seconds_to_run_again(self, measured: Point, timing_seconds: float) -> float:
         """Roughly how long a second run of a config will take, judging by its first."""
@@ -279,7 +273,7 @@ class SearchLoop:
         fastest = self.state.fastest(methods)
         return least_practical_speed(method, {name: p.measurement.tokens_per_second for name, p in fastest.items()})
 
-    def _keep(self, trial: Trial) -> Trial:
+    def keep(self, trial: Trial) -> Trial:
         """Check and commit a trial of this search, and count it."""
         kept = self.log.keep(self._checked(trial))
         if self.state.does_not_fit(kept):
@@ -294,7 +288,7 @@ class SearchLoop:
             self._failed_seconds += kept.seconds
         return kept
 
-    def _set_aside(self, trial: Trial, reason: str) -> None:
+    def set_aside(self, trial: Trial, reason: str) -> None:
         """Stop counting a kept trial: its device is not what its name says."""
         self.log.set_aside(trial, reason)
         self.state.set_aside(trial, reason)
@@ -315,8 +309,8 @@ class SearchLoop:
 
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that gave a result."""
-        winner = self.winner()
-        return winner is not None and self._must_verify() and self._run_again(winner, self._verification_timing())
+        winner = self._unverified_winner()
+        return winner is not None and self._run_again(winner, self._verification_timing())
 
     def _contest(self) -> bool:
         """Run again a config that may well be faster than the winner, despite its one noisy trial; returns whether that
@@ -356,14 +350,14 @@ class SearchLoop:
                     self._adviser.tell(trial)
             self._refute()
             self._note_repeatability()  # the second run tells more about it
-            self._show()
+            self.show()
         self.progress.verifying = False
         return has_result
 
     def _note_repeatability(self) -> None:
         self.state.executions_differ(self.log.between_executions(self.plan.job.hardware))
 
-    def _show(self) -> None:
+    def show(self) -> None:
         self.log.check()  # only after every trial of a batch is kept, so that no other worker's is lost
         self.progress.done = self._scheduler.ended
         self.progress.running = self._scheduler.in_flight

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, TimedOut, Trial, machinery_failed
+from autofit.core.outcome import Crashed, Fits, TimedOut, Trial, machinery_failed
 from autofit.core.prediction import Prediction
 from autofit.search.budget import Budget
 from autofit.search.failures import MOST_LOST_WORKERS, FailuresInARow
@@ -31,6 +32,19 @@ class _InFlight:
     """How many trials had been begun then, this one included."""
 
 
+class TrialSink(Protocol):
+    """Where the scheduler's trials go: a search."""
+
+    def keep(self, trial: Trial) -> Trial:
+        """Judge and commit a trial; called before anything else happens to it."""
+
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """Stop counting a kept trial: the device of its worker has turned out not to be what it is called."""
+
+    def show(self) -> None:
+        """Report progress; called while trials are under way."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Scheduler:
     """Runs a search's trials, as many at once as there are workers."""
@@ -38,12 +52,7 @@ class Scheduler:
     budget: Budget
     open_pool: Callable[[], Pool]
     """Called for the first trial."""
-    keep: Callable[[Trial], Trial]
-    """Judges and commits a trial; called before anything else happens to it."""
-    show: Callable[[], None]
-    """Called while trials are under way."""
-    set_aside: Callable[[Trial, str], None] = lambda trial, reason: None
-    """Called with a kept trial whose worker's device has turned out not to be what it is called, and why."""
+    sink: TrialSink
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     """Stored beside the trials' measurements."""
     ended: int = 0
@@ -107,7 +116,7 @@ class Scheduler:
         assert self._pool is not None
         workers = self._pool.size
         while not (completed := self._pool.wait(0.25)) and self._pool.size <= workers:
-            self.show()
+            self.sink.show()
         ended, cut = [], []
         for request, attempt in completed:
             in_flight = self._in_flight.pop(request.config)
@@ -118,7 +127,7 @@ class Scheduler:
             trial = request.trial(attempt, self.predictions.get(request.config))
             if (reason := self._pool.set_aside.get(attempt.worker)) is not None:
                 trial = trial.set_aside(reason)
-            trial = self.keep(trial)
+            trial = self.sink.keep(trial)
             self._kept_by_worker[attempt.worker].append(trial)
             self.ended += 1
             run_request = request.after_waiting(attempt.waited_seconds)
@@ -127,7 +136,7 @@ class Scheduler:
                 cut.append(trial.config)
             else:
                 ended.append((in_flight, trial))
-        final = [trial for in_flight, trial in ended if not self._retried_after_failure(in_flight, trial)]
+        final = [trial for in_flight, trial in ended if not self._repeats(in_flight, trial)]
         self._set_aside_earlier()
         return final, cut
 
@@ -137,7 +146,7 @@ class Scheduler:
         for worker, reason in self._pool.set_aside.items():
             for trial in self._kept_by_worker.pop(worker, ()):
                 if not trial.why_set_aside and trial.set_aside(reason).why_set_aside:
-                    self.set_aside(trial, reason)
+                    self.sink.set_aside(trial, reason)
 
     def _submit(self, in_flight: _InFlight) -> None:
         pool = self._checked_pool(in_flight.request.job)
@@ -165,60 +174,56 @@ class Scheduler:
         self._is_checked = True
         return pool
 
-    def _retried_after_failure(self, in_flight: _InFlight, trial: Trial) -> bool:
-        """Retry a trial once if the machinery failed, more often if its worker was lost (`MOST_LOST_WORKERS`), twice if
-        its time is in doubt (others were busy on its device, or that was throttled: each run may find it free, and some
-        machines always are busy); returns whether it is retried. Raises `EnvironmentLacks` where the machinery fails
-        again and again, and at once where the device is gone or torch was not built for it."""
-        if not machinery_failed(trial.outcome):
+    def _repeats(self, in_flight: _InFlight, trial: Trial) -> bool:
+        """Run a trial again if its machinery failed or its time is in doubt, as long as the limits allow; returns
+        whether it is run again. Raises `EnvironmentLacks` where no further trial can succeed."""
+        if machinery_failed(trial.outcome):
+            is_due = self._is_due_after_failure(in_flight, trial.config, trial.outcome)
+        else:
             self._failures.passed()
-            return self._retried_in_doubt(in_flight, trial)
-        if DEVICE_GONE in trial.outcome.reason:
-            raise EnvironmentLacks(
-                f"{trial.outcome.reason}; everything measured is kept",
-                remedy="check nvidia-smi, and dmesg for Xid errors; once the device is back (it may take a reset or a "
-                "reboot), run the same command: it resumes from here",
-            )
-        if NO_KERNELS in trial.outcome.reason:
-            raise EnvironmentLacks(
-                trial.outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
-            )
-        self._failures.failed(in_flight.number, trial.outcome)
-        if self._is_out_of_retries(trial.config, worker_lost=trial.outcome.worker_lost):
-            return False
-        if self.budget.is_spent(self.ended + len(self._in_flight)):
+            is_due = self._is_due_in_doubt(trial)
+        if not is_due or self.budget.is_spent(self.ended + len(self._in_flight)):
             return False
         self._submit(in_flight)
         return True
 
-    def _is_out_of_retries(self, config: Config, *, worker_lost: bool) -> bool:
-        """Count a failure of the machinery; returns whether the config's trial is not to be run again after it."""
-        if worker_lost:
+    def _is_due_after_failure(self, in_flight: _InFlight, config: Config, outcome: Crashed) -> bool:
+        """Whether to run a trial again whose machinery failed: once, or more often if its worker was lost
+        (`MOST_LOST_WORKERS`). Raises `EnvironmentLacks` where the machinery fails again and again, and at once where
+        the device is gone or torch was not built for it."""
+        if DEVICE_GONE in outcome.reason:
+            raise EnvironmentLacks(
+                f"{outcome.reason}; everything measured is kept",
+                remedy="check nvidia-smi, and dmesg for Xid errors; once the device is back (it may take a reset or a "
+                "reboot), run the same command: it resumes from here",
+            )
+        if NO_KERNELS in outcome.reason:
+            raise EnvironmentLacks(
+                outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
+            )
+        self._failures.failed(in_flight.number, outcome)
+        if outcome.worker_lost:
             self.lost_workers[config] += 1
-            return self.lost_workers[config] >= MOST_LOST_WORKERS
-        was_retried = config in self._retried
+            return self.lost_workers[config] < MOST_LOST_WORKERS
+        is_first = config not in self._retried
         self._retried.add(config)
-        return was_retried
+        return is_first
 
-    def _retried_in_doubt(self, in_flight: _InFlight, trial: Trial) -> bool:
-        if trial.why_set_aside:  # its worker gets no other
-            if self.budget.is_spent(self.ended + len(self._in_flight)):
-                return False
-            self._submit(in_flight)
+    def _is_due_in_doubt(self, trial: Trial) -> bool:
+        """Whether to run a trial again because its worker's trials are set aside (the worker gets no other) or, twice
+        at most, because others were busy on its device or that was throttled: each run may find it free, and some
+        machines always are busy."""
+        if trial.why_set_aside:
             return True
         if not trial.doubts:
             self._doubtful_runs.pop(trial.config, None)
             # Crashes and the like say nothing of how busy the device is.
             self._always_busy = self._always_busy and not isinstance(trial.outcome, Fits)
             return False
-        if self._always_busy or self.budget.is_spent(self.ended + len(self._in_flight)):
-            return False
-        if self._doubtful_runs[trial.config] >= 2:
-            self._always_busy = True
-            return False
-        self._doubtful_runs[trial.config] += 1
-        self._submit(in_flight)
-        return True
+        if not self._always_busy:
+            self._doubtful_runs[trial.config] += 1
+            self._always_busy = self._doubtful_runs[trial.config] > 2
+        return not self._always_busy
 
 
 def _killed_at(trial: Trial, deadline_seconds: float) -> bool:

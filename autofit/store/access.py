@@ -129,7 +129,7 @@ class Access:
         return set(self._database.fetch(lambda c: c.scalars(names).all()))
 
 
-def note(connection: Connection, token: str | None, action: str, search_id: str) -> None:
+def add_audit(connection: Connection, token: str | None, action: str, search_id: str) -> None:
     """Writes down, once, who has done what, in the transaction that does it; nothing if `token` is None."""
     done = select(AuditRow.id).where(
         AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == action

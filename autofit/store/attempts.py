@@ -13,7 +13,7 @@ from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.contexts import Context, changed, newest_trial, renew
 from autofit.store.rows import Values, keep, readable, trial_values
-from autofit.store.searches.lease import Lease, own_number, tell
+from autofit.store.searches.lease import Lease, add_event, record_under_lease, update_held_search
 from autofit.store.tables import OF_CONTEXT, OF_IDENTITY, SearchRow, TrialRow
 
 Identity = tuple[str, str, str, str, int]
@@ -35,25 +35,25 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
     )
     values |= {"uid": uid, "attempt": (last or 0) + 1, "autofit_version": __version__}
     values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
-    seq = 0 if lease is None else own_number(connection, lease, spent_trials=SearchRow.spent_trials + 1)
+    seq = 0 if lease is None else update_held_search(connection, lease, spent_trials=SearchRow.spent_trials + 1)
     number = int(connection.execute(insert(TrialRow).values(values).returning(TrialRow.id)).scalar_one())
     renew(connection, [_context(values)], number)
     if lease is not None:
         event_fields = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
         body = {"trial_id": number, **{name: values[name] for name in event_fields}}
-        tell(connection, lease.search_id, seq, "trial", body)
+        add_event(connection, lease.search_id, seq, "trial", body)
     return number
 
 
 def set_aside(connection: Connection, trial: Trial, lease: Lease | None) -> None:
     """Writes again what says that a stored `trial` is set aside, and tells the search whose lease is given."""
-    seq = 0 if lease is None else own_number(connection, lease)
+    if lease is not None:
+        body = {"trial_id": trial.trial_id, "reason": trial.why_set_aside}
+        record_under_lease(connection, lease, "set_aside", body)
     values = trial_values(trial)
     written = {name: values[name] for name in ("device_state", "suspect")}
     connection.execute(update(TrialRow).where(TrialRow.id == trial.trial_id).values(written))
     changed(connection, (trial.hardware.key, trial.stack.key, trial.workload.key))
-    if lease is not None:
-        tell(connection, lease.search_id, seq, "set_aside", {"trial_id": trial.trial_id, "reason": trial.why_set_aside})
 
 
 def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:

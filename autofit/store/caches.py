@@ -19,8 +19,7 @@ class Estimates:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def known(self, keys: Iterable[str]) -> dict[str, Body]:
-        """The stored estimates with these keys, by key."""
+    def find(self, keys: Iterable[str]) -> dict[str, Body]:
         unique_keys = list(dict.fromkeys(keys))
 
         def work(connection: Connection) -> dict[str, Body]:

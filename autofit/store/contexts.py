@@ -51,9 +51,9 @@ def hardware(connection: Connection) -> list[str]:
 
 
 def version(connection: Connection, hardware_key: str | None, workload_key: str | None) -> str:
-    """Differs whenever trials of this hardware and workload have come between; None stands for any."""
+    """Differs once trials of this hardware and workload were added or set aside; None stands for any."""
     if hardware_key is None or workload_key is None:
-        return str(newest_trial(connection))
+        return str(connection.scalar(_CHANGES) or 0)
     rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
@@ -66,6 +66,7 @@ def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list
 
 # Statements are built once, because that takes longer than running them.
 
+_CHANGES = select(func.sum(ContextRow.version))
 _STACKS = (
     select(ContextRow.stack_key, ContextRow.version, ContextRow.last_trial_id)
     .where(ContextRow.hardware_key == bindparam("hardware_key"), ContextRow.workload_key == bindparam("workload_key"))

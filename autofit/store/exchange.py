@@ -110,9 +110,7 @@ def _trial(body: dict[str, Any]) -> Trial:
 
 
 def read_values(
-    lines: Iterable[str],
-    readers: Iterable[Callable[[dict[str, Any]], Any]],
-    wrong: Callable[[int, str], UsageError],
+    lines: Iterable[str], readers: Iterable[Callable[[dict[str, Any]], Any]], wrong: Callable[[int, str], UsageError]
 ) -> Iterator[tuple[int, Any]]:
     """Each line's number, and what the next of `readers` makes of its JSON object; blank lines are skipped.
 

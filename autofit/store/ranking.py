@@ -1,7 +1,11 @@
-"""The trials that a frontier needs: the database selects them, `core.verdict` judges what they mean together."""
+"""The trials that a frontier needs: the database selects them, `core` judges what they mean together.
+
+Configs that ran more than once show how much executions of one config differ, and so which speeds are ties.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -11,6 +15,7 @@ from sqlalchemy.orm import aliased
 
 from autofit.core.frontier import Point, point
 from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.repeatability import Execution
 from autofit.core.verdict import standing
 from autofit.store.rows import Reader
 from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
@@ -18,6 +23,9 @@ from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
 Columns = Any
 """`TrialRow` or an alias of it."""
 _CONFIG = tuple(getattr(TrialRow, name) for name in OF_CONFIG)
+LATEST = 2000
+"""Number of the hardware's latest trials that are examined: about those of the last hundred searches. How noisy a
+machine is changes over time, and an answer must not wait for its whole history."""
 
 
 def same_config(trial: Columns, other: Columns) -> ColumnElement[bool]:
@@ -69,6 +77,19 @@ def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | 
         yield [reader.trial(connection, row) for row in attempts]
 
 
+def repeated_executions(connection: Connection, hardware_key: str) -> list[list[Execution]]:
+    """The executions of each config and workload that was recently timed in full more than once under one stack.
+
+    Trials of a single timed step are left out: they have no spread of their own that could be subtracted. So are those
+    that others disturbed: they do not show how much executions differ by themselves.
+    """
+    executions: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
+    for stack, workload, key, speed, width in connection.execute(_REPEATED, {"hardware_key": hardware_key}):
+        if width is not None and speed:
+            executions[stack, workload, key].append((speed, width))
+    return list(executions.values())
+
+
 # Statements are built once, because that takes longer than running them.
 
 
@@ -116,6 +137,33 @@ def _next_config() -> Select[*tuple[Any, ...]]:
     return query.where(chosen.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
 
 
+def _undisturbed(rows: Columns) -> ColumnElement[bool]:
+    """The condition that a trial fitted, was timed in full and not disturbed by others."""
+    return and_(rows.outcome == Fits.kind, ~rows.stopped_early, ~rows.suspect)
+
+
+def _repeated() -> Select[*tuple[Any, ...]]:
+    latest = (
+        select(
+            *(getattr(TrialRow, name) for name in OF_CONFIG), TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect
+        )
+        .where(TrialRow.hardware_key == bindparam("hardware_key"))
+        .order_by(TrialRow.id.desc())
+        .limit(LATEST)
+        .subquery()
+    )
+    keys = [latest.c[name] for name in OF_CONFIG]
+    repeated = select(*keys).where(_undisturbed(latest.c)).group_by(*keys).having(func.count() > 1).subquery()
+    run = aliased(TrialRow, name="run")
+    spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()
+    return (
+        select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
+        .join_from(repeated, run, same_config(run, repeated.c))
+        .where(only_of_config(_undisturbed(run)))
+        .order_by(run.id)
+    )
+
+
 _EVERY = select(func.count()).select_from(TrialRow).where(*_of_context(TrialRow))
 _OUT_OF_MEMORY = _EVERY.where(TrialRow.outcome == OutOfMemory.kind)
 _FAMILIES = (
@@ -126,3 +174,4 @@ _FAMILIES = (
 _BOTH_WAYS, _BOTH_WAYS_OF_CONTEXT = _both_ways(everywhere=True), _both_ways(everywhere=False)
 _NEXT_CONFIG = _next_config()
 _START = {"bytes": -1, "speed": 0.0, "number": 0, "fastest": 0.0}
+_REPEATED = _repeated()

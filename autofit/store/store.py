@@ -19,7 +19,7 @@ from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
-from autofit.store import attempts, contexts, ranking, repeats
+from autofit.store import attempts, contexts, ranking
 from autofit.store.access import Access
 from autofit.store.caches import Estimates, Probes
 from autofit.store.database import schema
@@ -186,7 +186,7 @@ class Store:
             return self._read_trials(query.order_by(TrialRow.id))
         return self._read_trials(query.order_by(TrialRow.id.desc()).limit(latest))
 
-    def known(
+    def attempts(
         self, *, hardware_key: str, stack_key: str, workload_key: str, search_id: str | None = None
     ) -> dict[Config, list[Trial]]:
         """All attempts of each config that was tried, oldest first; configs in order of their first trial.
@@ -201,12 +201,7 @@ class Store:
         return grouped
 
     def frontier(
-        self,
-        *,
-        hardware_key: str,
-        stack_key: str,
-        workload_key: str,
-        memory_limit_bytes: int | None = None,
+        self, *, hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None = None
     ) -> Frontier | None:
         """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
@@ -223,7 +218,7 @@ class Store:
                 return None
             digest, driver = newest
             trials, out_of_memory = ranking.counts(connection, keys)
-            between = between_executions(repeats.of_hardware(connection, hardware_key))
+            between = between_executions(ranking.repeated_executions(connection, hardware_key))
             points = ranking.undominated(connection, self._reader, keys, limit, between)
             both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
@@ -241,7 +236,7 @@ class Store:
     def between_executions(self, hardware_key: str) -> float:
         """How much executions of one config differ on one hardware, as its latest trials show
         (`repeatability.between_executions`)."""
-        return self._database.fetch(lambda c: between_executions(repeats.of_hardware(c, hardware_key)))
+        return self._database.fetch(lambda c: between_executions(ranking.repeated_executions(c, hardware_key)))
 
     def hardware(self) -> list[Hardware]:
         """The hardware that trials ran on, one per key, most recently used first."""
@@ -254,7 +249,8 @@ class Store:
         )
 
     def version(self, *, hardware_key: str | None = None, workload_key: str | None = None) -> str:
-        """A text that differs once trials of this hardware and workload were added; of any, if one is not given."""
+        """A text that differs once trials of this hardware and workload were added or set aside; of any, if one is not
+        given."""
         return self._database.fetch(lambda c: contexts.version(c, hardware_key, workload_key))
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:

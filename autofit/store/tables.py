@@ -38,7 +38,6 @@ class HardwareRow(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     """Digest of the whole body."""
     key: Mapped[str] = mapped_column(index=True)
-    """`Hardware.key`."""
     name: Mapped[str]
     body: Mapped[Body]
 
@@ -253,9 +252,7 @@ class ProbeRow(Base):
     __tablename__ = "probes"
 
     hardware_key: Mapped[str] = mapped_column(primary_key=True)
-    """`Hardware.key`."""
     stack_key: Mapped[str] = mapped_column(primary_key=True)
-    """`Stack.key`."""
     shapes_key: Mapped[str] = mapped_column(primary_key=True)
     """`device_probe.shapes_key`, which covers the probe's version."""
     body: Mapped[Body]

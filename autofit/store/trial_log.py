@@ -13,7 +13,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial, context_keys
-from autofit.store.database.retrying import retried
+from autofit.store.database.failures import retried
 from autofit.store.exchange import line_of, opening_line
 from autofit.store.searches.heartbeat import Heartbeat
 from autofit.store.searches.lease import Lease
@@ -31,7 +31,7 @@ PAUSE_SECONDS = 2.0
 class TrialLog:
     """Where a search's trials go, and what earlier ones have shown. This one keeps nothing: a replay's."""
 
-    def known(self, job: Job) -> dict[Config, list[Trial]]:
+    def attempts(self, job: Job) -> dict[Config, list[Trial]]:
         """Earlier trials of the job's hardware, stack and workload, which may make new ones unnecessary."""
         return {}
 
@@ -56,7 +56,7 @@ class StoredTrials(TrialLog):
     def __init__(
         self, store: Store, search_id: str | None = None, *, fresh: bool = False, heartbeat: Heartbeat | None = None
     ) -> None:
-        """`heartbeat` keeps the search's lease. `fresh`: only the trials of this search count as known."""
+        """`heartbeat` keeps the search's lease. `fresh`: only the trials of this search count as earlier ones."""
         self._store = store
         self._search_id = search_id
         self._heartbeat = heartbeat
@@ -64,10 +64,10 @@ class StoredTrials(TrialLog):
         self._file: Path | None = None
         self._failure: StoreError | None = None
 
-    def known(self, job: Job) -> dict[Config, list[Trial]]:
+    def attempts(self, job: Job) -> dict[Config, list[Trial]]:
         """The trials of this context that the store has."""
         context = context_keys(job.hardware, job.stack, job.workload)
-        return self._store.known(**context, search_id=self._search_id if self._fresh else None)
+        return self._store.attempts(**context, search_id=self._search_id if self._fresh else None)
 
     def between_executions(self, hardware: Hardware) -> float:
         """What the store's trials show (`repeatability.between_executions`)."""
@@ -140,8 +140,5 @@ class StoredTrials(TrialLog):
 def _patiently(write: Callable[[], T]) -> T:
     """What `write` gives, which is tried again while the store fails."""
     return retried(
-        write,
-        lambda error: isinstance(error, StoreError),
-        seconds=PATIENCE_SECONDS,
-        pause_seconds=PAUSE_SECONDS,
+        write, lambda error: isinstance(error, StoreError), seconds=PATIENCE_SECONDS, pause_seconds=PAUSE_SECONDS
     )

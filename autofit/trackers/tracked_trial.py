@@ -41,7 +41,6 @@ class TrackedTrial:
 
     @property
     def name(self) -> str:
-        """The config in a few words."""
         return short(self.trial.config)
 
     @property

@@ -74,5 +74,5 @@ if __name__ == "__main__":
     open_pool = searching.open_pool
     searching.open_pool = lambda request: EvenPool(open_pool(request))
     # Every trial counts as worthwhile.
-    advice.WORTHWHILE_GAIN = advice.LUCK = 0.0
+    advice.WORTHWHILE_GAIN = advice.LUCKY_HALF_WIDTHS = 0.0
     program.main()

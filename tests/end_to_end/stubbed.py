@@ -110,7 +110,7 @@ def drive() -> None:
         from autofit.workers.slots import worker_starter
 
         worker_starter.TrialActor = stub_actor()  # type: ignore[misc]
-        advice.WORTHWHILE_GAIN = advice.LUCK = 0.0
+        advice.WORTHWHILE_GAIN = advice.LUCKY_HALF_WIDTHS = 0.0
     driver.main()
 
 

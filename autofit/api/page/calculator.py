@@ -8,16 +8,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from autofit.api.models import Models, NamedModels
-from autofit.api.page.forms import choices
 from autofit.api.page.rendering import PageRoute, is_partial, render
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions
 from autofit.operations.service.prediction_process import PredictionProcess
 from autofit.operations.service.predictions import estimated
-from autofit.store import Store
 from autofit.techniques import AXES
 
 ROUTES = APIRouter(route_class=PageRoute)
@@ -53,22 +50,16 @@ def calculator(request: Request, store: OpenedStore, models: Models) -> Response
     process: PredictionProcess = request.app.state.estimating
     process.warm()
     given = dict(request.query_params)
-    values = {"global_batch": 64, **(given or FIRST)}
+    estimable = [card.name for card in cards() if "estimate" in card.supports]
+    measured = [hardware.name for hardware in store.hardware()]
     return render(
         request,
         "calculator.html",
-        values=values,
-        axes=[a for a in AXES if a.name in FORM_AXES],
-        **_offered(store, models),
+        values={"global_batch": 64, **(given or FIRST)},
+        axes=[axis for axis in AXES if axis.name in FORM_AXES],
+        models=(*models.in_folder(), *names()),
+        hardware=list(dict.fromkeys([*estimable, *measured])),
     )
-
-
-def _offered(store: Store, models: NamedModels) -> dict[str, Any]:
-    estimable = [card.name for card in cards() if "estimate" in card.supports]
-    return {
-        "models": (*models.in_folder(), *names()),
-        "hardware": [*estimable, *(n for n in choices(store, models)["hardware"] if n not in estimable)],
-    }
 
 
 @ROUTES.get("/calculator/answer")

@@ -22,7 +22,7 @@ def login(request: Request, next: str = "/") -> Response:
 @ROUTES.post("/login")
 def enter(request: Request, given: Fields) -> Response:
     following, secret = _within(given.get("next", "/")), given.get("token", "").strip()
-    if not _is_from_this_site(request):
+    if request.headers.get("sec-fetch-site") == "cross-site":  # which could log a browser in with that site's token
         return render(request, "login.html", status=403, following="/", message="the form came from another site")
     if not secret or request.app.state.token_of(secret) is None:
         return render(request, "login.html", status=401, following=following, message="this is not a valid token")
@@ -38,11 +38,6 @@ def leave(request: Request) -> Response:
     answer = RedirectResponse("/login", 303)
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
-
-
-def _is_from_this_site(request: Request) -> bool:
-    """Whether the form was ours: another site's could log a browser in with that site's token."""
-    return request.headers.get("sec-fetch-site") != "cross-site"
 
 
 def _within(address: str) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from autofit.api.models import NamedModels
+from autofit.api.routes.common import NamedModels
 from autofit.catalog.models import names
 from autofit.core.lengths import Lengths
 from autofit.core.workload import METHODS, Effect, Workload

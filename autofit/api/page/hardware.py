@@ -7,17 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from autofit.api.models import Models, NamedModels
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, render
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, NamedModels, OpenedStore
 from autofit.api.routes.query import GoalQuery, WorkloadQuery
 from autofit.operations.hardware_compared import OnHardware, compare_hardware, price_of_an_hour
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=PageRoute)
 PRICE = "price."
-"""What the name of a price's field begins with; the hardware's follows."""
+"""What the name of the field begins with that has the price of a device for an hour; the hardware's name follows."""
 
 
 class Compared(GoalQuery):
@@ -33,15 +32,14 @@ class Compared(GoalQuery):
 
 
 @ROUTES.get("/hardware")
-def hardware(
-    request: Request,
-    store: OpenedStore,
-    models: Models,
-    query: Annotated[Compared, Query()],
-) -> Response:
+def hardware(request: Request, store: OpenedStore, models: Models, query: Annotated[Compared, Query()]) -> Response:
     form, model = chosen(request.query_params.items()), query.model
     workload = _workload(store, models, query)
-    prices = _prices(request)
+    prices = {
+        name.removeprefix(PRICE): price_of_an_hour(text)
+        for name, text in request.query_params.items()
+        if name.startswith(PRICE)
+    }
     rows: list[tuple[OnHardware, float | None]] = []
     fields: dict[str, Any] = {}
     if workload is not None:
@@ -69,12 +67,3 @@ def _workload(store: Store, models: NamedModels, query: Compared) -> Any:
     if latest and not given:
         return latest[0]
     return WorkloadQuery(model=query.model, **given).workload(store, models) if query.model else None
-
-
-def _prices(request: Request) -> dict[str, float]:
-    """Hardware -> the price of one device for an hour."""
-    return {
-        name.removeprefix(PRICE): price_of_an_hour(text)
-        for name, text in request.query_params.items()
-        if name.startswith(PRICE)
-    }

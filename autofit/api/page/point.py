@@ -7,10 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Path, Request, Response
 
 from autofit import export, operations
-from autofit.api.models import Models
 from autofit.api.page.forms import workload_query
 from autofit.api.page.rendering import PageRoute, render
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.core.outcome import Trial
 from autofit.core.units import LARGEST_INTEGER
 from autofit.operations import WorkloadOptions
@@ -22,7 +21,6 @@ ROUTES = APIRouter(route_class=PageRoute)
 
 
 def stored_trial(trial_id: Annotated[int, Path(ge=1, le=LARGEST_INTEGER)], store: OpenedStore) -> Trial:
-    """The trial with the number in the path."""
     trial = store.trial(trial_id)
     if trial is None:
         raise HTTPException(404, f"there is no trial {trial_id}")

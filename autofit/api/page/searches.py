@@ -8,11 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from autofit.api.middleware.access import RUN, MayRun
-from autofit.api.models import Models
 from autofit.api.page.forms import Fields, choices, chosen, workload_query
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes import searches
-from autofit.api.routes.common import OpenedStore
+from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.searches import AskedSearch, SearchState, StoredSearch
 from autofit.catalog import space
 from autofit.catalog.hardware import cards
@@ -26,10 +25,10 @@ ROUTES = APIRouter(route_class=PageRoute)
 @ROUTES.get("/searches")
 def listed(request: Request, store: OpenedStore, models: Models) -> Response:
     rows = [(search, format_duration(seconds_since(search.started_at))) for search in store.searches(limit=50)]
-    with_runner = store.queue.hardware_names()
+    searchable = [card.name for card in cards() if "search" in card.supports]
     offered = {
         **choices(store, models),
-        "hardware": [*with_runner, *(c.name for c in cards() if "search" in c.supports and c.name not in with_runner)],
+        "hardware": list(dict.fromkeys([*store.queue.hardware_names(), *searchable])),
         "spaces": space.names(),
     }
     form = {"time_budget": "10m", "max_trials": "", "space": "", **chosen(request.query_params.items())}

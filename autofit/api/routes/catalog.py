@@ -16,11 +16,7 @@ from autofit.planning.lattices import space_summaries
 ROUTES = APIRouter(route_class=Strict)
 
 
-@ROUTES.get(
-    "/v1/models",
-    summary="The models of the catalog",
-    responses={200: {"model": list[ModelAnswer]}},
-)
+@ROUTES.get("/v1/models", summary="The models of the catalog", responses={200: {"model": list[ModelAnswer]}})
 def models() -> JSONResponse:
     return JSONResponse(listing())
 
@@ -35,11 +31,7 @@ def hardware(store: OpenedStore) -> JSONResponse:
     return JSONResponse({"cards": [card.to_json() for card in cards()], "measured": measured})
 
 
-@ROUTES.get(
-    "/v1/spaces",
-    summary="The built-in search spaces",
-    responses={200: {"model": list[SpaceAnswer]}},
-)
+@ROUTES.get("/v1/spaces", summary="The built-in search spaces", responses={200: {"model": list[SpaceAnswer]}})
 def spaces(
     global_batch: Annotated[int, Query(ge=1, le=2**20, description="Sequences per optimizer step")] = 64,
 ) -> JSONResponse:

@@ -1,8 +1,10 @@
-"""What all groups of routes share: the store, what they refuse before they answer, how errors are documented."""
+"""What all routes share: the store, the models that clients may name, and what is refused at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -11,6 +13,7 @@ from starlette.responses import Response
 
 from autofit.api.middleware.access import Needs
 from autofit.api.schema.documents import ProblemAnswer
+from autofit.catalog.models import names
 from autofit.core.errors import unknown
 from autofit.store import Store
 
@@ -41,12 +44,48 @@ class Strict(APIRoute):
 
 
 async def opened_store(request: Request) -> Store:
-    """The store that the application answers from."""
     store: Store = request.app.state.store
     return store
 
 
 OpenedStore = Annotated[Store, Depends(opened_store)]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModels:
+    """The models that clients may name: the catalog's, and those of a folder of the server. A path would let a client
+    read its files."""
+
+    folder: Path | None = None
+    """Holds a folder with a `config.json` for each model of the server's own; None for the catalog alone."""
+
+    def find(self, name: str) -> str | None:
+        """The model's name in the catalog, or the path of its folder on the server; None if it is neither."""
+        if name.lower() in names():
+            return name
+        return str(self.in_folder()[name]) if name in self.in_folder() else None
+
+    def named(self, name: str) -> str:
+        """The same as `find`; raises `UsageError` where that is None."""
+        address = self.find(name)
+        if address is None:
+            raise unknown("model", name, (*names(), *self.in_folder()))
+        return address
+
+    def in_folder(self) -> dict[str, Path]:
+        """The models of the folder: only what stands directly in it, whatever a name looks like."""
+        if self.folder is None or not self.folder.is_dir():
+            return {}
+        return {path.name: path for path in sorted(self.folder.iterdir()) if (path / "config.json").is_file()}
+
+
+async def named_models(request: Request) -> NamedModels:
+    models: NamedModels = request.app.state.models
+    return models
+
+
+Models = Annotated[NamedModels, Depends(named_models)]
+
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
     "content": {"application/problem+json": {"schema": ProblemAnswer.model_json_schema()}},

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from autofit.api.models import Models
-from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import WorkloadBody, only_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import as_bytes

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autofit.api.models import NamedModels
+from autofit.api.routes.common import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.lengths import GROUPS, LARGEST_COUNT, Lengths
@@ -148,10 +148,7 @@ class TrialsQuery(BaseModel):
     outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
     limit: int = Field(default=100, ge=1, le=1000)
     before: int | None = Field(
-        default=None,
-        ge=1,
-        le=LARGEST_INTEGER,
-        description="The `next` of the page before: trials older than that",
+        default=None, ge=1, le=LARGEST_INTEGER, description="The `next` of the page before: trials older than that"
     )
 
     def conditions(self, store: Store) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
-from autofit.api.models import Models
-from autofit.api.routes.common import OpenedStore, Strict
+from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, WorkloadBody
 from autofit.catalog import space
 from autofit.core.errors import unknown
@@ -53,7 +52,6 @@ class SearchState(BaseModel):
 
     @classmethod
     def of(cls, search: Search) -> SearchState:
-        """A stored search."""
         waiting_for = f"a runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
@@ -64,7 +62,6 @@ class SearchState(BaseModel):
 
 
 def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")], store: OpenedStore) -> Search:
-    """The search with the id in the path."""
     search = store.search(search_id)
     if search is None:
         raise HTTPException(404, f"there is no search {search_id!r}")

@@ -27,21 +27,21 @@ Array = NDArray[np.float64]
 
 WORTHWHILE_GAIN = 0.01
 """Expected relative gain below which an untried config is not worth its trial."""
-LUCK = 0.24
+LUCKY_HALF_WIDTHS = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
-FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
+FEW_TRIALS, DOUBTFUL_REGRET, SMALL_GAIN = 5, 0.1, 0.005
 """While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
 missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
-BESIDE = 0.1
+OTHER_METHOD_WEIGHT = 0.1
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
 beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
 what they gain is worth a trial."""
-LIKELY = 0.5
+LIKELY_FIT = 0.5
 """Probability of fitting below which a config is left alone once something has fitted, unless it may gain much: a trial
 that runs out of memory shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to
 them last."""
-MUCH = 0.1
+LARGE_GAIN = 0.1
 """Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
 
 
@@ -53,7 +53,7 @@ class Candidate:
     expected_gain: float
     """Expected gain in the best speed of its method, plus a share of that in the area under its frontier, which is only
     shown beside the recommendation: a fifth, or half in a thorough search. Relative, 0.01 is 1 %. Multiplied by
-    `BESIDE` where another method is going to be recommended."""
+    `OTHER_METHOD_WEIGHT` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Duration of its trial, set-up included."""
@@ -71,6 +71,8 @@ class _Weighed:
     rows: Rows
     """Positions of the configs in their lattice."""
     gain: Array
+    least_gain: Array
+    """From which gain on a config is worth its trial."""
     probability: Array
     """Of fitting."""
     seconds: Array
@@ -96,8 +98,6 @@ class Acquisition:
         self.belief = Belief(plan, state)
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the state that was weighed, and the result."""
-        self._doubtful_at: tuple[int, str | None] = (-1, None)
-        """The same for `_doubtful_method`."""
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -105,25 +105,21 @@ class Acquisition:
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         self.belief.use(predictions)
-        self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
+        self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
-        weighed, worth = self._weighed(), self._worthwhile()
-        if not worth.any():
-            affordable = (c for c in self._lightest() if seconds_left is None or c.expected_seconds <= seconds_left)
-            return next(affordable, None)
-        if seconds_left is not None:
-            worth &= weighed.seconds <= seconds_left
-        return self._candidate(int(worth.argmax())) if worth.any() else None
+        affordable = (c for c in self.worthwhile() if seconds_left is None or c.expected_seconds <= seconds_left)
+        return next(affordable, None)
 
     def first(self) -> Candidate:
         """The first open config, whether worth its trial or not."""
         return self._candidate(0)
 
-    def worthwhile(self) -> list[Candidate]:
+    def worthwhile(self) -> Iterator[Candidate]:
         """The candidates whose expected gain could be told from noise, the one to run next first."""
-        return [self._candidate(int(i)) for i in np.flatnonzero(self._worthwhile())] or self._lightest()
+        positions = np.flatnonzero(self._worthwhile())
+        yield from map(self._candidate, positions.tolist()) if len(positions) else self._lightest()
 
     def predicted_out(self) -> list[Config]:
         """The open configs that are not run, because they are predicted to exceed the limit by more than predictions
@@ -133,8 +129,8 @@ class Acquisition:
             return []
         rows = self.belief.rows(self._state.open)  # and no gains: progress, which asks after every event, needs none
         out = [configs[row] for row in rows[memory.cannot_fit(rows, memory.fit(rows)[1])]]
-        tried = {c.config for c in self._lightest()} if out else set()
-        return [c for c in out if c not in tried] if tried else out
+        tried = {candidate.config for candidate in self._lightest()} if out else set()
+        return [config for config in out if config not in tried]
 
     def contender(self, winner: Point) -> Point | None:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
@@ -143,33 +139,21 @@ class Acquisition:
         tie, or less, is likely to end in a tie, and so to leave the recommendation as it is."""
         rivals = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         bounding = {p.config for p in self.belief.bounding()} if self.belief.order_doubt() < 1.0 else set()
-        gains = {}
-        for number, rival in enumerate(rivals):
+        gains: list[tuple[float, Point]] = []
+        for rival in rivals:
             is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
             if not rival.measurement.stopped_early and rival.runs < (3 if is_faster else 2):
-                gains[number] = gain_over(winner, rival, is_faster=is_faster)
-        best = max(gains, key=gains.__getitem__, default=None)
-        if best is None or gains[best] <= max(self._noise_gain(), MAX_TIE / 2):
-            return None
-        return rivals[best]
+                gains.append((gain_over(winner, rival, is_faster=is_faster), rival))
+        gain, contender = max(gains, key=lambda pair: pair[0], default=(0.0, None))
+        return contender if gain > max(self._noise_gain(), MAX_TIE / 2) else None
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
-        gains = weighed.gain >= self.worthwhile_gain()
-        if self._doubtful_at[0] != self._state.version:
-            self._doubtful_at = (self._state.version, self._doubtful_method())
-        if (doubtful := self._doubtful_at[1]) is not None:
-            measured = [p for p in self._state.points() if p.method == doubtful]
-            informative = self._without_suspects(weighed.rows, measured)
-            if len(measured) < FEW:
-                informative |= weighed.gain >= LITTLE
-            short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self.belief.methods[weighed.rows] == doubtful) & informative & short
-        possible = np.asarray(gains & ~weighed.cannot_fit)
+        possible = np.asarray((weighed.gain >= weighed.least_gain) & ~weighed.cannot_fit)
         worth = possible & ~weighed.not_worth_its_time
         if not self._state.points():
             return worth if worth.any() else possible  # an answer that takes long is better than none
-        likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
+        likely = worth & ((weighed.probability >= LIKELY_FIT) | (weighed.gain >= LARGE_GAIN))
         return worth if self._thorough and not likely.any() else likely
 
     def _lightest(self) -> list[Candidate]:
@@ -194,21 +178,12 @@ class Acquisition:
         return 0.0 if self._thorough or not self._state.points() else self._noise_gain()
 
     def _doubtful_method(self) -> str | None:
-        """The method to recommend, if much of it may be missed."""
+        """The method to recommend, if few of its configs are measured, and much of its speed may be missed."""
         fastest = self._state.fastest(self._faithful)
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
-        return chosen if chosen is not None and self.belief.regret_bound(fastest[chosen]) > DOUBTFUL else None
-
-    def _without_suspects(self, rows: Rows, measured: Sequence[Point]) -> NDArray[np.bool_]:
-        """Which configs lack a value that all `measured` ones of their method share. None where these are less than 1.5
-        times as slow as predicted, in the median: else that value may be why, and no trial so far could tell."""
-        logarithms = np.log([p.measurement.step_seconds.median for p in measured])
-        slow = bool(measured) and np.median(logarithms - self.belief.prior_time(measured)) >= math.log(1.5)
-        if not slow or not self.belief.has_predicted_times:
-            return np.zeros(len(rows), dtype=bool)
-        lattice = self._state.lattice
-        shared = set.intersection(*(set(lattice.values_of(p.config)) for p in measured))
-        return np.array([not shared.issubset(lattice.values[row]) for row in rows], dtype=bool)
+        if chosen is None or sum(p.method == chosen for p in self._state.points()) >= FEW_TRIALS:
+            return None
+        return chosen if self.belief.regret_bound(fastest[chosen]) > DOUBTFUL_REGRET else None
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial. A
@@ -216,7 +191,7 @@ class Acquisition:
         spreads = [s for p in self._state.points() if (s := p.relative_spread) is not None]
         if not spreads:
             return WORTHWHILE_GAIN
-        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(spreads)) / 2, 0.10))
+        return max(WORTHWHILE_GAIN, LUCKY_HALF_WIDTHS * min(float(np.median(spreads)) / 2, 0.10))
 
     def candidates(self) -> list[Candidate]:
         """Every open config with its expected gain, in the order of `_Weighed`."""
@@ -243,25 +218,30 @@ class Acquisition:
         gain *= probability
         recommended = self._recommended(fronts, methods, probability, np.exp(time.together.mean))
         of_other_method = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
-        gain[of_other_method] *= BESIDE
+        gain[of_other_method] *= OTHER_METHOD_WEIGHT
         if fronts:
             # What is likely to be many times slower than what is measured is no reason to begin with another method.
             fastest = math.log(min(front.best_seconds for front in fronts.values()))
             unmeasured = ~np.isin(methods, list(fronts))
             gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
         budget_share = seconds / self._budget_seconds
+        least_gain = np.full(len(rows), self.worthwhile_gain())
+        if (doubtful := self._doubtful_method()) is not None:
+            is_short = ALLOWANCE_FACTOR * budget_share <= ALLOWANCE_SHARE
+            least_gain[is_short & (methods == doubtful)] = min(SMALL_GAIN, self.worthwhile_gain())
         long = budget_share > ALLOWANCE_SHARE
         if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
             long &= seconds > ALLOWANCE_FACTOR * seconds.min()
         not_worth_its_time = long & (gain < budget_share) & (budget_share <= 1.0)
         not_worth_its_time &= ~(finishing & ~of_other_method)
         # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
-        comes_last = long | ((probability < LIKELY) & bool(fronts))
+        comes_last = long | ((probability < LIKELY_FIT) & bool(fronts))
         comes_last |= suspicious([self._state.lattice.configs[row] for row in rows], self._state.trials.values())
         order = np.lexsort((-gain / judged_seconds, of_other_method & (recommended in fronts), comes_last))
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
+            least_gain=least_gain[order],
             probability=probability[order],
             seconds=seconds[order],
             not_worth_its_time=not_worth_its_time[order],
@@ -310,7 +290,7 @@ class Acquisition:
         time of each config."""
         if not fronts and not self.belief.memory.predicted.any():
             return None
-        possible = probability >= (MUCH if fronts else LIKELY)
+        possible = probability >= (LARGE_GAIN if fronts else LIKELY_FIT)
         speeds: dict[str, float] = {}
         for method in self._faithful:
             measured = [1.0 / fronts[method].best_seconds] if method in fronts else []
@@ -333,7 +313,7 @@ class Acquisition:
         figures = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
             memory, probability = self.belief.memory.fit(rows)
-            seconds, likely = np.exp(self.belief.step_time(rows).together.mean), probability >= LIKELY
+            seconds, likely = np.exp(self.belief.step_time(rows).together.mean), probability >= LIKELY_FIT
             columns = (column[likely].tolist() for column in (self.belief.methods[rows], memory, seconds))
             figures += zip(*columns, strict=True)
         methods = {method for method, _, _ in figures}

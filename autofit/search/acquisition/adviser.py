@@ -37,11 +37,7 @@ class Adviser:
         self._sampler = LatticeSampler(state, acquisition)
         # A study refuses changed categories under the same name, so the name identifies the space.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
-        self.study = optuna.create_study(
-            study_name=name,
-            directions=DIRECTIONS,
-            sampler=self._sampler,
-        )
+        self.study = optuna.create_study(study_name=name, directions=DIRECTIONS, sampler=self._sampler)
         self._running: dict[Config, optuna.Trial] = {}
 
     def ask(self, seconds_left: float | None = None) -> Config:
@@ -78,22 +74,20 @@ class Adviser:
         values = self._values(trial)
         if values is None:
             self.give_up(trial.config)
-        elif (running := self._running.pop(trial.config, None)) is None:
-            self._add(trial, values)
-        else:
-            running.set_constraint(OVER_LIMIT, values[2])
-            self.study.tell(running, values[:2])
-
-    def _add(self, trial: Trial, values: tuple[float, float, float]) -> None:
-        if trial.config not in self._state:
             return
-        study_trial = create_trial(
-            params=parameters(trial.config, self._sampler.space),
-            distributions=self._sampler.space,
-            values=values[:2],
-            constraints={OVER_LIMIT: values[2]},
-        )
-        self.study.add_trial(study_trial)
+        memory, speed, over_limit = values
+        running = self._running.pop(trial.config, None)
+        if running is not None:
+            running.set_constraint(OVER_LIMIT, over_limit)
+            self.study.tell(running, (memory, speed))
+        elif trial.config in self._state:
+            stored = create_trial(
+                params=parameters(trial.config, self._sampler.space),
+                distributions=self._sampler.space,
+                values=(memory, speed),
+                constraints={OVER_LIMIT: over_limit},
+            )
+            self.study.add_trial(stored)
 
     def _values(self, trial: Trial) -> tuple[float, float, float] | None:
         """(memory, tokens per second, bytes over the limit); None for an outcome that says nothing about them.

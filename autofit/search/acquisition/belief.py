@@ -13,8 +13,8 @@ from autofit.core.outcome import TimedOut
 from autofit.core.workload import METHODS
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.gains import regret_bound, timing_deviation
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
-from autofit.search.acquisition.regret import regret_bound, timing_deviation
 from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
@@ -42,8 +42,6 @@ class Belief:
         """Logarithms of the seconds that a step takes at least, by what the device's arithmetic takes; minus infinity
         where that is unknown."""
         self._time = StepTimes(plan.lattice, TIME)
-        self.has_predicted_times = False
-        """Whether times are predicted, and not only steered."""
         self.memory = MemoryFit(state, plan.lower_bounds)
         self._costs = TrialCosts(plan)
 
@@ -59,7 +57,6 @@ class Belief:
             errors = [1.0 if p.relative_error is None else p.relative_error for p in by_config.values()]
             times = completed(lattice, seconds, TIME)
             self._time = StepTimes(lattice, time_error(float(np.median(errors))), times)
-            self.has_predicted_times = True
             self._costs.use(by_config)
 
     def rows(self, configs: Iterable[Config]) -> Rows:
@@ -69,10 +66,6 @@ class Belief:
         """Expected duration of the trial of a config of the lattice, set-up included."""
         rows = self.rows([config])
         return float(self.seconds(self.step_time(rows), rows)[0])
-
-    def prior_time(self, points: Sequence[Point]) -> Array:
-        """The logarithms of the seconds that were expected of each before any trial."""
-        return self._time.prior_time(self.rows(p.config for p in points))
 
     def step_time(self, rows: Rows) -> Mixture:
         """The logarithm of seconds per step. One that is known only to be at least so long, where less was expected,
@@ -124,7 +117,6 @@ class Belief:
         return ORDER_DOUBT
 
     def seconds(self, time: Mixture, rows: Rows) -> Array:
-        """Expected seconds of the configs' trials."""
         step_seconds = np.exp(np.maximum(time.together.mean, likeliest(self.claims(rows))))
         return self._costs.seconds(self._state.trials, rows, step_seconds)
 

@@ -13,7 +13,7 @@ from autofit.core.lattice import Config, Lattice
 from autofit.core.prediction import Prediction
 from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.prediction.memory_deviations import LEAST, WORTH
-from autofit.search.acquisition.regret import normal_share_below
+from autofit.search.acquisition.gains import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 from autofit.search.lattice_state import LatticeState
 
@@ -93,11 +93,7 @@ def memory_error(deviation: float, mean: float = 0.0) -> Prior:
     its share of the rest."""
     deviation = max(deviation, LEAST)
     return Prior(
-        intercept=mean,
-        intercept_spread=deviation,
-        spread=deviation / 3,
-        noise=max(deviation / 5, LEAST),
-        weight=WORTH,
+        intercept=mean, intercept_spread=deviation, spread=deviation / 3, noise=max(deviation / 5, LEAST), weight=WORTH
     )
 
 

@@ -34,12 +34,10 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     gives the next config and marks it as under way. It raises `ValueError` in a study of other `DIRECTIONS`, and if no
     config is open.
 
-    What a finished trial has shown reaches `state` in one of two ways. Whoever has the outcome itself calls
-    `LatticeState.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
-    which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
-    failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1,
-    and the trials under way then come to their end. What the study completed without this sampler, before or in another
-    process, is learnt too; what such a process has under way is not seen, and may be suggested again.
+    Without a `job`, whoever has an outcome calls `LatticeState.learn` before the study is told. With one, as for
+    `study.optimize`, the study's own values are learnt: more bytes than the limit mean that the config ran out of
+    memory, no values that its trial failed. The study then stops once no untried config is worth its trial. What was
+    completed without this sampler is learnt, too; what other processes have under way may be suggested again.
     """
 
     def __init__(self, state: LatticeState, acquisition: Acquisition, job: Job | None = None) -> None:
@@ -94,11 +92,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
             raise ValueError("every config of the lattice is measured, under way or ruled out")
 
     def after_trial(
-        self,
-        study: optuna.Study,
-        trial: optuna.trial.FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
         """Learn what the trial has shown, unless that has been learnt already; end `study.optimize` where nothing is
         worth a further trial."""

@@ -59,7 +59,6 @@ class Mixture:
     """Shape (hypotheses, configs)."""
 
     def part(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> Mixture:
-        """The mixture for some of the configs."""
         return Mixture(self.weights, self.mean[:, chosen], self.deviation[:, chosen])
 
     def with_measured(self, mean: Sequence[float], deviation: Sequence[float]) -> Mixture:
@@ -94,8 +93,8 @@ class _Cause:
 
     members: NDArray[np.bool_]
     """Whether it slows each config of the lattice."""
-    probability: float
-    """A priori."""
+    log_prior: float
+    """Logarithm of its probability before any trial."""
 
 
 class _Hypothesis(NamedTuple):
@@ -157,10 +156,6 @@ class StepTimes:
             for axis in dict.fromkeys(axis for axis, _ in items)
         }
 
-    def prior_time(self, rows: Rows) -> Array:
-        """The logarithms of the seconds that were expected before any trial."""
-        return np.asarray(self._features.expected[rows])
-
     def predict(self, observations: Sequence[TimeObservation], rows: Rows) -> Mixture:
         """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
         posteriors = self._posteriors(tuple(observations))
@@ -205,11 +200,11 @@ class StepTimes:
         """`hypothesis` with each further cause."""
         scale, noise, causes, _ = hypothesis
         densities = evidence.log_densities_with_another(self._variances[scale], noise, causes)
-        prior = math.fsum(evidence.log_priors[cause] for cause in causes)
+        prior = math.fsum(evidence.causes[number].log_prior for number in causes)
         return [
-            _Hypothesis(scale, noise, tuple(sorted((*causes, cause))), density + prior + log_prior)
-            for cause, (density, log_prior) in enumerate(zip(densities.tolist(), evidence.log_priors, strict=True))
-            if cause not in causes
+            _Hypothesis(scale, noise, tuple(sorted((*causes, number))), density + prior + cause.log_prior)
+            for number, (density, cause) in enumerate(zip(densities.tolist(), evidence.causes, strict=True))
+            if number not in causes
         ]
 
     def _posterior(self, hypothesis: _Hypothesis, share: float, evidence: _Evidence) -> _Posterior:
@@ -223,7 +218,7 @@ class StepTimes:
             spreads,
             1.0 / (hypothesis.noise**2 + evidence.blur),
         )
-        members = [evidence.members[cause] for cause in causes]
+        members = [evidence.causes[number].members for number in causes]
         return _Posterior(share, members, effects, covariance, hypothesis.noise)
 
     def _causes(self, measured: Iterable[Config]) -> list[_Cause]:
@@ -241,13 +236,14 @@ class StepTimes:
     def _causes_of(self, config: Config) -> Iterable[_Cause]:
         values = [item for item in self._values_of(config) if not self._having[item].all()]
         others = [item for item in self._having if item[0] in dict(values) and item not in values]
+        # With these chances, a device is as likely to be slow at none of a space's values as at some.
+        of_value, of_pair = math.log(1 / 30), math.log(1 / 300)
         for item in values:
-            # With these chances, a device is as likely to be slow at none of a space's values as at some.
-            yield _Cause(self._having[item], 1 / 30)
+            yield _Cause(self._having[item], of_value)
         for item in others:
-            yield _Cause(self._having_axis[item[0]] & ~self._having[item], 1 / 30)
+            yield _Cause(self._having_axis[item[0]] & ~self._having[item], of_value)
         for first, second in combinations(values, 2):
-            yield _Cause(self._having[first] & self._having[second], 1 / 300)
+            yield _Cause(self._having[first] & self._having[second], of_pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,29 +257,21 @@ class _Evidence:
     """How far each is from what was expected before any trial."""
     blur: Array
     """Variance of each measurement."""
-    members: list[NDArray[np.bool_]]
-    """For each cause: which configs of the lattice have it."""
+    causes: Sequence[_Cause]
     has: Array
     """Which measured configs have which cause, as 0 or 1; shape (trials, causes)."""
-    log_priors: list[float]
-    """Of each cause."""
 
     @classmethod
     def of(cls, features: Features, observations: Sequence[TimeObservation], causes: Sequence[_Cause]) -> _Evidence:
         rows = features.rows([o.config for o in observations])
-        members = [cause.members for cause in causes]
+        has = [cause.members[rows] for cause in causes]
         return cls(
             features=features.matrix[rows],
             surprise=np.array([o.logarithm for o in observations]) - features.expected[rows],
             blur=np.array([o.deviation**2 for o in observations]),
-            members=members,
-            has=np.array([member[rows] for member in members], dtype=float).T.reshape(len(rows), len(members)),
-            log_priors=[math.log(cause.probability) for cause in causes],
+            causes=causes,
+            has=np.array(has, dtype=float).T.reshape(len(rows), len(causes)),
         )
-
-    @property
-    def causes(self) -> int:
-        return len(self.members)
 
     def log_density(self, variances: Array, noise: float) -> float:
         """The log density of the surprises without any cause, up to a constant."""

@@ -152,7 +152,6 @@ class Features:
         """The log figure of each config before any trial."""
 
     def rows(self, configs: Iterable[Config]) -> Rows:
-        """The positions of configs of the lattice."""
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
     def _features(self, values: Mapping[str, Value]) -> list[float]:

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 from autofit.core.errors import StoreError
 from autofit.store.database.address import Address
-from autofit.store.database.failures import is_conflict, is_lost, translated
-from autofit.store.database.retrying import retried
+from autofit.store.database.failures import is_conflict, is_lost, retried, translated
 
 BUSY_SECONDS = 30.0
 """How long a SQLite connection waits for another's lock; `?timeout=SECONDS` in the URL changes it."""

@@ -1,15 +1,20 @@
-"""Errors of database drivers, each as one clear line with a remedy."""
+"""Errors of database drivers: each as one clear line with a remedy, and which of them may pass."""
 
 from __future__ import annotations
 
+import random
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from autofit.core.errors import StoreError, lines_of
 from autofit.store.database.address import Address
+
+T = TypeVar("T")
 
 _LOCKED = "is locked by another process"
 _LATER = "run the command again when that process has ended"
@@ -119,3 +124,18 @@ def translated(address: Address) -> Iterator[None]:
         yield
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise store_error(error, address) from None
+
+
+def retried(work: Callable[[], T], may_pass: Callable[[Exception], bool], *, seconds: float, pause_seconds: float) -> T:
+    """The result of `work`, which is called again after an error that may pass, as long as `seconds` have not passed.
+
+    The pauses vary around `pause_seconds`, so that processes that met do not meet again.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not may_pass(error) or time.monotonic() + pause_seconds > deadline:
+                raise
+        time.sleep(random.uniform(0.1, 1.9) * pause_seconds)

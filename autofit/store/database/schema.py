@@ -18,8 +18,7 @@ from autofit.core.verdict import Contradiction, contradiction
 from autofit.store import ranking
 from autofit.store.database.address import Address
 from autofit.store.database.engine import BUSY_SECONDS, LOCK, Database
-from autofit.store.database.failures import translated
-from autofit.store.database.retrying import retried
+from autofit.store.database.failures import retried, translated
 from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 

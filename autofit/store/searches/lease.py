@@ -91,25 +91,31 @@ def is_active() -> ColumnElement[bool]:
     return or_(SearchRow.state == "queued", SearchRow.state == "running")
 
 
-def number(connection: Connection, search_id: str, *conditions: ColumnElement[bool], **values: Any) -> int | None:
+def update_search(
+    connection: Connection, search_id: str, *conditions: ColumnElement[bool], **values: Any
+) -> int | None:
     """Changes a search if it meets the conditions; returns the number of the event that is to say so, or None."""
     changing = update(SearchRow).where(SearchRow.search_id == search_id, *conditions)
     numbered = changing.values(last_seq=SearchRow.last_seq + 1, **values).returning(SearchRow.last_seq)
     return connection.scalar(numbered)
 
 
-def tell(connection: Connection, search_id: str, seq: int, kind: str, body: Mapping[str, Any]) -> None:
-    """Stores the event with this number."""
+def add_event(connection: Connection, search_id: str, seq: int, kind: str, body: Mapping[str, Any]) -> None:
     event = {"search_id": search_id, "seq": seq, "kind": kind, "at": precise_now(), "body": dict(body)}
     connection.execute(insert(EventRow).values(event))
 
 
-def own_number(connection: Connection, lease: Lease, **values: Any) -> int:
-    """`number` for the driver that holds the lease; raises `LeaseLost` for any other."""
-    seq = number(connection, lease.search_id, *holds(lease), **values)
+def update_held_search(connection: Connection, lease: Lease, **values: Any) -> int:
+    """`update_search` for the driver that holds the lease; raises `LeaseLost` for any other."""
+    seq = update_search(connection, lease.search_id, *holds(lease), **values)
     if seq is None:
         raise LeaseLost(lease.search_id)
     return seq
+
+
+def record_under_lease(connection: Connection, lease: Lease, kind: str, body: Mapping[str, Any], **values: Any) -> None:
+    """Changes the search of a lease, and adds an event that says so; raises `LeaseLost`."""
+    add_event(connection, lease.search_id, update_held_search(connection, lease, **values), kind, body)
 
 
 def holds(lease: Lease) -> tuple[ColumnElement[bool], ...]:

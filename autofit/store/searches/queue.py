@@ -14,7 +14,7 @@ from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
-from autofit.store.access import note
+from autofit.store.access import add_audit
 from autofit.store.database.engine import Database, to_text
 from autofit.store.rows import check_text, keep, precise_now
 from autofit.store.searches.lease import (
@@ -22,14 +22,14 @@ from autofit.store.searches.lease import (
     Lease,
     LeaseLost,
     UnderWay,
+    add_event,
     clock,
     holds,
     is_active,
     is_gone,
     is_held,
-    number,
-    own_number,
-    tell,
+    record_under_lease,
+    update_search,
 )
 from autofit.store.searches.search import ENDINGS
 from autofit.store.tables import EventRow, HardwareRow, SearchRow
@@ -108,7 +108,7 @@ class SearchQueue:
                     raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
                 references = keep(connection, workload=workload)
                 _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
-                tell(connection, search_id, 1, "queued", {"hardware": hardware_name})
+                add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
                 return search_id
             if row.digest != digest:
                 raise KeyReused(f"the idempotency key {key!r} was used for another request")
@@ -116,7 +116,7 @@ class SearchQueue:
 
         def work(connection: Connection) -> str:
             submitted = find_or_create(connection)
-            note(connection, by, "search", submitted)
+            add_audit(connection, by, "search", submitted)
             return submitted
 
         return self._database.commit(work)
@@ -180,7 +180,7 @@ class SearchQueue:
                 row = connection.execute(by_id).one()
             values = {"request": {**row.request, **request}, **references}
             if row.state == "running" and row.lease_owner == owner:
-                _write(connection, _lease(row), "planned", {}, **values)
+                record_under_lease(connection, _lease(row), "planned", {}, **values)
                 return _lease(row)
             if row.state == "running" and row.held and not is_gone(row.lease_owner):
                 raise UnderWay(row.search_id, row.lease_owner)
@@ -209,7 +209,7 @@ class SearchQueue:
         """Queues a search again after its driver was interrupted, or `died` by itself."""
         values = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
         body = {"because": because, **({"died": True} if died else {})}
-        self._database.commit(lambda c: _write(c, lease, "queued", body, **values))
+        self._database.commit(lambda c: record_under_lease(c, lease, "queued", body, **values))
 
     def deaths(self, search_id: str) -> int:
         """How often a search was given back because its driver had died."""
@@ -232,7 +232,7 @@ class SearchQueue:
         def work(connection: Connection) -> None:
             same = SearchRow.search_id == lease.search_id, SearchRow.lease_epoch == lease.epoch
             if connection.scalar(select(SearchRow.state).where(*same)) != state:  # else this was committed before
-                _write(connection, lease, state, body or {}, **ended)
+                record_under_lease(connection, lease, state, body or {}, **ended)
 
         self._database.commit(work)
 
@@ -246,10 +246,10 @@ class SearchQueue:
         def work(connection: Connection) -> None:
             if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
                 raise UsageError(f"the store holds no search {search_id!r}")
-            seq = number(connection, search_id, is_active(), state="cancelled", ended_at=precise_now())
+            seq = update_search(connection, search_id, is_active(), state="cancelled", ended_at=precise_now())
             if seq is not None:
-                tell(connection, search_id, seq, "cancelled", {})
-                note(connection, by, "cancel", search_id)
+                add_event(connection, search_id, seq, "cancelled", {})
+                add_audit(connection, by, "cancel", search_id)
 
         self._database.commit(work)
 
@@ -288,16 +288,13 @@ def _insert(connection: Connection, **values: Any) -> None:
     connection.execute(insert(SearchRow).values(state="queued", started_at=precise_now(), **values))
 
 
-def _write(connection: Connection, lease: Lease, kind: str, body: Mapping[str, Any], **values: Any) -> None:
-    """Changes a search under its lease, and adds an event; raises `LeaseLost`."""
-    tell(connection, lease.search_id, own_number(connection, lease, **values), kind, body)
-
-
 def _take_over(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
     epoch = row.lease_epoch + 1
     lease_values = {"lease_owner": owner, "lease_epoch": epoch, "lease_expires_at": clock(connection) + LEASE_SECONDS}
-    seq = number(connection, row.search_id, state="running", ended_at=None, result=None, **lease_values, **values)
-    tell(connection, row.search_id, seq or 0, "running", {"epoch": epoch, "driver": owner})
+    seq = update_search(
+        connection, row.search_id, state="running", ended_at=None, result=None, **lease_values, **values
+    )
+    add_event(connection, row.search_id, seq or 0, "running", {"epoch": epoch, "driver": owner})
     return _lease(connection.execute(select(SearchRow).where(SearchRow.search_id == row.search_id)).one())
 
 

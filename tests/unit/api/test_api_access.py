@@ -76,15 +76,15 @@ def test_a_revoked_token_is_refused_at_once(store: Store, closed: TestClient) ->
 
 
 def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> None:
-    asked = ("/healthz", "/readyz", "/metrics", "/v1/trials", "/openapi.json", "/docs")
-    assert [closed.get(path).status_code for path in asked] == [200, 200, 401, 401, 401, 401]
+    paths = ("/healthz", "/readyz", "/metrics", "/v1/trials", "/openapi.json", "/docs")
+    assert [closed.get(path).status_code for path in paths] == [200, 200, 401, 401, 401, 401]
     assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
 
 
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
     assert client.post("/v1/searches", json={"modle": 1}).status_code == 401
-    told = {"Content-Type": "application/json"}
-    assert client.post("/v1/searches", content="no JSON", headers=told).status_code == 401
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/v1/searches", content="no JSON", headers=headers).status_code == 401
     assert client.delete("/v1/searches/none").status_code == 401
 
 
@@ -117,15 +117,15 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
         model_in(tmp_path / place)
     app = create_app(store, token=OPERATORS, models=tmp_path / "own")
     client = TestClient(app, headers=bearing(OPERATORS))
-    asked = {**SEARCH, "seq_len": 32}
-    started = client.post("/v1/searches", json={**asked, "model": "tiny"}).json()
+    search = {**SEARCH, "seq_len": 32}
+    started = client.post("/v1/searches", json={**search, "model": "tiny"}).json()
     assert started["asked"]["model"] == "tiny", "not where it is here"
-    found = store.search(started["search_id"])
-    assert found is not None and found.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
+    stored = store.search(started["search_id"])
+    assert stored is not None and stored.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
     query = {"model": "tiny", "seq_len": 32, "global_batch": 4, "provenance": "measured"}
     assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
     for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
-        refused = client.post("/v1/searches", json={**asked, "model": name})
+        refused = client.post("/v1/searches", json={**search, "model": name})
         assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
 
 
@@ -140,13 +140,13 @@ def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyP
 def test_every_request_has_an_id_and_a_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "read")))
     with caplog.at_level(logging.INFO, "autofit.api.requests"):
-        own = client.get("/v1/searches/none", headers={"X-Request-ID": "mine-1"})
+        named = client.get("/v1/searches/none", headers={"X-Request-ID": "mine-1"})
         made = client.get("/v1/trials", headers={"X-Request-ID": "x" * 65})
-    assert own.headers["x-request-id"] == "mine-1"
+    assert named.headers["x-request-id"] == "mine-1"
     assert len(made.headers["x-request-id"]) == 32
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    told = ("request_id", "path", "status", "token", "search_id")
-    assert [tuple(line[name] for name in told) for line in lines] == [
+    fields = ("request_id", "path", "status", "token", "search_id")
+    assert [tuple(line[name] for name in fields) for line in lines] == [
         ("mine-1", "/v1/searches/none", 404, "ann", "none"),
         (made.headers["x-request-id"], "/v1/trials", 200, "ann", None),
     ]

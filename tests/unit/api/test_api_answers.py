@@ -29,17 +29,9 @@ MEASUREMENT_KEYS_BESIDES = {
 }
 FRONTIER_KEYS = {"hardware", "workload", "stack", "points", "trials", "out_of_memory"}
 POINT_KEYS = {"config", "measurement", "trial_id"}
-RECOMMENDATION_KEYS = {
-    *("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives"),
-}
+RECOMMENDATION_KEYS = {*("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives")}
 RECOMMENDATION_KEYS_BESIDES = {
-    "verified",
-    "contradictory",
-    "trial_id",
-    "memory_limit_bytes",
-    "hardware",
-    "workload",
-    "stack",
+    *("verified", "contradictory", "trial_id", "memory_limit_bytes", "hardware", "workload", "stack")
 }
 ALTERNATIVE_KEYS = {*POINT_KEYS, "role", "over_limit_bytes", "speedup"}
 
@@ -94,14 +86,14 @@ def test_a_memory_limit_decides(client: TestClient, limit: str, method: str, spe
 
 def test_the_alternatives_of_a_recommendation(client: TestClient) -> None:
     answer = get(client, "/v1/recommendation", **WORKLOAD, memory_limit="30GiB")
-    found = {(a["role"], a["config"]["method"]): a for a in answer["alternatives"]}
-    faster = found["faster, does not fit", "full"]
+    alternatives = {(a["role"], a["config"]["method"]): a for a in answer["alternatives"]}
+    faster = alternatives["faster, does not fit", "full"]
     assert (faster["over_limit_bytes"], faster["speedup"]) == (10 * GIB, 2.0)
-    lighter = found["lighter", "full"]
+    lighter = alternatives["lighter", "full"]
     assert (lighter["over_limit_bytes"], lighter["speedup"]) == (-20 * GIB, 0.5)
-    assert found["other method", "lora"]["measurement"]["tokens_per_second"] == 2600.0
-    assert found["other method", "qlora"]["measurement"]["tokens_per_second"] == 700.0
-    assert len(found) == len(answer["alternatives"]) == 4
+    assert alternatives["other method", "lora"]["measurement"]["tokens_per_second"] == 2600.0
+    assert alternatives["other method", "qlora"]["measurement"]["tokens_per_second"] == 700.0
+    assert len(alternatives) == len(answer["alternatives"]) == 4
 
 
 def test_a_goal_decides(client: TestClient) -> None:
@@ -124,8 +116,8 @@ def test_the_frontier_has_the_designs_keys(client: TestClient) -> None:
 
 def test_the_frontier_is_sorted_by_memory(client: TestClient) -> None:
     points = get(client, "/v1/frontier", **WORKLOAD)["points"]
-    found = [(p["config"]["method"], p["measurement"]["device_bytes"] // GIB) for p in points]
-    assert found == [("qlora", 2), ("lora", 3), ("lora", 8), ("full", 10), ("full", 20), ("full", 40)]
+    sizes = [(p["config"]["method"], p["measurement"]["device_bytes"] // GIB) for p in points]
+    assert sizes == [("qlora", 2), ("lora", 3), ("lora", 8), ("full", 10), ("full", 20), ("full", 40)]
 
 
 def test_the_frontier_of_one_method(client: TestClient) -> None:
@@ -146,11 +138,11 @@ def test_the_frontier_within_a_goal(client: TestClient) -> None:
 def test_the_frontier_as_a_search_under_a_limit_judges_it(client: TestClient, store: Store) -> None:
     """A trial that ran out under 30 GiB, of a config that took 20 under 80, matters only to who asks about less."""
     store.add(make_trial({"method": "full", "micro_batch": 2}, out_of_memory(), limit=30 * GIB))
-    found = [
+    sizes_by_limit = [
         [p["measurement"]["device_bytes"] // GIB for p in get(client, "/v1/frontier", **WORKLOAD, **limit)["points"]]
         for limit in ({}, {"memory_limit": "25GiB"})
     ]
-    assert [20 in sizes for sizes in found] == [True, False]
+    assert [20 in sizes for sizes in sizes_by_limit] == [True, False]
 
 
 def test_hardware_by_name(client: TestClient, store: Store) -> None:
@@ -168,13 +160,13 @@ def test_a_model_beside_the_catalog_is_answered_by_its_name(client: TestClient, 
     options = WorkloadOptions(model=str(folder), seq_len=128, global_batch=4)
     job = options.job((store.hardware()[0], store.trials()[0].stack))
     store.add(make_trial({}, fits(1, 900), job=job))
-    asked = {**WORKLOAD, "model": "tiny"}
-    assert get(client, "/v1/recommendation", **asked)["workload"] == job.workload.to_json()
-    assert get(client, "/v1/frontier", **asked)["trials"] == 1
-    other = client.get("/v1/frontier", params={**asked, "seq_len": 64})
+    query = {**WORKLOAD, "model": "tiny"}
+    assert get(client, "/v1/recommendation", **query)["workload"] == job.workload.to_json()
+    assert get(client, "/v1/frontier", **query)["trials"] == 1
+    other = client.get("/v1/frontier", params={**query, "seq_len": 64})
     assert (other.status_code, "measured: seq-len 128" in other.json()["detail"]) == (404, True)
     # A name, never a path: that would let a client read the server's files.
-    assert client.get("/v1/frontier", params={**asked, "model": str(folder)}).status_code == 400
+    assert client.get("/v1/frontier", params={**query, "model": str(folder)}).status_code == 400
 
 
 def test_trials_have_the_designs_keys(client: TestClient) -> None:
@@ -212,8 +204,8 @@ def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> N
     store.add(make_trial({}, fits(60, 900), job=job))
     assert get(client, "/v1/trials", model="qwen3-8b")["total"] == 1
     assert get(client, "/v1/trials", model=MODEL)["total"] == len(MADE)
-    found = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
-    assert (found["total"], [t["outcome"] for t in found["trials"]]) == (1, ["out_of_memory"])
+    answer = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
+    assert (answer["total"], [t["outcome"] for t in answer["trials"]]) == (1, ["out_of_memory"])
 
 
 def test_no_trial_is_of_a_model_that_no_database_can_name(url: str) -> None:
@@ -236,5 +228,5 @@ def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> 
     assert get(client, "/v1/trials", **same, seed=0, devices=1, lora_dropout=0)["total"] == len(MADE) + 1
     assert get(client, "/v1/trials", global_batch=8) == {"trials": [], "total": 0, "next": None}
     for name, value in (("seed", 7), ("devices", 2), ("lora_dropout", 0.25), ("seq_len", 256)):
-        (found,) = get(client, "/v1/trials", **{name: value})["trials"]
-        assert (found["workload"][name], found["hardware"]["name"]) == (value, "t4")
+        (trial,) = get(client, "/v1/trials", **{name: value})["trials"]
+        assert (trial["workload"][name], trial["hardware"]["name"]) == (value, "t4")

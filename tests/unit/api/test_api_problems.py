@@ -114,8 +114,8 @@ def test_a_store_that_fails_is_503(tmp_path: Path) -> None:
 
 def test_the_advice_of_a_404_asks_for_the_very_workload(client: TestClient) -> None:
     """The search that is advised must lead to the answer that was asked for, whatever the workload options were."""
-    asked = f"/v1/recommendation?{WORKLOAD}&seed=7&lora_dropout=0.25&devices=2&provenance=measured"
-    detail = client.get(asked).json()["detail"]
+    path = f"/v1/recommendation?{WORKLOAD}&seed=7&lora_dropout=0.25&devices=2&provenance=measured"
+    detail = client.get(path).json()["detail"]
     advice = detail.partition("autofit search")[2]
     assert "--seed 7" in advice
     assert "--lora-dropout 0.25" in advice

@@ -37,10 +37,10 @@ def client(store: Store) -> Iterator[TestClient]:
         yield opened
 
 
-def start(client: TestClient, key: str | None = None, **asked: Any) -> Any:
+def start(client: TestClient, key: str | None = None, **options: Any) -> Any:
     """A search that is accepted."""
     answer = client.post(
-        "/v1/searches", json={**ASKED, **asked}, headers={} if key is None else {"Idempotency-Key": key}
+        "/v1/searches", json={**ASKED, **options}, headers={} if key is None else {"Idempotency-Key": key}
     )
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/v1/searches/{answer.json()['search_id']}"
@@ -59,13 +59,13 @@ def events(client: TestClient, search_id: str, after: int | None = None) -> list
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     answer = client.get(f"/v1/searches/{search_id}/events", headers=headers)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    found = []
+    bodies = []
     for block in answer.text.strip().split("\n\n"):
-        told = dict(line.split(": ", 1) for line in block.splitlines())
-        body = json.loads(told["data"])
-        assert (told["id"], told["event"]) == (str(body["seq"]), body["kind"])
-        found.append(body)
-    return found
+        event = dict(line.split(": ", 1) for line in block.splitlines())
+        body = json.loads(event["data"])
+        assert (event["id"], event["event"]) == (str(body["seq"]), body["kind"])
+        bodies.append(body)
+    return bodies
 
 
 def test_the_same_request_is_one_search(client: TestClient, store: Store) -> None:
@@ -93,10 +93,11 @@ def test_an_empty_key_is_none(client: TestClient) -> None:
 
 
 def test_what_is_asked_reaches_the_runner(client: TestClient, store: Store) -> None:
-    asked = {"method": "lora", "min_rank": 16, "allow": "training", "max_trials": 3, "space": "smoke", "thorough": True}
-    found = store.search(start(client, **asked)["search_id"])
-    assert found is not None
-    request = from_json(found.request["asked"], store="there")
+    options = {"method": "lora", "min_rank": 16, "allow": "training", "max_trials": 3}
+    options |= {"space": "smoke", "thorough": True}
+    search = store.search(start(client, **options)["search_id"])
+    assert search is not None
+    request = from_json(search.request["asked"], store="there")
     assert request.workload == replace(request.workload, model=MODEL, seq_len=128, global_batch=4, seed=0)
     assert (request.goal.method, request.goal.min_rank, request.goal.allow.label) == ("lora", 16, "training")
     assert (request.hardware, request.memory_limit_bytes, request.time_budget_seconds) == ("h100-80g", 24 * 2**30, 3600)
@@ -108,8 +109,9 @@ def test_an_answer_is_told(client: TestClient, store: Store) -> None:
     lease = claimed(store)
     store.queue.renew(lease, 2.5)
     store.queue.end(lease, "nothing_fits", {"reason": "too large"})
-    found = client.get(f"/v1/searches/{search_id}").json()
-    assert (found["state"], found["result"], found["spent_seconds"]) == ("nothing_fits", {"reason": "too large"}, 2.5)
+    answer = client.get(f"/v1/searches/{search_id}").json()
+    assert (answer["state"], answer["result"]) == ("nothing_fits", {"reason": "too large"})
+    assert answer["spent_seconds"] == 2.5
 
 
 def test_a_search_is_cancelled(client: TestClient, store: Store) -> None:
@@ -157,8 +159,8 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_what_no_runner_could_search_is_refused(client: TestClient, store: Store, case: str) -> None:
-    asked, part = WRONG[case]
-    answer = client.post("/v1/searches", json={**ASKED, **asked})
+    options, part = WRONG[case]
+    answer = client.post("/v1/searches", json={**ASKED, **options})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
     assert part in answer.json()["detail"]
     assert store.searches() == []
@@ -191,11 +193,11 @@ def test_without_a_token_nothing_is_started_or_cancelled(store: Store, token: st
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_where_several_are_known_the_hardware_is_named(client: TestClient, store: Store) -> None:
     """Once `auto` meant the processor of the server itself."""
-    asked = f"/v1/frontier?model={MODEL}&seq_len=128&global_batch=4"
-    assert client.get(asked).json()["hardware"]["name"] == "h100-80g"
+    path = f"/v1/frontier?model={MODEL}&seq_len=128&global_batch=4"
+    assert client.get(path).json()["hardware"]["name"] == "h100-80g"
     trial = store.trials()[0]
     store.add(replace(trial, hardware=replace(trial.hardware, name="t4", device_name="Tesla T4")))
-    for answer in (client.get(asked), client.get("/v1/trials?hardware=auto"), client.post("/v1/searches", json=ASKED)):
+    for answer in (client.get(path), client.get("/v1/trials?hardware=auto"), client.post("/v1/searches", json=ASKED)):
         assert (answer.status_code, answer.json()["detail"]) == (400, "name the hardware: h100-80g, t4")
 
 
@@ -203,13 +205,13 @@ def test_where_several_are_known_the_hardware_is_named(client: TestClient, store
 def test_nobody_has_a_server_run_a_command(client: TestClient, store: Store, name: str) -> None:
     answer = client.post("/v1/searches", json={**ASKED, name: "touch /tmp/here {micro_batch}"})
     assert answer.status_code == 400 and name in answer.text
-    asked = {"model": MODEL, "seq_len": 128, "global_batch": 4, "hardware": "h100-80g"}
-    assert client.get("/v1/recommendation", params={**asked, name: "touch"}).status_code == 400
+    query = {"model": MODEL, "seq_len": 128, "global_batch": 4, "hardware": "h100-80g"}
+    assert client.get("/v1/recommendation", params={**query, name: "touch"}).status_code == 400
     started = start(client)
-    found = store.search(started["search_id"])
-    assert found is not None
+    search = store.search(started["search_id"])
+    assert search is not None
     # Not even who writes into the store has a runner run one.
-    request = from_json({**found.request["asked"], name: "touch /tmp/here"}, store="there")
+    request = from_json({**search.request["asked"], name: "touch /tmp/here"}, store="there")
     assert request.workload.program is None
     with pytest.raises(UsageError, match="run by who gives it"):
         to_json(replace(request, workload=replace(request.workload, program="touch")))

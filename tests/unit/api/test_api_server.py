@@ -46,9 +46,9 @@ def running(store: Path, *, token: str | None = None, host: str = "127.0.0.1") -
         env=environment(token),
     )
     try:
-        said = process.stderr.readline() if process.stderr else ""
-        place = re.match(rf"autofit: serving on http://{re.escape(host)}:(\d+), ", said)
-        assert place, said
+        line = process.stderr.readline() if process.stderr else ""
+        place = re.match(rf"autofit: serving on http://{re.escape(host)}:(\d+), ", line)
+        assert place, line
         address = f"http://127.0.0.1:{place[1]}"
         get(f"{address}/healthz")  # it listens before it says so
         yield process, address
@@ -76,8 +76,8 @@ def store_file(tmp_path: Path) -> Path:
 def test_a_server_answers_and_ends_on_sigterm(store_file: Path) -> None:
     with running(store_file) as (process, address):
         assert get(f"{address}/v1/trials?limit=2")["total"] == len(MADE)
-        asked = f"{address}/v1/recommendation?model=smollm2-135m&seq_len=128&global_batch=4&memory_limit=24GiB"
-        assert get(asked)["config"]["method"] == "full"
+        url = f"{address}/v1/recommendation?model=smollm2-135m&seq_len=128&global_batch=4&memory_limit=24GiB"
+        assert get(url)["config"]["method"] == "full"
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate()
     assert out == ""

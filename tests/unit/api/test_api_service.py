@@ -40,8 +40,8 @@ def asked_for(path: str) -> dict[str, Any]:
 def test_who_has_the_newest_answer_is_told_so(client: TestClient, store: Store, path: str) -> None:
     first = client.get(path, params=asked_for(path))
     tag = first.headers["etag"]
-    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        again = client.get(path, params=asked_for(path), headers={"If-None-Match": known})
+    for tags in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = client.get(path, params=asked_for(path), headers={"If-None-Match": tags})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert client.get(path, params=asked_for(path), headers={"If-None-Match": '"other"'}).status_code == 200
     store.add(make_trial({"micro_batch": 2}, fits(1, 900)))
@@ -54,18 +54,18 @@ def test_an_answer_is_made_once_until_a_trial_comes(
 ) -> None:
     made: list[object] = []
 
-    def recommend(*asked: object, **more: object) -> object:
+    def recommend(*arguments: object, **more: object) -> object:
         made.append(None)
-        return operations.recommend(*asked, **more)  # type: ignore[arg-type]
+        return operations.recommend(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(answers, "recommend", recommend)
-    asked = [client.get("/v1/recommendation", params={**WORKLOAD, "format": name}) for name in ("json", "trl") * 2]
+    exported = [client.get("/v1/recommendation", params={**WORKLOAD, "format": name}) for name in ("json", "trl") * 2]
     assert len(made) == 2, "one for each format"
-    assert [a.text for a in asked[:2]] == [a.text for a in asked[2:]]
-    assert asked[1].headers[NOTES_HEADER] == asked[3].headers[NOTES_HEADER]
-    assert asked[0].headers["x-request-id"] != asked[2].headers["x-request-id"]
+    assert [a.text for a in exported[:2]] == [a.text for a in exported[2:]]
+    assert exported[1].headers[NOTES_HEADER] == exported[3].headers[NOTES_HEADER]
+    assert exported[0].headers["x-request-id"] != exported[2].headers["x-request-id"]
     store.add(make_trial({"micro_batch": 2}, fits(1, 900)))
-    assert client.get("/v1/recommendation", params=WORKLOAD).json() != asked[0].json() and len(made) == 3
+    assert client.get("/v1/recommendation", params=WORKLOAD).json() != exported[0].json() and len(made) == 3
 
 
 def test_of_many_answers_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", DOCUMENTS)
 def test_answers_are_as_described(client: TestClient, path: str) -> None:
-    kind, asked = DOCUMENTS[path]
-    answer = client.get(path, params=asked)
+    kind, query = DOCUMENTS[path]
+    answer = client.get(path, params=query)
     assert answer.status_code == 200
     TypeAdapter(kind).validate_python(answer.json())
 
@@ -123,9 +123,9 @@ def test_the_catalog(client: TestClient, store: Store) -> None:
     from autofit.catalog.models import names
 
     assert [model["name"] for model in client.get("/v1/models").json()] == list(names())
-    found = client.get("/v1/hardware").json()
-    assert {"h100-80g", "rtx-4090"} <= {card["name"] for card in found["cards"]}
-    assert [one["name"] for one in found["measured"]] == ["h100-80g"]
+    hardware = client.get("/v1/hardware").json()
+    assert {"h100-80g", "rtx-4090"} <= {card["name"] for card in hardware["cards"]}
+    assert [one["name"] for one in hardware["measured"]] == ["h100-80g"]
     few, many = (client.get("/v1/spaces", params={"global_batch": batch}).json() for batch in (1, 64))
     assert [s["name"] for s in few] == [s["name"] for s in many]
     assert sum(s["configs"] for s in few) < sum(s["configs"] for s in many)
@@ -173,13 +173,13 @@ def test_metrics(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPat
     client.get("/made/up")
     answer = client.get("/metrics")
     assert re.match(r"text/plain; version=[\d.]+; charset=utf-8", answer.headers["content-type"])
-    found = series(answer.text)
-    assert found['autofit_requests_total{method="GET",route="/v1/frontier",status="200"}'] == 2
-    assert found['autofit_requests_total{method="GET",route="/v1/frontier",status="400"}'] == 1
-    assert found['autofit_requests_total{method="any",route="none",status="404"}'] == 1
-    assert found['autofit_request_seconds_count{method="GET",route="/v1/frontier"}'] == 3
-    assert (found['autofit_trials{outcome="fits"}'], found["autofit_store_up"]) == (8, 1)
-    assert found["autofit_queue_seconds"] == 0
+    figures = series(answer.text)
+    assert figures['autofit_requests_total{method="GET",route="/v1/frontier",status="200"}'] == 2
+    assert figures['autofit_requests_total{method="GET",route="/v1/frontier",status="400"}'] == 1
+    assert figures['autofit_requests_total{method="any",route="none",status="404"}'] == 1
+    assert figures['autofit_request_seconds_count{method="GET",route="/v1/frontier"}'] == 3
+    assert (figures['autofit_trials{outcome="fits"}'], figures["autofit_store_up"]) == (8, 1)
+    assert figures["autofit_queue_seconds"] == 0
     monkeypatch.setattr(store, "outcomes", fails)
     lost = series(client.get("/metrics").text)
     assert lost["autofit_store_up"] == 0
@@ -210,20 +210,20 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "part"), WRONG)
-def test_a_wrong_estimate_is_refused(client: TestClient, asked: dict[str, Any], part: str) -> None:
-    answer = client.post("/v1/estimates", json={**ESTIMATE, **asked})
+@pytest.mark.parametrize(("options", "part"), WRONG)
+def test_a_wrong_estimate_is_refused(client: TestClient, options: dict[str, Any], part: str) -> None:
+    answer = client.post("/v1/estimates", json={**ESTIMATE, **options})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
     assert part in answer.json()["detail"]
 
 
 def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(store)
-    told: list[SearchRequest] = []
+    requests: list[SearchRequest] = []
 
-    def call(function: Any, asked: SearchRequest) -> dict[str, Any]:
-        assert (function.__name__, asked.store) == ("predicted_recommendation", store.url)
-        told.append(asked)
+    def call(function: Any, request: SearchRequest) -> dict[str, Any]:
+        assert (function.__name__, request.store) == ("predicted_recommendation", store.url)
+        requests.append(request)
         return {"provenance": "predicted"}
 
     monkeypatch.setattr(app.state.predicting, "call", call)
@@ -232,7 +232,7 @@ def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch
         answer = client.get("/v1/recommendation", params={**WORKLOAD, **more})
         assert (answer.status_code, answer.json()["provenance"]) == (200, "predicted")
         assert "etag" not in answer.headers
-    assert [one.hardware for one in told] == ["rtx-4090", "h100-80g", "h100-80g"]
+    assert [one.hardware for one in requests] == ["rtx-4090", "h100-80g", "h100-80g"]
     for more in ({"provenance": "measured"}, {"format": "trl"}):
         refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
         assert refused.status_code == 404, "an export states what was measured"
@@ -248,9 +248,9 @@ def test_what_no_catalog_has_is_not_predicted(store: Store) -> None:
     trial = store.trials()[0]
     store.add(replace(trial, hardware=replace(trial.hardware, name="cpu-of-another", kind="cpu", device_name="x")))
     client = TestClient(create_app(store))
-    asked = {**WORKLOAD, "seq_len": 256, "hardware": "cpu-of-another"}
-    assert client.get("/v1/recommendation", params=asked).json()["title"] == "Not measured"
-    refused = client.get("/v1/recommendation", params={**asked, "provenance": "predicted"})
+    query = {**WORKLOAD, "seq_len": 256, "hardware": "cpu-of-another"}
+    assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
+    refused = client.get("/v1/recommendation", params={**query, "provenance": "predicted"})
     assert (refused.status_code, "a card of the catalog" in refused.json()["detail"]) == (400, True)
 
 
@@ -321,12 +321,12 @@ def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatc
     monkeypatch.setattr(prediction_process, "TASKS", 3)
     process = PredictionProcess()
     try:
-        found = at_once(process, [number_of_process] * 4)
-        found += [process.call(number_of_process, seconds=30) for _ in range(4)]
+        numbers = at_once(process, [number_of_process] * 4)
+        numbers += [process.call(number_of_process, seconds=30) for _ in range(4)]
     finally:
         process.close()
-    assert all(isinstance(number, int) for number in found), found
-    assert len(set(found)) == 3
+    assert all(isinstance(number, int) for number in numbers), numbers
+    assert len(set(numbers)) == 3
 
 
 def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:

@@ -78,7 +78,18 @@ ESTIMATE = {
 @pytest.fixture
 def app(store: Store, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     """The application with the operator's token, in which nothing is traced."""
-    return stubbed(create_app(store, token=TOKEN, closed=False), monkeypatch)
+    app = create_app(store, token=TOKEN, closed=False)
+    calls: list[Any] = []
+    app.state.calls = calls
+
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(partial(function, *arguments, **named))
+        return ESTIMATE
+
+    for process in (app.state.estimating, app.state.predicting):
+        monkeypatch.setattr(process, "call", call)
+        monkeypatch.setattr(process, "warm", lambda: None)
+    return app
 
 
 @pytest.fixture
@@ -93,20 +104,6 @@ def closed(store: Store) -> Iterator[TestClient]:
     """A browser of a server that wants a token, which does not follow redirects."""
     with TestClient(create_app(store, token=TOKEN), headers={"Accept": "text/html"}, follow_redirects=False) as opened:
         yield opened
-
-
-def stubbed(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    asked: list[Any] = []
-    app.state.asked = asked
-
-    def call(function: Any, *arguments: Any, **named: Any) -> Any:
-        asked.append(partial(function, *arguments, **named))
-        return ESTIMATE
-
-    for process in (app.state.estimating, app.state.predicting):
-        monkeypatch.setattr(process, "call", call)
-        monkeypatch.setattr(process, "warm", lambda: None)
-    return app
 
 
 def login(client: TestClient, token: str = TOKEN, following: str = "/searches") -> Any:
@@ -148,8 +145,8 @@ def test_the_unforeseen_is_a_sentence(client: TestClient, app: FastAPI, monkeypa
 
 def test_nothing_is_loaded_from_elsewhere(client: TestClient) -> None:
     texts = [client.get(path).text for path in PAGES]
-    own = [name for name in TYPES if name != "plotly.min.js"]
-    texts += [client.get(f"/static/{name}").text for name in own]
+    ours = [name for name in TYPES if name != "plotly.min.js"]
+    texts += [client.get(f"/static/{name}").text for name in ours]
     for text in texts:
         assert re.findall(r"""(?:src|href|action)\s*=\s*["']?(?:https?:)?//[^"']*""", text) == []
         assert re.findall(r"""(?:url\(|@import|fetch\(|import\()\s*["']?(?:https?:)?//""", text) == []
@@ -192,11 +189,11 @@ def test_a_limit_changes_the_answer_alone(client: TestClient) -> None:
 
 
 def test_what_the_chart_draws(client: TestClient) -> None:
-    told = client.get(f"/frontier/points?{QUERY}").json()
-    full = told["methods"]["full"]
+    chart = client.get(f"/frontier/points?{QUERY}").json()
+    full = chart["methods"]["full"]
     assert full["frontier"]["gib"] == [10, 20, 40] and full["frontier"]["id"] == [1, 2, 5]
     assert list(zip(full["others"]["gib"], full["others"]["out"], strict=True)) == [(24, False), (80, True)]
-    assert list(told["methods"]) == ["full", "lora", "qlora"]
+    assert list(chart["methods"]) == ["full", "lora", "qlora"]
 
 
 def test_a_point_has_every_export(client: TestClient) -> None:
@@ -212,14 +209,14 @@ def test_a_point_has_every_export(client: TestClient) -> None:
 def test_bytes_by_kind(client: TestClient, app: FastAPI) -> None:
     text = client.get("/point/5/bytes", headers=HTMX).text
     assert "logits and loss" in text and "6.00 GiB" in text and "context" not in text
-    assert app.state.asked[0].args[1]["precision"] == "bf16"
+    assert app.state.calls[0].args[1]["precision"] == "bf16"
 
 
 def test_bytes_by_kind_of_sequences_with_lengths(client: TestClient, app: FastAPI, store: Store) -> None:
     options = WorkloadOptions(model=MODEL, seq_len=512, global_batch=4, lengths=Lengths.of([20, 30, 400]))
     added = store.add(make_trial({"method": "lora", "micro_batch": 1}, fits(3.0, 700.0), job=make_job(options)))
     assert client.get(f"/point/{added.trial_id}/bytes", headers=HTMX).status_code == 200
-    assert app.state.asked[0].args[0].resolve()[1] == added.workload
+    assert app.state.calls[0].args[0].resolve()[1] == added.workload
 
 
 def test_hardware_side_by_side(client: TestClient, store: Store) -> None:
@@ -250,14 +247,14 @@ def test_lengths_stay_with_every_question(store: Store, client: TestClient) -> N
 
 
 def test_the_calculator(client: TestClient, app: FastAPI) -> None:
-    asked = "model=llama-3.1-8b&hardware=rtx-4090&seq_len=512&method=full&rank=8&micro_batch=2&precision="
-    text = client.get(f"/calculator/answer?{asked}", headers=HTMX).text
+    query = "model=llama-3.1-8b&hardware=rtx-4090&seq_len=512&method=full&rank=8&micro_batch=2&precision="
+    text = client.get(f"/calculator/answer?{query}", headers=HTMX).text
     assert "Likely fits rtx-4090" in text and "9.00 GiB of 24.00 GiB" in text and "give or take 50 %" in text
-    told = app.state.asked[0]
-    assert (told.args[0].seq_len, told.args[1]) == (512, {"method": "full", "micro_batch": 2})
-    assert told.keywords["advice"] is False
-    assert "micro_batch=8" in client.get(f"/calculator/advice?{asked}", headers=HTMX).text
-    assert app.state.asked[1].keywords["advice"] is True
+    call = app.state.calls[0]
+    assert (call.args[0].seq_len, call.args[1]) == (512, {"method": "full", "micro_batch": 2})
+    assert call.keywords["advice"] is False
+    assert "micro_batch=8" in client.get(f"/calculator/advice?{query}", headers=HTMX).text
+    assert app.state.calls[1].keywords["advice"] is True
 
 
 def test_a_busy_calculator_says_so(client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,8 +294,8 @@ def test_a_search_shows_its_result(client: TestClient, store: Store) -> None:
     search_id = store.queue.submit(digest="d", workload=trial.workload, request={"asked": {}}, hardware_name="h100-80g")
     lease = store.queue.claim("a:1:0")
     assert lease is not None
-    found = client.get(f"/v1/recommendation?{QUERY}").json()
-    store.queue.end(lease, "succeeded", {"recommendation": found})
+    answer = client.get(f"/v1/recommendation?{QUERY}").json()
+    store.queue.end(lease, "succeeded", {"recommendation": answer})
     text = client.get(f"/searches/{search_id}").text
     assert "4,000 tokens/s in 40.00 GiB" in text and "/point/5" in text and "See the frontier" in text
 

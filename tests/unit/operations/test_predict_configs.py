@@ -222,15 +222,15 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
 ) -> None:
     asked: list[list[Config]] = []
     looked_up: list[int] = []
-    known = store.estimates.known
+    find = store.estimates.find
 
     def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         looked_up.append(len(list(keys)))
-        return known(keys)
+        return find(keys)
 
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
     monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
-    monkeypatch.setattr(store.estimates, "known", counted)
+    monkeypatch.setattr(store.estimates, "find", counted)
     ahead = predictor_of(job, store)
     ahead.get_ready()
     found = ahead.predict(lambda done, total: None)

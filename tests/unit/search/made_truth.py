@@ -19,8 +19,10 @@ from unit.operations.made_trials import fits, make_trial
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
+from autofit.core.frontier import Point
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.core.verdict import verdict
 from autofit.core.workload import METHODS, Goal, Workload
@@ -66,6 +68,24 @@ def plan_of(state: LatticeState, **changes: Any) -> Plan:
         limits=Limits(memory_bytes=state.memory_limit_bytes),
     )
     return replace(plan, **changes)
+
+
+def with_spread(outcome: Fits, spread: float | None) -> Fits:
+    """The same, whose steps had this relative spread."""
+    m = outcome.measurement
+    return Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
+
+
+def predicted(device_bytes: float, seconds: float | None = 1.0, *, error: float = 0.5) -> Prediction:
+    """What a config of this memory and step time is predicted to take; `error` is that stated of its time."""
+    return Prediction(
+        peak_allocated_bytes=int(0.9 * device_bytes),
+        device_bytes=int(device_bytes),
+        step_seconds=seconds,
+        calibrated_on=0,
+        relative_error=None if seconds is None else error,
+        work=made_trials.WORK,
+    )
 
 
 def cpu_lattice(job: Job, goal: Goal | None = None) -> Lattice:
@@ -166,7 +186,7 @@ class FakePool:
     on_wait: Callable[[], None] = lambda: None
     seconds: float = 5.0
     """What every trial reports to have taken."""
-    found: tuple[Hardware, Stack] | None = None
+    other_site: tuple[Hardware, Stack] | None = None
     """A site other than the job's own."""
     checks: list[Callable[[TrialRequest], None]] = field(default_factory=list)
     """Called with every request before it is accepted."""
@@ -181,7 +201,7 @@ class FakePool:
 
     def site(self) -> tuple[Hardware, Stack]:
         """The job's own site, if no other is given."""
-        return self.found or (self.truth.job.hardware, self.truth.job.stack)
+        return self.other_site or (self.truth.job.hardware, self.truth.job.stack)
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Only what the job itself does not support; the site lacks nothing."""
@@ -221,16 +241,32 @@ class FakePool:
         self.closed += 1
 
 
+@dataclass
+class KeptTrials:
+    """Where a scheduler's trials go without a search: they stay as they are."""
+
+    trials: list[Trial] = field(default_factory=list)
+
+    def keep(self, trial: Trial) -> Trial:
+        self.trials.append(trial)
+        return trial
+
+    def set_aside(self, trial: Trial, reason: str) -> None:
+        """It would count no longer."""
+
+    def show(self) -> None:
+        """Nobody looks."""
+
+
 class RememberingLog(TrialLog):
     """A store in memory."""
 
-    def __init__(self, known: dict[Config, list[Trial]]) -> None:
-        self._known = known
+    def __init__(self, earlier: dict[Config, list[Trial]]) -> None:
+        self._earlier = earlier
         self.saved: list[Trial] = []
 
-    def known(self, job: Job) -> dict[Config, list[Trial]]:
-        """What was known before."""
-        return self._known
+    def attempts(self, job: Job) -> dict[Config, list[Trial]]:
+        return self._earlier
 
     def keep(self, trial: Trial) -> Trial:
         """Give a trial its number."""
@@ -262,16 +298,23 @@ class Run:
         return self.search.progress
 
     @property
+    def winner(self) -> Point:
+        """What the search recommends, which must be something."""
+        winner = self.search.winner()
+        assert winner is not None
+        return winner
+
+    @property
     def regret(self) -> float:
         """How much longer the winner's step truly takes than that of the best config; 0.01 is 1 %."""
-        winner, best = self.search.winner(), self.truth.best(self.limit, self.search.plan.goal.methods)
-        assert winner is not None and best is not None
+        winner, best = self.winner, self.truth.best(self.limit, self.search.plan.goal.methods)
+        assert best is not None
         if winner.method != best["method"]:
             return math.inf
         return self.truth.seconds(winner.config) / self.truth.seconds(best) - 1.0
 
-    def known(self) -> dict[Config, list[Trial]]:
-        """What a store would know now."""
+    def attempts(self) -> dict[Config, list[Trial]]:
+        """What a store would have of it."""
         grouped: dict[Config, list[Trial]] = {}
         for trial in self.saved:
             grouped.setdefault(trial.config, []).append(trial)
@@ -283,7 +326,7 @@ def prepare(
     limit: int,
     *,
     size: int = 1,
-    known: dict[Config, list[Trial]] | None = None,
+    earlier: dict[Config, list[Trial]] | None = None,
     methods: tuple[str, ...] = METHODS,
     max_trials: int | None = None,
     seconds: float | None = None,
@@ -295,7 +338,7 @@ def prepare(
 ) -> Run:
     """A search that is ready to run, whose pool checks that it keeps its promises."""
     pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
-    log = RememberingLog(known or {})
+    log = RememberingLog(earlier or {})
 
     def open_pool() -> FakePool:
         run.opened += 1
@@ -329,8 +372,8 @@ def prepare(
         if not search.progress.verifying:
             again = [r for r in pool.submitted if r.config == request.config]
             assert not again, "a config is run twice"
-            earlier = verdict((known or {}).get(request.config, ()), limit)
-            assert earlier is None, "the store has the answer"
+            answer = verdict((earlier or {}).get(request.config, ()), limit)
+            assert answer is None, "the store has the answer"
 
     pool.checks.append(keeps_promises)
     return run

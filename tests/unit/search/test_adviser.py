@@ -14,16 +14,14 @@ import optuna
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import Truth, cpu_lattice, plan_of
+from unit.search.made_truth import Truth, cpu_lattice, plan_of, predicted, with_spread
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config, Lattice
 from autofit.core.normal import mean_above
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
-from autofit.core.prediction import Prediction
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.core.units import GIB
 from autofit.core.workload import Goal
@@ -32,9 +30,9 @@ from autofit.planning.requests import USUAL_SECONDS
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition import belief
 from autofit.search.acquisition.acquisition import (
-    BESIDE,
-    LIKELY,
-    MUCH,
+    LARGE_GAIN,
+    LIKELY_FIT,
+    OTHER_METHOD_WEIGHT,
     WORTHWHILE_GAIN,
     Acquisition,
 )
@@ -71,49 +69,44 @@ def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Advise
     return Adviser(state, Acquisition(plan_of(state, lower_bounds=floors(lattice)), state)), state
 
 
-def ask(adviser: Adviser) -> Config:
-    return adviser.ask()
-
-
 def run(adviser: Adviser, outcome: Outcome) -> Config:
-    config = ask(adviser)
+    config = adviser.ask()
     adviser.tell(make_trial(config, outcome, limit=LIMIT))
     return config
 
 
-def test_the_study_has_two_objectives() -> None:
-    adviser, _ = make_adviser()
-    assert adviser.study.directions == [StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE]
+def study_of(sampler: LatticeSampler, **options: Any) -> optuna.Study:
+    """A study of the user's own, with the two objectives of a search."""
+    return optuna.create_study(directions=["minimize", "maximize"], sampler=sampler, **options)
 
 
-def test_what_fits_is_told_with_memory_and_speed() -> None:
+def values_of(truth: Truth, config: Config, limit: int) -> tuple[float, float]:
+    """What an objective returns for a config: its memory and its speed."""
+    if truth.memory(config) > limit:
+        return math.inf, 0.0
+    return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "values", "over_limit"),
+    [
+        (fits(4, 250), TrialState.COMPLETE, [4 * GIB, 250.0], 4 * GIB - LIMIT),
+        (out_of_memory(), TrialState.COMPLETE, [2.0 * LIMIT, 0.0], LIMIT),
+        (crashed(), TrialState.FAIL, None, None),
+    ],
+    ids=lambda part: getattr(part, "kind", None),
+)
+def test_what_the_study_is_told_of_a_trial(
+    outcome: Outcome, state: TrialState, values: list[float] | None, over_limit: float | None
+) -> None:
+    """Memory and speed of what fits; of what ran out, finite values that are infeasible; of a crash nothing."""
     adviser, _ = make_adviser()
-    config = run(adviser, fits(4, 250))
+    config = run(adviser, outcome)
     (trial,) = adviser.study.trials
     assert suggested(trial.params) == config
-    assert trial.state == TrialState.COMPLETE
-    assert trial.values == [4 * GIB, 250.0]
-    assert trial.constraints == {OVER_LIMIT: 4.0 * GIB - LIMIT}
-    assert adviser.study.best_trials == [trial]
-
-
-def test_out_of_memory_is_told_as_infeasible_with_finite_values() -> None:
-    adviser, _ = make_adviser()
-    config = run(adviser, out_of_memory())
-    (trial,) = adviser.study.trials
-    assert suggested(trial.params) == config
-    assert trial.state == TrialState.COMPLETE
-    assert all(math.isfinite(value) for value in trial.values)
-    assert trial.values[0] > LIMIT and trial.values[1] == 0.0
-    assert trial.constraints[OVER_LIMIT] > 0
-    assert adviser.study.best_trials == []
-
-
-def test_a_crash_is_told_as_a_failure_without_values() -> None:
-    adviser, _ = make_adviser()
-    run(adviser, crashed())
-    (trial,) = adviser.study.trials
-    assert (trial.state, trial.values) == (TrialState.FAIL, None)
+    assert (trial.state, trial.values) == (state, values)
+    assert trial.constraints.get(OVER_LIMIT) == over_limit
+    assert adviser.study.best_trials == ([trial] if isinstance(outcome, Fits) else [])
 
 
 def test_the_studys_best_trials_are_the_frontier() -> None:
@@ -126,15 +119,15 @@ def test_the_studys_best_trials_are_the_frontier() -> None:
 
 
 def test_the_store_is_told_as_if_just_run() -> None:
-    asked, _ = make_adviser()
+    original, _ = make_adviser()
     outcomes = [fits(4, 250), out_of_memory(), fits(3, 100)]
-    configs = [run(asked, outcome) for outcome in outcomes]
+    configs = [run(original, outcome) for outcome in outcomes]
     rebuilt, state = make_adviser()
     for config, outcome in zip(configs, outcomes, strict=True):
         rebuilt.tell(make_trial(config, outcome, limit=LIMIT))
-    for one, other in zip(asked.study.trials, rebuilt.study.trials, strict=True):
+    for one, other in zip(original.study.trials, rebuilt.study.trials, strict=True):
         assert (one.params, one.values, one.constraints) == (other.params, other.values, other.constraints)
-    assert rebuilt.acquisition.best() == asked.acquisition.best()
+    assert rebuilt.acquisition.best() == original.acquisition.best()
     assert len(state.trials) == 3
 
 
@@ -158,28 +151,21 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
 ) -> None:
     """Even where it is predicted to be twice as fast: it can only save memory. A trial that was stopped early is too
     uncertain to say so."""
-    said = {
-        c: Prediction(
-            peak_allocated_bytes=1,
-            device_bytes=GIB if c["checkpointing"] == "none" else 2 * GIB,
-            step_seconds=1.0 if c["checkpointing"] == "none" else 0.5,
-            calibrated_on=0,
-            relative_error=0.5,
-        )
-        for c in LATTICE.configs
+    by_config = {
+        c: predicted(GIB, 1.0) if c["checkpointing"] == "none" else predicted(2 * GIB, 0.5) for c in LATTICE.configs
     }
     adviser, state = make_adviser()
-    adviser.acquisition.use(Predictions(by_config=said))
+    adviser.acquisition.use(Predictions(by_config=by_config))
     plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none" and c["method"] == "full")
     measured = replace(fits(gib, 250).measurement, stopped_early=early)
     adviser.tell(make_trial(plain, Fits(measurement=measured), limit=LIMIT))
     slower = only_slower(plain)
-    found = {c.config: c.expected_gain for c in adviser.acquisition.candidates() if c.config in slower}
+    gains_of_slower = {c.config: c.expected_gain for c in adviser.acquisition.candidates() if c.config in slower}
     other = {c.config: c.expected_gain for c in adviser.acquisition.candidates() if c.config["checkpointing"] == "full"}
-    assert len(found) > 2 and max(other.values()) > 0.5
-    assert all((gain < 0.5) is bounds for gain in found.values())
+    assert len(gains_of_slower) > 2 and max(other.values()) > 0.5
+    assert all((gain < 0.5) is bounds for gain in gains_of_slower.values())
     (winner,) = state.points()
-    for config in set(state.open) - set(found):
+    for config in set(state.open) - set(gains_of_slower):
         state.rule_out(config, "only those are to be judged")
     # The winner itself may have been unlucky by two deviations of its timing, of which 3 % are 1.645.
     unlucky = 1.0 - math.exp(-2.0 * 0.03 / 1.645)
@@ -195,7 +181,7 @@ def test_what_was_cut_off_is_open_again() -> None:
     last = next(c for c in state.open if c["method"] == winner.method)
     for other in set(state.open) - {last}:
         state.rule_out(other, "only this one may still be the best")
-    config = ask(adviser)
+    config = adviser.ask()
     assert adviser.acquisition.belief.regret_bound(winner) == 0.0
     adviser.give_up(config)
     assert state.open == (config,) and not state.under_way
@@ -269,7 +255,7 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
         if event == "wait" or not under_way:
             candidate = adviser.acquisition.best()
             if candidate is None:
-                assert adviser.acquisition.worthwhile() == []  # what is open, if anything, is not worth a trial
+                assert list(adviser.acquisition.worthwhile()) == []  # what is open, if anything, is not worth a trial
                 break
             assert candidate.config in state.open
             config = adviser.ask()
@@ -280,12 +266,6 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
         else:
             config = under_way.pop(choose.randrange(len(under_way)))
             adviser.tell(make_trial(config, outcome_of(event, choose), limit=LIMIT))
-
-
-def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
-    adviser, _ = make_adviser(limit=int(1.2 * GIB))
-    candidate = adviser.acquisition.best()
-    assert candidate is not None and candidate.fit_probability > 0
 
 
 def test_configs_without_an_axis_have_a_category_for_it() -> None:
@@ -301,7 +281,7 @@ def test_configs_without_an_axis_have_a_category_for_it() -> None:
 def test_the_sampler_works_in_any_study() -> None:
     state = LatticeState(LATTICE, LIMIT)
     sampler = LatticeSampler(state, acquisition_of(state))
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler, study_name="alone")
+    study = study_of(sampler)
     expected = make_adviser()[0]
     for speed in (250.0, 100.0, 400.0):
         trial = study.ask(sampler.space)
@@ -330,12 +310,9 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
         ran.append(config)
         if len(ran) == 2:
             raise RuntimeError("the driver is gone")
-        if truth.memory(config) > limit:
-            return math.inf, 0.0
-        return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
+        return values_of(truth, config, limit)
 
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    study.optimize(objective, n_trials=8, catch=RuntimeError)
+    study_of(sampler).optimize(objective, n_trials=8, catch=RuntimeError)
     assert len(set(ran)) == len(state.trials) == 8 and not state.under_way
     kinds = [state.trials[config].outcome.kind for config in ran]
     assert kinds[1] == "crashed" and kinds.count("fits") > 5
@@ -358,63 +335,53 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
 
         def objective(trial: optuna.Trial) -> tuple[float, float]:
             ran[-1].append(config := sampler.config(trial))
-            if truth.memory(config) > limit:
-                return math.inf, 0.0
-            return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
+            return values_of(truth, config, limit)
 
-        study = optuna.create_study(
-            storage=storage,
-            study_name="continued",
-            load_if_exists=True,
-            directions=["minimize", "maximize"],
-            sampler=sampler,
-        )
+        study = study_of(sampler, storage=storage, study_name="continued", load_if_exists=True)
         study.optimize(objective, n_trials=trials)
         return state
 
-    known = process(4), process(3)
+    before, after = process(4), process(3)
     first, second = ran
     assert len(first) == 4 and len(second) == 3 and not set(first) & set(second)
-    assert set(known[1].trials) == {*first, *second}
-    assert [known[1].trials[c].outcome.kind for c in first] == [known[0].trials[c].outcome.kind for c in first]
+    assert set(after.trials) == {*first, *second}
+    assert [after.trials[c].outcome.kind for c in first] == [before.trials[c].outcome.kind for c in first]
 
 
-@pytest.mark.parametrize("told", [(4.0 * GIB, math.inf), (4.0 * GIB, -1.0), (-math.inf, 250.0), (-1.0, 250.0)])
-def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) -> None:
+@pytest.mark.parametrize("values", [(4.0 * GIB, math.inf), (4.0 * GIB, -1.0), (-math.inf, 250.0), (-1.0, 250.0)])
+def test_figures_that_cannot_be_are_a_failed_trial(values: tuple[float, float]) -> None:
     state = LatticeState(LATTICE, LIMIT)
     sampler = LatticeSampler(state, acquisition_of(state), make_job())
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    told_of: list[Config] = []
+    ran: list[Config] = []
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
-        told_of.append(sampler.config(trial))
-        return told if len(told_of) == 1 else (4.0 * GIB, 250.0)
+        ran.append(sampler.config(trial))
+        return values if len(ran) == 1 else (4.0 * GIB, 250.0)
 
-    study.optimize(objective, n_trials=2)
-    assert [state.trials[config].outcome.kind for config in told_of] == ["crashed", "fits"]
+    study_of(sampler).optimize(objective, n_trials=2)
+    assert [state.trials[config].outcome.kind for config in ran] == ["crashed", "fits"]
 
 
 def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     state = LatticeState(LATTICE, LIMIT)
     sampler = LatticeSampler(state, full_only(state, truth), truth.job)
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    own = LATTICE.configs[-1]
+    study, enqueued = study_of(sampler), LATTICE.configs[-1]
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
-        assert sampler.config(trial) == own
+        assert sampler.config(trial) == enqueued
         return 4.0 * GIB, 100.0
 
-    study.enqueue_trial(parameters(own, sampler.space))
+    study.enqueue_trial(parameters(enqueued, sampler.space))
     study.optimize(objective, n_trials=1)
-    assert list(state.trials) == [own] and not state.under_way
+    assert list(state.trials) == [enqueued] and not state.under_way
 
 
 def test_a_suggestion_that_the_user_overruled_in_part_is_open_again() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     state = LatticeState(LATTICE, LIMIT)
     sampler = LatticeSampler(state, full_only(state, truth), truth.job)
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    study = study_of(sampler)
     first = sampler._acquisition.first().config
     other = next(c for c in LATTICE.configs if c["micro_batch"] != first["micro_batch"])
     ran: list[Config] = []
@@ -444,8 +411,7 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
         ran.append(config)
         return 4.0 * GIB, truth.job.workload.tokens_per_step / truth.seconds(config)
 
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    study.optimize(objective, n_jobs=jobs)
+    study_of(sampler).optimize(objective, n_jobs=jobs)
     assert len(ran) == len(set(ran)) < len(LATTICE.configs)
     assert state.open and not state.under_way
     assert jobs > 1 or acquisition.best() is None
@@ -492,9 +458,9 @@ def test_what_takes_long_to_set_up_must_gain_more() -> None:
         first = adviser.ask()
         assert first["compile"] is False
         adviser.tell(with_setup(first, 5.0))
-        found = {candidate.config: candidate for candidate in adviser.acquisition.candidates()}
-        compiled = found[first.replace(compile=True)]
-        same = next(c for c in found.values() if not c.config["compile"] and c.config["method"] == first["method"])
+        candidates = {candidate.config: candidate for candidate in adviser.acquisition.candidates()}
+        compiled = candidates[first.replace(compile=True)]
+        same = next(c for c in candidates.values() if not c.config["compile"] and c.config["method"] == first["method"])
         assert compiled.expected_seconds > 1.5 * same.expected_seconds
         adviser.tell(with_setup(compiled.config, seconds))
         then = [c.expected_seconds for c in adviser.acquisition.candidates() if c.config["compile"] is True]
@@ -542,9 +508,7 @@ def test_a_time_out_says_how_long_its_like_take() -> None:
 def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, least: float) -> None:
     adviser, _ = make_adviser()
     assert adviser.acquisition.worthwhile_gain() == 0.0  # until something fits, every trial is worth it
-    m = fits(4, 250).measurement
-    noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
-    run(adviser, noisy)
+    run(adviser, with_spread(fits(4, 250), spread))
     assert adviser.acquisition.worthwhile_gain() == pytest.approx(least)
 
 
@@ -556,9 +520,9 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
     adviser = Adviser(state, acquisition_of(state, thorough=thorough))
     unlikely = 0
     while (candidate := adviser.acquisition.best()) is not None:
-        if state.points() and candidate.fit_probability < LIKELY:
+        if state.points() and candidate.fit_probability < LIKELY_FIT:
             unlikely += 1
-            gains = [c.expected_gain for c in adviser.acquisition.candidates() if c.fit_probability >= LIKELY]
+            gains = [c.expected_gain for c in adviser.acquisition.candidates() if c.fit_probability >= LIKELY_FIT]
             assert max(gains, default=0.0) <= adviser.acquisition.worthwhile_gain()
         adviser.tell(truth.trial(adviser.ask(), limit))
     assert (unlikely > 0) is thorough
@@ -575,10 +539,12 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     for config in others:
         state.rule_out(config, "not of this test")
     weighed = adviser.acquisition._weighed()
-    shown = replace(weighed, gain=np.array([more * MUCH]), probability=np.array([0.3]), cannot_fit=np.array([False]))
-    monkeypatch.setattr(adviser.acquisition, "_weighed", lambda: shown)
-    found = adviser.acquisition.best()
-    assert (None if found is None else found.config) == (kept if tried else None)
+    changed = replace(
+        weighed, gain=np.array([more * LARGE_GAIN]), probability=np.array([0.3]), cannot_fit=np.array([False])
+    )
+    monkeypatch.setattr(adviser.acquisition, "_weighed", lambda: changed)
+    best = adviser.acquisition.best()
+    assert (None if best is None else best.config) == (kept if tried else None)
 
 
 @pytest.mark.parametrize(
@@ -590,20 +556,19 @@ def test_a_method_may_be_recommended_as_long_as_it_would_be_tried_and_is_practic
 ) -> None:
     """Its chance of fitting, and how many times the step of a measured LoRA its own is expected to take."""
     adviser, _ = make_adviser()
-    asked = (
+    arguments = (
         {"lora": Front.of([(1.0, 1.0)])},
         np.array(["full", "lora"]),
         np.array([chance, 1.0]),
         np.array([seconds, 2.0]),
     )
-    assert adviser.acquisition._recommended(*asked) == recommended
-    assert acquisition_of(LatticeState(LATTICE, LIMIT), thorough=True)._recommended(*asked) is None
+    assert adviser.acquisition._recommended(*arguments) == recommended
+    assert acquisition_of(LatticeState(LATTICE, LIMIT), thorough=True)._recommended(*arguments) is None
 
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
     adviser, state = make_adviser()
-    m = fits(4, 250).measurement
-    run(adviser, Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=0.06))))
+    run(adviser, with_spread(fits(4, 250), 0.06))
     assert adviser.acquisition.worthwhile_gain() == WORTHWHILE_GAIN
     before = state.version
     state.executions_differ(0.08 / INTERVAL_DEVIATIONS)
@@ -646,15 +611,12 @@ def heaviest(lattice: Lattice) -> Config:
     return max(lattice.configs, key=lambda config: len(lattice.below(config)))
 
 
-@pytest.mark.parametrize("predicted", [False, True])
-def test_what_is_lighter_than_what_has_fitted_fits(predicted: bool) -> None:
+@pytest.mark.parametrize("is_predicted", [False, True])
+def test_what_is_lighter_than_what_has_fitted_fits(is_predicted: bool) -> None:
     """Whatever the regression and the predictions say: here, that nothing fits."""
     adviser, _ = make_adviser(limit=2 * GIB)
-    if predicted:
-        said = Prediction(
-            peak_allocated_bytes=1, device_bytes=90 * GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5
-        )
-        adviser.acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, said)))
+    if is_predicted:
+        adviser.acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, predicted(90 * GIB))))
     fitted = heaviest(LATTICE)
     adviser.tell(make_trial(fitted, fits(1.999, 250), limit=2 * GIB))
     below = set(LATTICE.below(fitted))
@@ -662,7 +624,7 @@ def test_what_is_lighter_than_what_has_fitted_fits(predicted: bool) -> None:
     assert len(below) > 5 and below <= sure
     assert not below & set(adviser.acquisition.predicted_out())
     others = [c for c in adviser.acquisition.candidates() if c.config not in below]
-    assert any(c.fit_probability < LIKELY for c in others)
+    assert any(c.fit_probability < LIKELY_FIT for c in others)
 
 
 def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
@@ -673,11 +635,11 @@ def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
     before = {c.config: c for c in adviser.acquisition.candidates()}
     running = adviser.ask()
     after = {c.config: c for c in adviser.acquisition.candidates()}
-    own = [c for c in after if c["method"] == running["method"]]
-    assert all(after[c].expected_gain < before[c].expected_gain for c in own)
-    assert all(after[c].fit_probability == before[c].fit_probability for c in own), "that it fits is not believed"
+    of_method = [c for c in after if c["method"] == running["method"]]
+    assert all(after[c].expected_gain < before[c].expected_gain for c in of_method)
+    assert all(after[c].fit_probability == before[c].fit_probability for c in of_method), "that it fits is not believed"
     twin = running.replace(attention="sdpa" if running["attention"] == "eager" else "eager")
-    left = {c: after[c].expected_gain / before[c].expected_gain for c in own}
+    left = {c: after[c].expected_gain / before[c].expected_gain for c in of_method}
     assert left[twin] < 0.5 and left[twin] < max(left.values())
 
 
@@ -706,7 +668,7 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
         state.learn(make_trial(one, fits(2, 100), limit=LIMIT))
         alike, ours = alone(state), gains(acquisition_of(state))
         for config in state.open:
-            worth = 1.0 if config["method"] == recommended else BESIDE
+            worth = 1.0 if config["method"] == recommended else OTHER_METHOD_WEIGHT
             assert 0.0 < ours[config] == pytest.approx(worth * alike[config])
 
 
@@ -715,17 +677,8 @@ def test_a_method_of_which_nothing_is_measured_is_begun_only_where_it_may_keep_u
     """Also the one that would be recommended: on a device that emulates bf16, its trials take minutes for nothing."""
     state = LatticeState(LATTICE, LIMIT)
     acquisition = acquisition_of(state)
-    said = {
-        config: Prediction(
-            peak_allocated_bytes=GIB,
-            device_bytes=GIB,
-            step_seconds=slow if config["method"] == "full" else 1.0,
-            calibrated_on=0,
-            relative_error=0.1,
-        )
-        for config in LATTICE.configs
-    }
-    acquisition.use(Predictions(by_config=said))
+    by_config = {c: predicted(GIB, slow if c["method"] == "full" else 1.0, error=0.1) for c in LATTICE.configs}
+    acquisition.use(Predictions(by_config=by_config))
     one = next(c for c in state.open if c["method"] == "lora")
     state.learn(make_trial(one, fits(1, 512), limit=LIMIT))  # a step of one second, as predicted
     worth = {c.config for c in acquisition.worthwhile()}
@@ -756,31 +709,25 @@ def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> 
     """Full fine-tuning is recommended from a fifth of LoRA's speed on, and not before."""
     full, *others = (c for c in LATTICE.configs if c["method"] == "full")
     lora = next(c for c in LATTICE.configs if c["method"] == "lora")
-    found = []
+    most_gained = []
     for speed in (20, 1000):
         state = LatticeState(LATTICE, LIMIT)
         for config, measured in ((full, 10), (lora, speed)):
             state.learn(make_trial(config, fits(2, measured), limit=LIMIT))
         gained = gains(acquisition_of(state))
-        found.append(max(gained[config] for config in others))
-    beside_a_slow_one, beside_a_fast_one = found
+        most_gained.append(max(gained[config] for config in others))
+    beside_a_slow_one, beside_a_fast_one = most_gained
     assert beside_a_fast_one < 0.2 * beside_a_slow_one
 
 
 def test_the_method_that_will_be_recommended_comes_first() -> None:
     """By its predicted memory before anything has fitted; the others get the fewer trials, since their gains count
     less."""
-    for sizes, first in ((2 * GIB, "full"), (LIMIT * 2, "lora")):
-        said = {
-            c: Prediction(
-                peak_allocated_bytes=size, device_bytes=size, step_seconds=1.0, calibrated_on=0, relative_error=0.5
-            )
-            for c in LATTICE.configs
-            for size in [sizes if c["method"] == "full" else GIB]
-        }
+    for size, first in ((2 * GIB, "full"), (LIMIT * 2, "lora")):
+        by_config = {c: predicted(size if c["method"] == "full" else GIB) for c in LATTICE.configs}
         state = LatticeState(LATTICE, LIMIT)
         acquisition = acquisition_of(state)
-        acquisition.use(Predictions(by_config=said))
+        acquisition.use(Predictions(by_config=by_config))
         adviser = Adviser(state, acquisition)
         tried = []
         while adviser.acquisition.best() is not None:
@@ -796,9 +743,7 @@ def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_tri
     for spread, contested in ((0.3, plain), (0.01, None)):
         state = LatticeState(LATTICE, LIMIT)
         for config, outcome in outcomes.items():
-            measured = replace(outcome.measurement.step_seconds, relative_spread=spread)
-            noisy = replace(outcome, measurement=replace(outcome.measurement, step_seconds=measured))
-            state.learn(make_trial(config, noisy, limit=LIMIT))
+            state.learn(make_trial(config, with_spread(outcome, spread), limit=LIMIT))
         (winner,) = [p for p in state.points() if p.config["checkpointing"] == "full"]
         acquisition = acquisition_of(state)
         for runs in (1, 2, 3):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
-from unit.search.made_truth import FakePool, Truth
+from unit.search.made_truth import FakePool, KeptTrials, Truth
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import DeviceState, ProcessorState
@@ -32,7 +32,9 @@ class SharedPool(FakePool):
     states: Iterator[DeviceState]
 
     def wait(self, timeout: float) -> list[Completed]:
-        return [(asked, replace(attempt, device_state=next(self.states))) for asked, attempt in super().wait(timeout)]
+        return [
+            (request, replace(attempt, device_state=next(self.states))) for request, attempt in super().wait(timeout)
+        ]
 
 
 @pytest.fixture
@@ -50,8 +52,7 @@ def run(truth: Truth) -> Callable[..., tuple[list[Trial], list[Trial]]]:
         pool.states = iter(states)
         kept = [] if kept is None else kept
         budget = Budget(limits=Limits(memory_bytes=32 * GIB, **limits))
-        keep = lambda trial: kept.append(trial) or trial  # type: ignore[func-returns-value]  # noqa: E731
-        runs = Scheduler(budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
+        runs = Scheduler(budget=budget, open_pool=lambda: pool, sink=KeptTrials(kept))
         believed = []
         for number in configs:
             config = truth.lattice.configs[number]
@@ -122,7 +123,7 @@ def test_a_search_does_not_unlearn_a_clean_time(truth: Truth) -> None:
     clean, busy = (replace(t, config=config) for t in (tried(fits(4, 100), CLEAN), tried(fits(4, 60), BUSY)))
     for trial in (clean, busy):
         state.learn(trial)
-    assert state.trials[config] == clean and state.runs[config] == 2
+    assert state.trials[config] == clean and state.runs(config) == 2
     state.learn(replace(clean, outcome=fits(4, 90)))
     assert [p.measurement.tokens_per_second for p in state.measured()] == [90.0]
 

@@ -16,11 +16,11 @@ DEVICES = 8
 """Of one node."""
 
 
-def search(truth: Truth, known: Run | None = None) -> Run:
-    """On a node of eight devices."""
-    found = prepare(truth, 16 * GIB, size=DEVICES, known=None if known is None else known.known())
-    found.pool.checks.clear()  # which hold it to run nothing twice
-    return found
+def search(truth: Truth, after: Run | None = None) -> Run:
+    """On a node of eight devices; `after` another search."""
+    run = prepare(truth, 16 * GIB, size=DEVICES, earlier=None if after is None else after.attempts())
+    run.pool.checks.clear()  # which hold it to run nothing twice
+    return run
 
 
 @pytest.mark.parametrize("begun", [0, 12], ids=["at first", "later"])
@@ -57,7 +57,7 @@ def test_a_config_that_ends_its_worker_is_left_out_for_good(truth: Truth, caplog
     assert [r.config for r in run.pool.submitted].count(deadly) == MOST_LOST_WORKERS
     assert not caplog.records
 
-    resumed = search(truth, known=run)
+    resumed = search(truth, after=run)
     resumed.search.run()
     assert deadly not in {request.config for request in resumed.pool.submitted}
     assert str(deadly) in caplog.text and "--fresh" in caplog.text
@@ -77,7 +77,7 @@ def test_the_workers_that_a_config_has_cost_are_counted_over_all_searches(truth:
     interrupted.pool.on_wait = interrupt
     with pytest.raises(KeyboardInterrupt):
         interrupted.search.run()
-    resumed = search(truth, known=interrupted)
+    resumed = search(truth, after=interrupted)
     resumed.pool.special = interrupted.pool.special
     resumed.search.run()
     assert [r.config for r in resumed.pool.submitted].count(deadly) == MOST_LOST_WORKERS - 1

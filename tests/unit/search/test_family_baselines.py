@@ -19,24 +19,24 @@ PLAIN = "method=full,precision=bf16-mixed,checkpointing=none,loss=full"
 TRICKY = "method=full,precision=bf16-mixed,checkpointing=selective,loss=chunked"
 
 
-def trial(job: Job, config: str, **shown: Any) -> Trial:
+def trial(job: Job, config: str, **changes: Any) -> Trial:
     """A trial that fits, with the losses and gradient norms given."""
     made = fits(1.0, 100.0)
-    known = {"losses": (11.0, 10.9, 10.8), "gradient_norms": (2.0, 1.9, 1.8), **shown}
-    outcome = Fits(measurement=replace(made.measurement, **known))
+    values = {"losses": (11.0, 10.9, 10.8), "gradient_norms": (2.0, 1.9, 1.8), **changes}
+    outcome = Fits(measurement=replace(made.measurement, **values))
     return make_trial(complete(parse(config)), outcome, job=job, limit=2**40)
 
 
 def test_equal_losses_and_gradients_are_no_reason(job: Job) -> None:
     family = FamilyBaselines()
     for config in (TRICKY, PLAIN, TRICKY):
-        shown = trial(job, config, gradient_norms=(2.02, 1.9, 1.8))
-        assert family.checked(shown) is shown
+        tricky = trial(job, config, gradient_norms=(2.02, 1.9, 1.8))
+        assert family.checked(tricky) is tricky
     assert family.take_refuted() == []
 
 
 @pytest.mark.parametrize(
-    ("shown", "words"),
+    ("changes", "words"),
     [
         ({"gradient_norms": (4.0, 1.9, 1.8)}, "first gradient's norm is 4"),
         ({"gradient_norms": (0.0, 0.0, 0.0)}, "first gradient's norm is 0"),
@@ -44,11 +44,11 @@ def test_equal_losses_and_gradients_are_no_reason(job: Job) -> None:
     ],
 )
 def test_the_trial_with_more_techniques_is_wrong_if_it_comes_second(
-    job: Job, shown: dict[str, Any], words: str
+    job: Job, changes: dict[str, Any], words: str
 ) -> None:
     family = FamilyBaselines()
     family.checked(trial(job, PLAIN))
-    outcome = family.checked(trial(job, TRICKY, **shown)).outcome
+    outcome = family.checked(trial(job, TRICKY, **changes)).outcome
     assert isinstance(outcome, Diverged)
     assert words in outcome.reason
     assert "checkpointing=none" in outcome.reason
@@ -84,8 +84,8 @@ def test_of_equally_plain_trials_the_one_that_stands_alone_is_wrong(job: Job, wr
 def test_of_two_equally_plain_trials_neither_is_wrong_however_often_they_run(job: Job) -> None:
     family = FamilyBaselines()
     for _ in range(3):
-        for shown in (trial(job, f"{PLAIN},micro_batch=1"), trial(job, f"{PLAIN},micro_batch=2", **WRONG)):
-            assert family.checked(shown) is shown
+        for plain in (trial(job, f"{PLAIN},micro_batch=1"), trial(job, f"{PLAIN},micro_batch=2", **WRONG)):
+            assert family.checked(plain) is plain
     assert family.take_refuted() == []
     assert family.checked(tricky := trial(job, TRICKY)) is tricky, "one of the plainest agrees"
     assert isinstance(family.checked(trial(job, TRICKY, losses=(1.0, 1.0, 1.0))).outcome, Diverged)

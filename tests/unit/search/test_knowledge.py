@@ -11,12 +11,11 @@ from unit.operations.made_trials import crashed, fits, make_job, make_trial, out
 from unit.search.made_truth import cpu_lattice
 
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.core.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import GIB
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import Job
 
-CONFIG: dict[str, object] = {"method": "full", "micro_batch": 1}
 LATTICE = cpu_lattice(make_job())
 INDICES = st.integers(0, len(LATTICE.configs) - 1)
 
@@ -24,20 +23,9 @@ TIMED_OUT = TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
 DIVERGED = Diverged(reason="the loss is not finite", losses=(10.8, None))
 
 
-def at(limit: float, outcome: Outcome) -> Trial:
-    """A trial under a limit in GiB."""
-    return make_trial(CONFIG, outcome, limit=int(limit * GIB))
-
-
 def early(gib: float, speed: float) -> Fits:
     """A trial that was stopped after its first repeat."""
     return Fits(measurement=replace(fits(gib, speed).measurement, stopped_early=True))
-
-
-def test_at_first_everything_is_open() -> None:
-    state = LatticeState(LATTICE, 10 * GIB)
-    assert state.open == LATTICE.configs
-    assert (state.points(), state.out_of_memory, state.ruled_out) == ([], 0, {})
 
 
 @settings(max_examples=60, deadline=None)
@@ -228,20 +216,13 @@ def test_what_the_host_lacked_closes_its_own_config_only(outcome: OutOfMemory, l
 def test_runs_count_what_was_timed_in_full() -> None:
     state = LatticeState(LATTICE, 10 * GIB)
     config = LATTICE.configs[0]
-    attempts = [at(10, fits(4, 100)), at(10, early(4, 80)), at(10, crashed())]
-    state.recall(make_trial(config, fits(4, 100), limit=10 * GIB), attempts)
+    outcomes = fits(4, 100), early(4, 80), crashed()
+    attempts = [make_trial(config, outcome, limit=10 * GIB) for outcome in outcomes]
+    state.recall(attempts[0], attempts)
     assert [p.runs for p in state.points()] == [1]
     assert not state.points()[0].verified
     state.learn(make_trial(config, fits(4, 101), limit=10 * GIB))
     assert state.points()[0].verified
-
-
-def test_a_later_trial_of_a_config_replaces_the_earlier() -> None:
-    state = LatticeState(LATTICE, 10 * GIB)
-    config = LATTICE.configs[0]
-    state.learn(make_trial(config, fits(4, 100), limit=10 * GIB))
-    state.learn(make_trial(config, fits(4, 80), limit=10 * GIB))
-    assert [p.measurement.tokens_per_second for p in state.points()] == [80.0]
 
 
 def test_what_was_stopped_early_is_open_again_once_what_beat_it_has_failed() -> None:
@@ -274,14 +255,6 @@ def test_trials_of_other_configs_are_no_points_of_this_lattice() -> None:
     assert foreign.config not in LATTICE.configs
     state.learn(foreign)
     assert state.points() == []
-
-
-def test_reasons_name_what_ran_out() -> None:
-    state = LatticeState(LATTICE, 10 * GIB)
-    config = LATTICE.configs[0]
-    state.learn(make_trial(config, out_of_memory(), limit=10 * GIB))
-    assert state.ruled_out
-    assert all(str(config) in reason for reason in state.ruled_out.values())
 
 
 def test_fits_is_a_fact_of_the_trial_not_of_its_limit() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, make_job, make_trial, out_of_memory
-from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, cpu_lattice, prepare
+from unit.search.made_truth import WITHIN_TIES, FakePool, KeptTrials, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
 from autofit.core.errors import EnvironmentLacks
@@ -47,12 +47,12 @@ class WaitingPool(FakePool):
 
     def wait(self, timeout: float) -> list[Completed]:
         """As workers do."""
-        found = []
+        completed = []
         for request, attempt in super().wait(timeout):
             ran = request.after_waiting(self.waited)
             late = TimedOut(reason="killed", deadline_seconds=ran.deadline_seconds)
-            found.append((request, replace(attempt, outcome=late, waited_seconds=self.waited)))
-        return found
+            completed.append((request, replace(attempt, outcome=late, waited_seconds=self.waited)))
+        return completed
 
 
 def limit_for(truth: Truth, share: float) -> int:
@@ -85,8 +85,9 @@ def check_counts(run: Run) -> None:
     measured, ruled_out, still_open = set(state.trials), set(state.ruled_out), set(state.open)
     assert not measured & ruled_out and not measured & still_open and not ruled_out & still_open
     assert measured | ruled_out | still_open == set(run.search.plan.lattice.configs)
-    assert not progress.verifying
     assert progress.stopped_because
+    assert progress.running == () and progress.best == run.search.winner()
+    assert run.reports[-1] == (progress.done, progress.out_of_memory, progress.ruled_out, False)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -123,8 +124,8 @@ def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -
     assert thorough.progress.stopped_because.startswith("every config is measured or ruled out")
     assert thorough.progress.done > quick.progress.done
     fitting = {c for c in lattice.configs if truth.memory(c) <= thorough.limit}
-    known = thorough.search.state
-    assert {p.config for p in known.points()} == fitting - known.ruled_out.keys() - set(known.open)
+    state = thorough.search.state
+    assert {p.config for p in state.points()} == fitting - state.ruled_out.keys() - set(state.open)
     ran = Counter(r.config for r in thorough.pool.submitted)
     assert sum(count > 1 for count in ran.values()) <= 6, "not everything runs twice"
 
@@ -234,9 +235,7 @@ def test_crashes_time_outs_and_divergence_do_not_stop_it(truth: Truth) -> None:
     failed = {t.config for t in run.saved if not isinstance(t.outcome, Fits | OutOfMemory)}
     fitting = [c for c in truth.lattice.configs if truth.memory(c) <= run.limit and c["method"] == "full"]
     best = min((c for c in fitting if c not in failed), key=truth.seconds)
-    winner = run.search.winner()
-    assert winner is not None
-    assert truth.seconds(winner.config) / truth.seconds(best) < 1.05
+    assert truth.seconds(run.winner.config) / truth.seconds(best) < 1.05
     check_counts(run)
 
 
@@ -271,8 +270,7 @@ def test_two_techniques_that_cannot_run_here_do_not_end_it(
     run = searched(truth, 0.9, special=lambda request: None if works(request.config) else crashed(), max_trials=24)
     before = list(itertools.takewhile(lambda trial: not isinstance(trial.outcome, Fits), run.saved))
     assert len(before) <= 8, [str(trial.config) for trial in before]
-    winner = run.search.winner()
-    assert winner is not None
+    winner = run.winner
     best = min((c for c in lattice.configs if works(c) and c["method"] == winner.config["method"]), key=truth.seconds)
     assert truth.seconds(winner.config) / truth.seconds(best) < 1.1
 
@@ -318,8 +316,7 @@ def test_the_trials_asked_for_are_the_most_that_run(truth: Truth, max_trials: in
     run = searched(truth, max_trials=max_trials, size=size)
     assert run.progress.stopped_because == "the trial limit is reached"
     assert run.progress.done <= max_trials
-    winner = run.search.winner()
-    assert winner is not None
+    winner = run.winner
     if max_trials > size:
         assert winner.verified, "one trial was kept for the winner"
     check_counts(run)
@@ -371,8 +368,7 @@ def test_the_time_asked_for_is_kept(truth: Truth, size: int, seconds: float, end
     run.search.run()
     assert run.progress.stopped_because.startswith(ended)
     assert all(second < seconds and second + deadline <= seconds + 10.0 for second, deadline in begun)
-    winner = run.search.winner()
-    assert winner is not None and winner.verified
+    assert run.winner.verified
     assert clock.now - 1000.0 <= seconds + 10.0
 
 
@@ -401,7 +397,7 @@ def test_a_trial_that_the_budget_cuts_off_is_no_verdict(truth: Truth, clock: Clo
     assert "time budget" in run.progress.stopped_because
     # The next search may run it.
     assert cut.config not in run.search.state.trials
-    assert cut.config not in answers(run.known(), run.search.plan.lattice, run.limit)
+    assert cut.config not in answers(run.attempts(), run.search.plan.lattice, run.limit)
 
 
 @pytest.mark.parametrize("seconds", [40.0, 100.0])
@@ -419,8 +415,7 @@ def test_a_verification_that_the_budget_cuts_off_ends_the_search(truth: Truth, c
     run.pool.special = slow_when_verified
     run.search.run()
     assert verifications(run) == 1
-    winner = run.search.winner()
-    assert winner is not None and not winner.verified
+    assert not run.winner.verified
     check_counts(run)
 
 
@@ -446,11 +441,10 @@ def test_a_trial_that_hangs_costs_a_part_of_the_budget_and_is_stored(
     (stored,) = [t for t in run.saved if isinstance(t.outcome, TimedOut)]
     assert run.search.state.trials[request.config] == stored
     assert run.progress.failed == 1
-    winner = run.search.winner()
-    assert winner is not None and winner.verified
+    assert run.winner.verified
     assert run.progress.done > 8, "it goes on after the trial that hung"
     # Who has more time may give the config more.
-    assert request.config not in answers(run.known(), run.search.plan.lattice, run.limit)
+    assert request.config not in answers(run.attempts(), run.search.plan.lattice, run.limit)
     check_counts(run)
 
 
@@ -461,8 +455,7 @@ def verifications(run: Run) -> int:
 
 def test_the_winner_is_run_once_more_without_rivals(truth: Truth) -> None:
     run = searched(truth)
-    winner = run.search.winner()
-    assert winner is not None
+    winner = run.winner
     again = [r for r in run.pool.submitted if r.config == winner.config]
     assert len(again) == 2
     # A rival would let the trial that must confirm stop early.
@@ -472,14 +465,6 @@ def test_the_winner_is_run_once_more_without_rivals(truth: Truth) -> None:
     assert winner.measurement == last.outcome.measurement
     assert winner.trial_id == last.trial_id
     assert any(verifying for *_, verifying in run.reports)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_at_the_end_the_progress_is_that_of_the_end(lattice: Lattice, seed: int) -> None:
-    run = searched(Truth(make_job(), lattice, seed))
-    assert run.progress.running == ()
-    assert run.progress.best == run.search.winner()
-    assert run.reports[-1] == (run.progress.done, run.progress.out_of_memory, run.progress.ruled_out, False)
 
 
 def second_time(run: Run, change: Callable[[Fits], Outcome], times: int = 1) -> None:
@@ -504,13 +489,11 @@ def test_a_winner_that_loses_when_verified_gives_way(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
     second_time(run, slower)
     run.search.run()
-    winner = run.search.winner()
-    assert winner is not None
     repeated = [
         r.config for i, r in enumerate(run.pool.submitted) if r.config in [q.config for q in run.pool.submitted[:i]]
     ]
     assert len(repeated) >= 2
-    assert repeated[0] != winner.config == repeated[-1]
+    assert repeated[0] != run.winner.config == repeated[-1]
     assert run.regret < 0.1
     check_counts(run)
 
@@ -531,8 +514,7 @@ def test_every_winner_is_verified_however_many_disappoint(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
     second_time(run, slower, times=1000)
     run.search.run()
-    winner = run.search.winner()
-    assert winner is not None and winner.verified
+    assert run.winner.verified
     repeated = [config for config, runs in Counter(r.config for r in run.pool.submitted).items() if runs > 1]
     assert len(repeated) == verifications(run), "none is verified twice"
 
@@ -568,7 +550,7 @@ def test_rivals_are_what_was_measured_of_the_method(truth: Truth) -> None:
 
 
 def test_a_trial_is_asked_for_the_speed_that_makes_its_method_practical() -> None:
-    asked = 0
+    practical_speeds = 0
     for seed, share in itertools.product(SEEDS, SHARES):
         run = of_world(seed, share)
         for request in run.pool.submitted:
@@ -579,13 +561,13 @@ def test_a_trial_is_asked_for_the_speed_that_makes_its_method_practical() -> Non
                 if isinstance(t.outcome, Fits) and t.config["method"] in following
             ]
             assert request.least_tokens_per_second in (0.0, *(PRACTICAL * speed for speed in speeds))
-            asked += request.least_tokens_per_second > 0.0
-    assert asked
+            practical_speeds += request.least_tokens_per_second > 0.0
+    assert practical_speeds
 
 
 def test_a_second_search_runs_nothing(truth: Truth) -> None:
     first = searched(truth)
-    again = searched(truth, known=first.known())
+    again = searched(truth, earlier=first.attempts())
     assert (again.opened, again.progress.done) == (0, 0)
     assert again.progress.from_store == explored(first)
     assert again.search.winner() == first.search.winner()
@@ -614,7 +596,7 @@ def test_an_interrupted_search_goes_on(truth: Truth, after: int, size: int) -> N
         run.search.run()
     assert run.pool.closed == 1
     assert len(run.saved) == after == run.progress.done
-    rest = searched(truth, known=run.known(), size=size)
+    rest = searched(truth, earlier=run.attempts(), size=size)
     assert rest.progress.from_store == after
     assert rest.regret < WITHIN_TIES
 
@@ -647,7 +629,7 @@ def test_a_config_that_the_machinery_fails_twice_is_left_to_the_next_search(trut
     run.pool.special = lambda request: MACHINERY if request.config == victim else None
     run.search.run()
     assert [r.config for r in run.pool.submitted].count(victim) == 2
-    rest = searched(truth, known=run.known())
+    rest = searched(truth, earlier=run.attempts())
     assert victim in {r.config for r in rest.pool.submitted}
     assert rest.progress.done <= 3
 
@@ -682,13 +664,13 @@ def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth:
     pool = WaitingPool(truth)
     pool.waited = waited
     made = budget.Budget(limits=limits, clock=lambda: 0.0)
-    runs = Scheduler(budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    runs = Scheduler(budget=made, open_pool=lambda: pool, sink=KeptTrials())
     config = truth.lattice.configs[0]
     for patience, cut in ((600.0, True), (50.0, False)):
-        asked = TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=patience)
-        runs.begin(asked)
-        shown, ended = runs.collect()
-        assert (ended, [trial.config for trial in shown]) == (([config], []) if cut else ([], [config]))
+        request = TrialRequest(job=truth.job, config=config, memory_limit_bytes=32 * GIB, deadline_seconds=patience)
+        runs.begin(request)
+        trials, cut_off = runs.collect()
+        assert (cut_off, [trial.config for trial in trials]) == (([config], []) if cut else ([], [config]))
 
 
 def test_a_trial_that_waited_in_vain_is_no_failure(truth: Truth) -> None:
@@ -722,8 +704,7 @@ def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_
     run.pool.checks.clear()  # which let no config run twice
     run.search.run()
     assert [request.config for request in run.pool.submitted].count(best) == 2
-    winner = run.search.winner()
-    assert winner is not None and winner.config != best
+    assert run.winner.config != best
     others = prepare(truth, limit, lattice=replace(truth.lattice, configs=tuple(set(truth.lattice.configs) - {best})))
     others.search.run()
     assert run.progress.regret_bound is not None and others.progress.regret_bound is not None
@@ -735,8 +716,8 @@ def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differ
     run = prepare(truth, limit_for(truth, 0.5))
     hardware, stack = truth.job.hardware, truth.job.stack
     other = replace(hardware, name="rtx-3090") if differs == "hardware" else hardware
-    found = (other, replace(stack, torch="2.11.0") if differs == "stack" else stack)
-    run.pool.found = found
+    site = (other, replace(stack, torch="2.11.0") if differs == "stack" else stack)
+    run.pool.other_site = site
     with pytest.raises(EnvironmentLacks, match=r"rtx-3090|2\.11\.0"):
         run.search.run()
     assert (run.pool.submitted, run.pool.closed) == ([], 1)
@@ -744,14 +725,14 @@ def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differ
 
 def test_trials_under_a_higher_limit_answer_under_a_lower_one(truth: Truth) -> None:
     wide = searched(truth, 0.9)
-    narrow = searched(truth, 0.5, known=wide.known())
+    narrow = searched(truth, 0.5, earlier=wide.attempts())
     assert narrow.progress.from_store > 0
     assert narrow.regret < WITHIN_TIES
 
 
 def test_trials_under_a_lower_limit_answer_under_a_higher_one_where_they_fitted(truth: Truth) -> None:
     narrow = searched(truth, 0.5)
-    wide = searched(truth, 0.9, known=narrow.known())
+    wide = searched(truth, 0.9, earlier=narrow.attempts())
     assert wide.progress.from_store == len({t.config for t in narrow.saved if isinstance(t.outcome, Fits)})
     assert wide.regret < WITHIN_TIES
 
@@ -759,8 +740,8 @@ def test_trials_under_a_lower_limit_answer_under_a_higher_one_where_they_fitted(
 def test_a_crash_is_not_repeated_under_the_same_limit(truth: Truth) -> None:
     best = truth.best(limit_for(truth, 0.5))
     assert best is not None
-    known = {best: [make_trial(best, crashed(), job=truth.job, limit=limit_for(truth, 0.5))]}
-    run = searched(truth, known=known)
+    earlier = {best: [make_trial(best, crashed(), job=truth.job, limit=limit_for(truth, 0.5))]}
+    run = searched(truth, earlier=earlier)
     assert best not in {r.config for r in run.pool.submitted}
 
 
@@ -770,24 +751,21 @@ def test_what_was_measured_to_fit_is_not_forgotten(truth: Truth) -> None:
     heavy = truth.best(limit)
     assert heavy is not None
     light = next(c for c in truth.lattice.configs if c != heavy and heavy in truth.lattice.above(c))
-    known = {
+    earlier = {
         light: [make_trial(light, out_of_memory(), job=truth.job, limit=limit)],
         heavy: [truth.trial(heavy, limit), truth.trial(heavy, limit, 1)],
     }
-    run = searched(truth, 0.9, known=known)
+    run = searched(truth, 0.9, earlier=earlier)
     assert heavy in run.search.state.trials
-    winner = run.search.winner()
-    assert winner is not None and winner.config == heavy
+    assert run.winner.config == heavy
 
 
 def test_the_methods_of_the_goal_are_ranked(truth: Truth) -> None:
     lora = [c for c in truth.lattice.configs if c["method"] == "lora"]
     only = Lattice(axes=truth.lattice.axes, configs=tuple(lora))
     run = searched(truth, 0.5, lattice=only, methods=("lora",))
-    winner = run.search.winner()
-    assert winner is not None
     fitting = [c for c in lora if truth.memory(c) <= run.limit]
-    assert truth.seconds(winner.config) / min(map(truth.seconds, fitting)) < 1.03
+    assert truth.seconds(run.winner.config) / min(map(truth.seconds, fitting)) < 1.03
 
 
 def test_every_trial_says_how_it_was_run(truth: Truth) -> None:
@@ -820,8 +798,7 @@ def test_a_config_whose_loss_is_its_own_has_diverged(truth: Truth) -> None:
     outcome = next(t.outcome for t in run.saved if t.config == wrong)
     assert isinstance(outcome, Diverged)
     assert "10.5" in outcome.reason and "9.0" in outcome.reason
-    winner = run.search.winner()
-    assert winner is not None and winner.config != wrong
+    assert run.winner.config != wrong
 
 
 def test_with_dropout_every_config_has_a_loss_of_its_own(truth: Truth) -> None:
@@ -852,7 +829,7 @@ def test_a_rival_whose_only_trial_was_noisy_runs_again(truth: Truth, spread: flo
     seen = truth.measured(best, 0).measurement
     steps = replace(seen.step_seconds, median=1.1 * seen.step_seconds.median, relative_spread=spread)
     slowed = Fits(measurement=replace(seen, step_seconds=steps, tokens_per_second=seen.tokens_per_second / 1.1))
-    run = searched(truth, 0.5, known={best: [make_trial(best, slowed, job=truth.job, limit=limit)]})
+    run = searched(truth, 0.5, earlier={best: [make_trial(best, slowed, job=truth.job, limit=limit)]})
     assert [r.config for r in run.pool.submitted].count(best) == runs
     if runs:
         assert run.regret < WITHIN_TIES

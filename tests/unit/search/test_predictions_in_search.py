@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, plan_of, prepare
+from unit.operations.made_trials import OLDER, fits, make_job, make_trial, out_of_memory
+from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, plan_of, predicted, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
 from autofit.core.lattice import Config, Lattice
@@ -33,33 +33,32 @@ SEEDS = range(2)
 LATTICE = cpu_lattice(make_job())
 
 
-def predicted(device_bytes: float, seconds: float | None = None) -> Prediction:
-    return Prediction(
-        peak_allocated_bytes=int(0.9 * device_bytes),
-        device_bytes=int(device_bytes),
-        step_seconds=seconds,
-        calibrated_on=0,
-        relative_error=0.1 if seconds else None,
-        work=WORK,
-    )
-
-
 def foreseen(
     truth: Truth, error: Callable[[Config], float] = lambda config: 1.0, *, timed: bool = False, deviation: float = 0.05
 ) -> Predictions:
     """Predictions that are the truth over `error`."""
-    found = {
-        c: predicted(truth.memory(c) / error(c), truth.seconds(c) if timed else None) for c in truth.lattice.configs
+    by_config = {
+        c: predicted(truth.memory(c) / error(c), truth.seconds(c) if timed else None, error=0.1)
+        for c in truth.lattice.configs
     }
-    return Predictions(by_config=found, memory_deviation=MemoryDeviation(mean=0.0, deviation=deviation, compared_on=0))
+    return Predictions(
+        by_config=by_config, memory_deviation=MemoryDeviation(mean=0.0, deviation=deviation, compared_on=0)
+    )
+
+
+def believing(
+    truth: Truth, limit: int, predictions: Predictions, *, floors: bool = True
+) -> tuple[Acquisition, LatticeState]:
+    """An acquisition with predictions, and what it knows of the lattice; without `floors`, no memory is known."""
+    state = LatticeState(truth.lattice, limit)
+    plan = plan_of(state, lower_bounds=truth.lower_bounds) if floors else plan_of(state)
+    acquisition = Acquisition(plan, state)
+    acquisition.use(predictions)
+    return acquisition, state
 
 
 def ran(run: Run) -> set[Config]:
     return {r.config for r in run.pool.submitted}
-
-
-def too_large(run: Run) -> list[Config]:
-    return [c for c in ran(run) if run.truth.memory(c) > run.limit]
 
 
 def test_what_no_host_holds_is_never_run(lattice: Lattice) -> None:
@@ -79,7 +78,7 @@ def test_trials_that_one_host_does_not_hold_together_wait(lattice: Lattice, shar
     predictions = replace(foreseen(truth, timed=True), host_bytes=takes, shared_host_bytes=shared)
     run = prepare(truth, limit_for(truth, 0.5), size=4, predictions=predictions)
     together: list[int] = []
-    run.pool.checks.append(lambda asked: together.append(sum(takes[r.config] for r in (*run.pool._running, asked))))
+    run.pool.checks.append(lambda request: together.append(sum(takes[r.config] for r in (*run.pool._running, request))))
     run.search.run()
     assert run.regret < WITHIN_TIES
     assert run.pool.most_at_once > 1
@@ -165,9 +164,7 @@ def test_a_trial_of_what_was_only_guessed_leaves_what_was_predicted(truth: Truth
     guessed = [c for c in truth.lattice.configs if c not in some]
 
     def likely(tried: Config | None = None) -> set[Config]:
-        state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
-        acquisition.use(replace(every, by_config=some))
+        acquisition, state = believing(truth, limit, replace(every, by_config=some))
         if tried is not None:
             state.take(tried)
             state.learn(make_trial(tried, fits(truth.memory(tried) / GIB, 100.0)))
@@ -230,8 +227,7 @@ class Telling:
 
 
 def test_what_the_store_answers_is_not_predicted(truth: Truth) -> None:
-    known = searched(truth).known()
-    run = prepare(truth, limit_for(truth, 0.5), known=known)
+    run = prepare(truth, limit_for(truth, 0.5), earlier=searched(truth).attempts())
     run.search.predictor = Telling(lambda report: pytest.fail("nothing must be run"))
     run.search.run()
     check_counts_of_memory(run)
@@ -239,8 +235,8 @@ def test_what_the_store_answers_is_not_predicted(truth: Truth) -> None:
 
 def test_the_progress_of_estimating_is_shown_before_the_first_trial(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
-    shown: list[tuple[int, int] | None] = []
-    run.search.report = lambda progress: shown.append(progress.estimated)
+    reported: list[tuple[int, int] | None] = []
+    run.search.report = lambda progress: reported.append(progress.estimated)
 
     def predict(report: Report) -> Predictions:
         assert run.pool.submitted == []
@@ -250,20 +246,20 @@ def test_the_progress_of_estimating_is_shown_before_the_first_trial(truth: Truth
 
     run.search.predictor = Telling(predict)
     run.search.run()
-    assert [s for s in shown if s is not None] == [(1, 2), (2, 2)]
-    assert shown[-1] is None
+    assert [s for s in reported if s is not None] == [(1, 2), (2, 2)]
+    assert reported[-1] is None
 
 
 def compared(*errors: float) -> list[Trial]:
     """Trials whose measured memory is so far from what was predicted, as logarithms."""
     trial = make_trial(LATTICE.configs[0], fits(1.0, 100.0))
-    return [replace(trial, prediction=predicted(GIB / math.exp(error))) for error in errors]
+    return [replace(trial, prediction=predicted(GIB / math.exp(error), None)) for error in errors]
 
 
 def ran_out(error: float) -> Trial:
     """A trial under a limit that is so far above what was predicted."""
     trial = make_trial(LATTICE.configs[0], out_of_memory(), limit=GIB)
-    return replace(trial, prediction=predicted(GIB / math.exp(error)))
+    return replace(trial, prediction=predicted(GIB / math.exp(error), None))
 
 
 def test_without_comparisons_the_error_is_the_stated_one() -> None:
@@ -293,12 +289,12 @@ def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
 
 def test_the_error_is_learnt_from_comparisons() -> None:
     """The mean tends to theirs, the deviation to theirs: from the stated one down where predictions are good."""
-    found = [learned(compared(*[0.10, 0.14] * count)) for count in (1, 5, 50, 500)]
-    assert [abs(p.mean - 0.12) for p in found] == sorted((abs(p.mean - 0.12) for p in found), reverse=True)
-    deviations = [p.deviation for p in found]
+    errors = [learned(compared(*[0.10, 0.14] * count)) for count in (1, 5, 50, 500)]
+    assert [abs(p.mean - 0.12) for p in errors] == sorted((abs(p.mean - 0.12) for p in errors), reverse=True)
+    deviations = [p.deviation for p in errors]
     assert deviations == sorted(deviations, reverse=True)
     assert deviations[0] < UNKNOWN
-    assert (found[-1].mean, deviations[-1]) == pytest.approx((0.12, 0.024), abs=0.004)
+    assert (errors[-1].mean, deviations[-1]) == pytest.approx((0.12, 0.024), abs=0.004)
 
 
 def test_the_error_is_wide_where_predictions_were_bad() -> None:
@@ -306,31 +302,31 @@ def test_the_error_is_wide_where_predictions_were_bad() -> None:
 
 
 def test_no_number_of_right_predictions_leaves_no_error() -> None:
-    found = learned(compared(*[0.0] * 10**5))
-    assert found.deviation == LEAST and memory_error(found.deviation).noise > 0
+    error = learned(compared(*[0.0] * 10**5))
+    assert error.deviation == LEAST and memory_error(error.deviation).noise > 0
 
 
 def test_what_ran_out_was_off_by_more_than_its_limit_shows() -> None:
-    known = compared(*[0.0, 0.02] * 10)
-    assert learned([*known, ran_out(0.3)]).mean > learned(known).mean + 0.01
-    assert learned([*known, ran_out(0.3)]).deviation > learned(known).deviation
+    trials = compared(*[0.0, 0.02] * 10)
+    assert learned([*trials, ran_out(0.3)]).mean > learned(trials).mean + 0.01
+    assert learned([*trials, ran_out(0.3)]).deviation > learned(trials).deviation
     # That what was predicted far beyond its limit ran out shows nothing.
-    assert learned([*known, ran_out(-0.5)]) == learned(known)
+    assert learned([*trials, ran_out(-0.5)]) == learned(trials)
 
 
 def test_what_a_formula_was_off_by_is_not_learnt() -> None:
-    known = compared(*[0.0, 0.02] * 10)
+    trials = compared(*[0.0, 0.02] * 10)
     by_formula = [
         replace(t, prediction=replace(t.prediction, memory_error=0.5)) for t in compared(0.5, 0.6) if t.prediction
     ]
-    assert learned([*known, *by_formula]) == learned(known)
+    assert learned([*trials, *by_formula]) == learned(trials)
 
 
 def test_what_another_version_was_off_by_is_not_learnt() -> None:
-    known = compared(*[0.0, 0.02] * 10)
+    trials = compared(*[0.0, 0.02] * 10)
     for work in (OLDER, None):  # None: of before it was recorded
         others = [replace(t, prediction=replace(t.prediction, work=work)) for t in compared(0.5, 0.6) if t.prediction]
-        assert learned([*known, *others]) == learned(known)
+        assert learned([*trials, *others]) == learned(trials)
 
 
 def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> None:
@@ -338,15 +334,13 @@ def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> 
     sure = [c for c in truth.lattice.configs if truth.memory(c) > 2 * limit]
     assert len(sure) > 3
 
-    def chances(known: Sequence[Config]) -> list[float]:
-        state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
-        acquisition.use(foreseen(truth, deviation=UNKNOWN))
-        for config in known:
+    def chances(measured: Sequence[Config]) -> list[float]:
+        acquisition, state = believing(truth, limit, foreseen(truth, deviation=UNKNOWN))
+        for config in measured:
             state.take(config)
             state.learn(truth.trial(config, limit))
-        found = {c.config: c.fit_probability for c in acquisition.candidates()}
-        return [found[c] for c in truth.lattice.configs if c in found and truth.memory(c) < 1.5 * limit]
+        chance_of = {c.config: c.fit_probability for c in acquisition.candidates()}
+        return [chance_of[c] for c in truth.lattice.configs if c in chance_of and truth.memory(c) < 1.5 * limit]
 
     before, after = chances([]), chances(sure)
     assert after == pytest.approx(before, abs=1e-3)
@@ -357,9 +351,7 @@ def test_the_lightest_is_tried_though_a_heavier_one_ran_out(truth: Truth) -> Non
     of_method = [c for c in truth.lattice.configs if c["method"] == "full"]
     lightest, *_, heaviest = sorted(of_method, key=truth.memory)
     limit = truth.memory(lightest) + 1
-    state = LatticeState(truth.lattice, limit)
-    acquisition = Acquisition(plan_of(state), state)
-    acquisition.use(foreseen(truth, lambda config: 0.2, deviation=0.02))
+    acquisition, state = believing(truth, limit, foreseen(truth, lambda config: 0.2, deviation=0.02), floors=False)
     state.take(heaviest)
     state.learn(truth.trial(heaviest, limit))
     tried = {c.config for c in acquisition.worthwhile()}
@@ -372,13 +364,11 @@ def test_memory_of_the_host_says_nothing_of_the_devices() -> None:
     assert learned([host]) == NOTHING_COMPARED
 
 
-def margin(predictions: Predictions, truth: Truth, known: list[Config]) -> float:
-    """The least predicted memory over the limit that is not run any more, when `known` are measured."""
+def margin(predictions: Predictions, truth: Truth, measured: list[Config]) -> float:
+    """The least predicted memory over the limit that is not run any more, when those are `measured`."""
     limit = limit_for(truth, 0.5)
-    state = LatticeState(truth.lattice, limit)
-    acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
-    acquisition.use(predictions)
-    for config in known:
+    acquisition, state = believing(truth, limit, predictions)
+    for config in measured:
         state.learn(truth.trial(config, limit))
     return min(predictions.by_config[c].device_bytes / limit for c in acquisition.predicted_out())
 
@@ -426,9 +416,7 @@ def test_predictions_by_formula_are_wide_themselves_alone(truth: Truth) -> None:
     mixed = replace(narrow, by_config={**narrow.by_config, **{c: by_formula(narrow, c) for c in rough}})
 
     def out(predictions: Predictions, *, measured: float | None = None) -> set[Config]:
-        state = LatticeState(truth.lattice, limit)
-        acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
-        acquisition.use(predictions)
+        acquisition, state = believing(truth, limit, predictions)
         if measured is not None:
             one = min(rough, key=truth.memory)
             state.take(one)
@@ -452,9 +440,7 @@ def test_where_all_are_by_formula_they_share_its_error(truth: Truth) -> None:
 
 
 def test_a_ruled_out_config_is_likely_not_to_fit_by_far(truth: Truth) -> None:
-    state = LatticeState(truth.lattice, limit_for(truth, 0.5))
-    acquisition = Acquisition(plan_of(state, lower_bounds=truth.lower_bounds), state)
-    acquisition.use(foreseen(truth))
+    acquisition, state = believing(truth, limit_for(truth, 0.5), foreseen(truth))
     out = set(acquisition.predicted_out())
     assert out
     assert out == {c.config for c in acquisition.candidates() if c.fit_probability < 1e-3}

@@ -13,7 +13,7 @@ from autofit.core.frontier import Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import StepSeconds
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.acquisition.regret import regret_bound, timing_deviation
+from autofit.search.acquisition.gains import regret_bound, timing_deviation
 from autofit.search.acquisition.step_times import Mixture
 from autofit.search.acquisition.surrogate import TIME
 

@@ -65,10 +65,10 @@ def test_what_a_slow_node_has_measured_counts_for_nothing(truth: Truth, found_af
     assert {point.trial_id for point in run.search.state.points()} <= {t.trial_id for t in run.saved[ON_FIRST:]}
     assert run.regret < WITHIN_TIES
     assert run.progress.slow_nodes == (WHY,)
-    known = run.known()
+    trials_by_config = run.attempts()
     for trial in aside:
-        known[trial.config] = [kept[t.trial_id] for t in known[trial.config]]
-    stored = answers(known, truth.lattice, 16 * GIB)
+        trials_by_config[trial.config] = [kept[t.trial_id] for t in trials_by_config[trial.config]]
+    stored = answers(trials_by_config, truth.lattice, 16 * GIB)
     assert not any(trial.why_set_aside for trial in stored.values()), "nor for the next search"
 
 

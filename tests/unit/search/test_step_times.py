@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
-from unit.search.made_truth import cpu_lattice, plan_of
+from unit.search.made_truth import cpu_lattice, plan_of, predicted
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import TimedOut
-from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.core.workload import Goal
 from autofit.prediction.predictions import Predictions
-from autofit.search.acquisition.acquisition import MUCH, Acquisition
+from autofit.search.acquisition.acquisition import LARGE_GAIN, Acquisition
 from autofit.search.acquisition.gains import Front, expected_gain
 from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import LogNormal
@@ -31,7 +30,7 @@ TIMING = 0.01
 """Standard deviation of the logarithm of each shown step time."""
 
 
-def shown(config: Config, factor: float) -> TimeObservation:
+def measured(config: Config, factor: float) -> TimeObservation:
     """A trial that took so many times what was predicted: 1 s for every config."""
     return TimeObservation(config, math.log(factor), TIMING)
 
@@ -42,9 +41,11 @@ def belief(trials: Sequence[TimeObservation], lattice: Lattice = LATTICE) -> Mix
     return times.predict(trials, np.arange(len(lattice.configs)))
 
 
-def expected(found: Mixture, which: Callable[[Config], bool]) -> list[float]:
+def expected(mixture: Mixture, which: Callable[[Config], bool]) -> list[float]:
     """Times what was predicted, of some configs."""
-    return [math.exp(mean) for config, mean in zip(LATTICE.configs, found.together.mean, strict=True) if which(config)]
+    return [
+        math.exp(mean) for config, mean in zip(LATTICE.configs, mixture.together.mean, strict=True) if which(config)
+    ]
 
 
 def sample(size: int, seed: int = 0) -> list[Config]:
@@ -53,20 +54,22 @@ def sample(size: int, seed: int = 0) -> list[Config]:
 
 def test_a_surprising_trial_moves_its_own_value_and_leaves_the_others_alone() -> None:
     """The same config was as fast as predicted in the other formats."""
-    trials = [shown(PLAIN, 1.0), shown(PLAIN.replace(precision="bf16-mixed"), 1.0)]
-    found = belief([*trials, shown(PLAIN.replace(precision="bf16"), 30.0)])
-    assert min(expected(found, lambda c: c["precision"] == "bf16")) > 10.0
-    assert max(expected(found, lambda c: c["precision"] != "bf16")) < 1.5
+    trials = [measured(PLAIN, 1.0), measured(PLAIN.replace(precision="bf16-mixed"), 1.0)]
+    mixture = belief([*trials, measured(PLAIN.replace(precision="bf16"), 30.0)])
+    assert min(expected(mixture, lambda c: c["precision"] == "bf16")) > 10.0
+    assert max(expected(mixture, lambda c: c["precision"] != "bf16")) < 1.5
 
 
 def test_after_one_slow_trial_what_shares_least_with_it_may_gain_much() -> None:
     """Nothing but a trial in bf16 has run, and took 90 times what was predicted: an untried format is worth a trial."""
     first = PLAIN.replace(precision="bf16")
-    front, found = Front.of([(1.0 * GIB, 90.0)]), belief([shown(first, 90.0)])
+    front, mixture = Front.of([(1.0 * GIB, 90.0)]), belief([measured(first, 90.0)])
     count = len(LATTICE.configs)
-    gain = expected_gain(front, found, np.full(count, -math.inf), np.full(count, 1.0 * GIB), 2.0 * GIB, area_weight=0.0)
+    gain = expected_gain(
+        front, mixture, np.full(count, -math.inf), np.full(count, 1.0 * GIB), 2.0 * GIB, area_weight=0.0
+    )
     of_config = dict(zip(LATTICE.configs, gain.tolist(), strict=True))
-    assert of_config[PLAIN] > 5 * MUCH
+    assert of_config[PLAIN] > 5 * LARGE_GAIN
     assert of_config[first] < of_config[PLAIN] / 5
 
 
@@ -77,11 +80,11 @@ def test_two_causes_are_found_from_trials() -> None:
         return (30.0 if config["precision"] == "bf16" else 1.0) * (8.0 if config["loss"] == "chunked" else 1.0)
 
     trials = sample(24)
-    found = belief([shown(config, truth(config)) for config in trials])
+    mixture = belief([measured(config, truth(config)) for config in trials])
     untried = set(LATTICE.configs) - set(trials)
     off = [
         abs(mean - math.log(truth(config)))
-        for config, mean in zip(LATTICE.configs, found.together.mean, strict=True)
+        for config, mean in zip(LATTICE.configs, mixture.together.mean, strict=True)
         if config in untried
     ]
     assert {truth(config) for config in untried} == {1.0, 8.0, 30.0, 240.0}
@@ -90,14 +93,14 @@ def test_two_causes_are_found_from_trials() -> None:
 
 def test_a_bound_moves_the_belief_only_above_what_was_expected() -> None:
     """Of a trial that was cut: a config takes at least so long."""
-    said = Prediction(peak_allocated_bytes=1, device_bytes=GIB, step_seconds=1.0, calibrated_on=0, relative_error=1.0)
+    by_config = dict.fromkeys(LATTICE.configs, predicted(GIB, error=1.0))
     cut = PLAIN.replace(precision="bf16")
 
     def seconds(least: float | None) -> dict[str, float]:
         """Expected of the trial of a config in each format, after one in fp32 and one that was cut."""
         state = LatticeState(LATTICE, 4 * GIB)
         acquisition = Acquisition(plan_of(state), state)
-        acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, said)))
+        acquisition.use(Predictions(by_config=by_config))
         state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
         if least is not None:
             outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least)
@@ -114,7 +117,7 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
     """Kernels may have been generated in it: the config may still be the fastest, which the regret bound counts."""
     cut = PLAIN.replace(precision="bf16")
 
-    def found(*, is_proven: bool) -> tuple[float, LatticeState]:
+    def bound_and_state(*, is_proven: bool) -> tuple[float, LatticeState]:
         state = LatticeState(LATTICE, 4 * GIB)
         acquisition = Acquisition(plan_of(state), state)
         state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
@@ -126,7 +129,7 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
         (winner,) = state.points()
         return acquisition.belief.regret_bound(winner), state
 
-    (proven, sure), (doubted, unsure) = found(is_proven=True), found(is_proven=False)
+    (proven, sure), (doubted, unsure) = bound_and_state(is_proven=True), bound_and_state(is_proven=False)
     assert cut in sure.trials and cut in unsure.trials, "neither is tried again in this search"
     assert proven == 0.0 < doubted < 0.5
     again = LatticeState(LATTICE, 4 * GIB)
@@ -139,16 +142,11 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
     these can only be slower holds almost everywhere: a trial is worth it, and shows that it does not hold here."""
     plain = [PLAIN.replace(checkpointing="none", micro_batch=size) for size in (1, 2, 4)]
 
-    def said(config: Config) -> Prediction:
-        seconds = 1.0 if config["checkpointing"] == "none" else 1.3
-        return Prediction(
-            peak_allocated_bytes=1, device_bytes=GIB, step_seconds=seconds, calibrated_on=0, relative_error=0.1
-        )
-
     same_work = tuple(c for c in LATTICE.configs if c.replace(checkpointing="none") in plain)
     state = LatticeState(Lattice(axes=LATTICE.axes, configs=same_work), 4 * GIB)
     acquisition = Acquisition(plan_of(state, goal=Goal(method="full")), state)
-    acquisition.use(Predictions(by_config={config: said(config) for config in same_work}))
+    by_config = {c: predicted(GIB, 1.0 if c["checkpointing"] == "none" else 1.3, error=0.1) for c in same_work}
+    acquisition.use(Predictions(by_config=by_config))
     for config in plain:
         state.learn(make_trial(config, fits(1.0, 512.0 / 3.0)))
     tried, other, *_ = acquisition.worthwhile()
@@ -158,38 +156,12 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
     assert later.expected_gain > 2.0 * other.expected_gain
 
 
-@pytest.mark.parametrize(("slower", "suspected"), [(1.0, False), (3.0, True)])
-def test_what_all_slow_trials_share_is_suspected(slower: float, suspected: bool) -> None:
-    """Either the device is slow, or this optimizer is: only a trial of another that should be twice as slow tells."""
-    adamw = [PLAIN.replace(optimizer="adamw", micro_batch=size) for size in (1, 2, 4)]
-    configs = tuple(c.replace(optimizer=name) for c in adamw for name in ("adamw", "adamw-8bit"))
-
-    def said(config: Config) -> Prediction:
-        seconds = 1.0 if config["optimizer"] == "adamw" else 2.0
-        return Prediction(
-            peak_allocated_bytes=1, device_bytes=GIB, step_seconds=seconds, calibrated_on=0, relative_error=1.0
-        )
-
-    state = LatticeState(Lattice(axes=LATTICE.axes, configs=configs), 4 * GIB)
-    acquisition = Acquisition(plan_of(state, goal=Goal(method="full")), state)
-    acquisition.use(Predictions(by_config={config: said(config) for config in configs}))
-    for config in adamw:
-        state.learn(make_trial(config, fits(1.0, 512.0 / slower)))
-    tried = acquisition.best()
-    assert (tried is not None) is suspected
-    if tried is not None:
-        assert tried.config["optimizer"] == "adamw-8bit" and tried.expected_gain < 0.1
-        state.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
-        faster = acquisition.best()
-        assert faster is not None and faster.config["optimizer"] == "adamw-8bit" and faster.expected_gain > 0.05
-
-
 @pytest.mark.parametrize("size", [0, 1, 10])
 def test_explanations_share_one_belief(size: int) -> None:
     choose = random.Random(size)
-    found = belief([shown(config, choose.choice([1.0, 1.0, 40.0])) for config in sample(size)])
-    assert found.weights.sum() == pytest.approx(1.0) and (found.weights >= 0.0).all()
-    assert np.isfinite(found.mean).all() and (found.deviation > 0.0).all()
+    mixture = belief([measured(config, choose.choice([1.0, 1.0, 40.0])) for config in sample(size)])
+    assert mixture.weights.sum() == pytest.approx(1.0) and (mixture.weights >= 0.0).all()
+    assert np.isfinite(mixture.mean).all() and (mixture.deviation > 0.0).all()
 
 
 def drawn(config: Config, effects: float, noise: float, seed: int) -> float:
@@ -207,10 +179,10 @@ def test_how_far_predictions_are_off_is_learned(effects: float, noise: float) ->
     within, widths = [], []
     for seed in range(10):
         truth = np.array([drawn(config, effects, noise, seed) for config in LATTICE.configs])
-        known = [TimeObservation(c, drawn(c, effects, noise, seed), TIMING) for c in sample(12, seed)]
-        found = belief(known).together
-        within.append((np.abs(found.mean - truth) < 2 * found.deviation).mean())
-        widths.append(found.deviation.mean())
+        observations = [TimeObservation(c, drawn(c, effects, noise, seed), TIMING) for c in sample(12, seed)]
+        prediction = belief(observations).together
+        within.append((np.abs(prediction.mean - truth) < 2 * prediction.deviation).mean())
+        widths.append(prediction.deviation.mean())
     assert np.mean(within) > 0.9
     assert np.mean(widths) < 2 * (math.hypot(noise, effects) if effects > 0.1 else math.hypot(noise, 2 * effects))
 
@@ -235,7 +207,7 @@ def test_a_large_lattice_with_many_trials_is_no_obstacle() -> None:
     configs = tuple(itertools.islice(dict.fromkeys(varied), 20_000))
     assert len(configs) == 20_000
     choose = random.Random(1)
-    trials = [shown(config, choose.choice([0.9, 1.0, 1.1, 25.0])) for config in choose.sample(configs, 40)]
-    found = belief(trials, Lattice(axes=LATTICE.axes, configs=configs))
-    assert found.mean.shape == (len(found.weights), 20_000)
-    assert np.isfinite(found.together.mean).all()
+    trials = [measured(config, choose.choice([0.9, 1.0, 1.1, 25.0])) for config in choose.sample(configs, 40)]
+    mixture = belief(trials, Lattice(axes=LATTICE.axes, configs=configs))
+    assert mixture.mean.shape == (len(mixture.weights), 20_000)
+    assert np.isfinite(mixture.together.mean).all()

@@ -30,11 +30,11 @@ def sample(lattice: Lattice, size: int, seed: int = 0) -> list[Config]:
     return random.Random(seed).sample(lattice.configs, size)
 
 
-def errors(lattice: Lattice, figure: Prior, known: list[Config], seed: int) -> tuple[np.ndarray, LogNormal]:
-    """What the model is off by for every config of the lattice, from noise-free figures of the known."""
+def errors(lattice: Lattice, figure: Prior, measured: list[Config], seed: int) -> tuple[np.ndarray, LogNormal]:
+    """What the model is off by for every config of the lattice, from noise-free figures of the measured."""
     model = LogLinear(lattice, figure)
-    found = model.predict([(c, synthetic(c, seed)) for c in known], lattice.configs)
-    return found.mean - np.array([synthetic(c, seed) for c in lattice.configs]), found
+    prediction = model.predict([(c, synthetic(c, seed)) for c in measured], lattice.configs)
+    return prediction.mean - np.array([synthetic(c, seed) for c in lattice.configs]), prediction
 
 
 @OF_FIGURES
@@ -47,9 +47,9 @@ def test_a_log_linear_truth_is_recovered(lattice: Lattice, figure: Prior, seed: 
 
 @OF_FIGURES
 def test_the_error_becomes_smaller_with_every_dozen_of_trials(lattice: Lattice, figure: Prior) -> None:
-    found = [np.abs(errors(lattice, figure, sample(lattice, size), 1)[0]).mean() for size in (2, 12, 24, 96)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < 0.02
+    mean_errors = [np.abs(errors(lattice, figure, sample(lattice, size), 1)[0]).mean() for size in (2, 12, 24, 96)]
+    assert mean_errors == sorted(mean_errors, reverse=True)
+    assert mean_errors[-1] < 0.02
 
 
 @OF_FIGURES
@@ -57,11 +57,11 @@ def test_deviations_shrink_down_to_the_noise(lattice: Lattice, figure: Prior) ->
     configs = sample(lattice, 100)
     earlier = None
     for size in (0, 1, 5, 20, 100):
-        _, found = errors(lattice, figure, configs[:size], 1)
-        assert (found.deviation >= figure.noise).all()
+        _, prediction = errors(lattice, figure, configs[:size], 1)
+        assert (prediction.deviation >= figure.noise).all()
         if earlier is not None:
-            assert (found.deviation <= earlier + 1e-9).all()
-        earlier = found.deviation
+            assert (prediction.deviation <= earlier + 1e-9).all()
+        earlier = prediction.deviation
     assert earlier is not None and earlier.max() < 2 * figure.noise
 
 
@@ -69,8 +69,8 @@ def test_deviations_are_honest(lattice: Lattice) -> None:
     """Of truths that the prior can draw, about 95 % lie within two deviations."""
     within = []
     for seed in range(20):
-        off, found = errors(lattice, TIME, sample(lattice, 15, seed), seed)
-        within.append((np.abs(off) < 2 * found.deviation).mean())
+        off, prediction = errors(lattice, TIME, sample(lattice, 15, seed), seed)
+        within.append((np.abs(off) < 2 * prediction.deviation).mean())
     assert np.mean(within) > 0.9
 
 
@@ -89,19 +89,19 @@ def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figu
 def test_what_was_measured_is_believed_up_to_the_noise(lattice: Lattice) -> None:
     model = LogLinear(lattice, TIME)
     config = lattice.configs[0]
-    found = model.predict([(config, 1.5)], [config])
-    assert found.mean[0] == pytest.approx(1.5, abs=TIME.noise)
-    assert found.deviation[0] < 2 * TIME.noise
+    prediction = model.predict([(config, 1.5)], [config])
+    assert prediction.mean[0] == pytest.approx(1.5, abs=TIME.noise)
+    assert prediction.deviation[0] < 2 * TIME.noise
     twice = model.predict([(config, 1.5), (config, 1.5)], [config])
-    assert twice.deviation[0] < found.deviation[0]
+    assert twice.deviation[0] < prediction.deviation[0]
 
 
 def test_a_lattice_of_one_config_has_a_model() -> None:
     from autofit.techniques import AXES, complete
 
     config = complete({})
-    found = LogLinear(Lattice(axes=AXES, configs=(config,)), TIME).predict([(config, 0.5)], [config])
-    assert found.mean[0] == pytest.approx(0.5, abs=0.05)
+    prediction = LogLinear(Lattice(axes=AXES, configs=(config,)), TIME).predict([(config, 0.5)], [config])
+    assert prediction.mean[0] == pytest.approx(0.5, abs=0.05)
 
 
 def made_prior(weight: float) -> Prior:
@@ -112,17 +112,18 @@ def test_what_is_predicted_is_the_mean_until_trials_show_the_error(lattice: Latt
     predicted = {c: synthetic(c, 1) for c in lattice.configs}
     model = LogLinear(lattice, made_prior(3.0), predicted)
     assert model.predict([], lattice.configs).mean == pytest.approx(list(predicted.values()))
-    known = [(c, predicted[c] + 0.2) for c in sample(lattice, 12)]
-    found = model.predict(known, lattice.configs)
-    assert found.mean == pytest.approx([y + 0.2 for y in predicted.values()], abs=0.03)
+    measured = [(c, predicted[c] + 0.2) for c in sample(lattice, 12)]
+    prediction = model.predict(measured, lattice.configs)
+    assert prediction.mean == pytest.approx([y + 0.2 for y in predicted.values()], abs=0.03)
 
 
 @pytest.mark.parametrize(("off", "wider"), [(0.0, False), (0.05, False), (0.6, True)])
 def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: float, wider: bool) -> None:
     """Errors that differ from trial to trial by more than the prior says cannot be known better than they differ."""
-    known = [(c, off * (-1) ** number) for number, c in enumerate(sample(lattice, 10))]
+    measured = [(c, off * (-1) ** number) for number, c in enumerate(sample(lattice, 10))]
     fixed, learnt = (
-        LogLinear(lattice, made_prior(weight)).predict(known, lattice.configs).deviation for weight in (math.inf, 3.0)
+        LogLinear(lattice, made_prior(weight)).predict(measured, lattice.configs).deviation
+        for weight in (math.inf, 3.0)
     )
     assert (learnt > 5 * fixed).all() if wider else (learnt < 2 * fixed).all()
 
@@ -134,10 +135,10 @@ def test_what_exceeded_a_bound_says_as_much_of_the_others_as_draws_do(lattice: L
     one, *others = sample(lattice, 4)
     every, draws = Features(lattice, prior), np.random.default_rng(0)
     model, rows = LogLinear(lattice, prior), every.rows([one, *others])
-    found = model.predict_rows([], rows[1:], [(one, least)])
+    prediction = model.predict_rows([], rows[1:], [(one, least)])
     effects = draws.normal(size=(400_000, len(every.spreads))) * every.spreads
     figures = effects @ every.matrix[rows].T + every.expected[rows]
     figures += prior.noise * draws.normal(size=figures.shape)
     kept = figures[figures[:, 0] > least, 1:]
-    assert found.mean == pytest.approx(kept.mean(axis=0), abs=0.005)
-    assert found.deviation == pytest.approx(kept.std(axis=0), rel=0.02)
+    assert prediction.mean == pytest.approx(kept.mean(axis=0), abs=0.005)
+    assert prediction.deviation == pytest.approx(kept.std(axis=0), rel=0.02)

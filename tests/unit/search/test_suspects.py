@@ -14,10 +14,10 @@ CONFIGS = [Config(tuple(zip("abcd", values, strict=True))) for values in itertoo
 """Of four axes with two values each."""
 
 
-def last(*shown: tuple[int, Outcome]) -> set[int]:
+def last(*outcomes: tuple[int, Outcome]) -> set[int]:
     """The positions that come last after trials of some positions."""
-    found = suspicious(CONFIGS, [make_trial(CONFIGS[number], outcome) for number, outcome in shown])
-    return {number for number, is_last in enumerate(found) if is_last}
+    are_last = suspicious(CONFIGS, [make_trial(CONFIGS[number], outcome) for number, outcome in outcomes])
+    return {number for number, is_last in enumerate(are_last) if is_last}
 
 
 def sharing(least: int, **values: int) -> set[int]:

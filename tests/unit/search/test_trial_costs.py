@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
-from unit.search.made_truth import plan_of
+from unit.search.made_truth import plan_of, predicted
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, TimedOut
-from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.planning.plan import Limits
 from autofit.search.acquisition.trial_costs import TrialCosts
@@ -44,16 +43,16 @@ def step_seconds(update: float = 0.0) -> np.ndarray:
 def running(costs: TrialCosts, update: float = 0.0) -> list[float]:
     """Seconds of each config's trial beyond its set-up."""
     rows = np.arange(len(CONFIGS))
-    found = costs.seconds({}, rows, step_seconds(update)) - costs.seconds({}, rows, np.zeros(len(CONFIGS)))
-    return [float(seconds) + running_seconds(0.0, 3.0) for seconds in found]
+    beyond_set_up = costs.seconds({}, rows, step_seconds(update)) - costs.seconds({}, rows, np.zeros(len(CONFIGS)))
+    return [float(seconds) + running_seconds(0.0, 3.0) for seconds in beyond_set_up]
 
 
 def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
     """At 1 sequence of 64, two micro-steps of half a second are a trial's step, and not 32 s."""
     steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
-    found = running(costs_of(*CONFIGS))
-    assert found == pytest.approx([running_seconds(step, 3.0, n) for step, n in zip(steps, MICRO_STEPS, strict=True)])
-    assert found[0] < 10.0 < found[3]
+    seconds = running(costs_of(*CONFIGS))
+    assert seconds == pytest.approx([running_seconds(step, 3.0, n) for step, n in zip(steps, MICRO_STEPS, strict=True)])
+    assert seconds[0] < 10.0 < seconds[3]
 
 
 def test_a_users_program_runs_whole_steps() -> None:
@@ -64,9 +63,11 @@ def test_a_users_program_runs_whole_steps() -> None:
 def test_where_ranks_or_a_host_share_the_work_a_trial_runs_three_micro_steps() -> None:
     config = complete({"method": "lora", "micro_batch": 1, "offload": "optimizer"})
     costs = costs_of(config)
-    (alone,), (found,) = (costs.seconds({}, np.array([0]), np.array([each])) for each in (0.0, BATCH * MICRO_SECONDS))
+    (alone,), (running_too,) = (
+        costs.seconds({}, np.array([0]), np.array([each])) for each in (0.0, BATCH * MICRO_SECONDS)
+    )
     expected = running_seconds(3 * MICRO_SECONDS, 3.0, 3) - running_seconds(0.0, 3.0, 3)
-    assert found - alone == pytest.approx(expected)
+    assert running_too - alone == pytest.approx(expected)
 
 
 def test_an_update_counts_in_full() -> None:
@@ -75,13 +76,9 @@ def test_an_update_counts_in_full() -> None:
     costs = costs_of(*CONFIGS)
     costs.use(
         {
-            config: Prediction(
-                peak_allocated_bytes=1,
-                device_bytes=1,
-                step_seconds=BATCH * MICRO_SECONDS + update,
+            config: replace(
+                predicted(1, BATCH * MICRO_SECONDS + update),
                 micro_step_seconds=config.number("micro_batch") * MICRO_SECONDS,
-                calibrated_on=0,
-                relative_error=0.5,
             )
             for config in CONFIGS
         }
@@ -102,7 +99,9 @@ def test_set_ups_are_learnt_from_trials_without_their_warm_up() -> None:
 
     before = float(costs.seconds({}, rows, no_steps)[0])
     measured = fits(1.0, 512 / 32.0).measurement  # two warm-up steps of 1 s each
-    quick, slow = (Fits(measurement=replace(measured, setup_seconds=2.0 + own)) for own in (2.0, 60.0))
+    quick, slow = (
+        Fits(measurement=replace(measured, setup_seconds=2.0 + set_up_seconds)) for set_up_seconds in (2.0, 60.0)
+    )
     assert set_up(quick) < before < set_up(slow)
     assert set_up(TimedOut(reason="cut", deadline_seconds=99.0, least_step_seconds=9.0), second) == before
     assert set_up(TimedOut(reason="no step", deadline_seconds=99.0), second) > before

@@ -6,7 +6,7 @@ import itertools
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ HARDWARE = Hardware(
     capability="9.0",
     peak_flops=989.4e12,
 )
+OTHER_HARDWARE = replace(HARDWARE, count=8, host_memory_bytes=2**40)
+"""Hardware with the same key, differing only where neither memory nor speed is affected."""
 STACK = Stack(python="3.11.9", torch="2.13.0", transformers="5.23.0", peft="0.21.2", cuda="13.0")
 WORKLOAD = Workload(model="llama-3.1-8b", model_digest="0123456789abcdef", lora_dropout=0.05)
 CONFIG = Config.of({"method": "lora", "rank": 16, "micro_batch": 1, "compile": False, "precision": "bf16-mixed"})
@@ -145,30 +147,6 @@ def context(trial: Trial) -> dict[str, str]:
     return context_keys(trial.hardware, trial.stack, trial.workload)
 
 
-@pytest.fixture
-def make_trial() -> Callable[..., Trial]:
-    """Makes a trial from the fields given."""
-    return a_trial
-
-
-@pytest.fixture
-def outcomes() -> tuple[Outcome, ...]:
-    """One outcome of each kind except `fits`."""
-    return OUTCOMES
-
-
-@pytest.fixture
-def prediction() -> Prediction:
-    """The prediction for a trial."""
-    return PREDICTION
-
-
-@pytest.fixture
-def fits() -> Callable[..., Fits]:
-    """Makes a fitting outcome from a throughput and a device memory."""
-    return measured
-
-
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """The URI of a real PostgreSQL server's database `postgres`."""
@@ -228,9 +206,3 @@ def store(url: str) -> Iterator[Store]:
     """An empty store, of each kind in turn."""
     with Store.open(url) as opened:
         yield opened
-
-
-@pytest.fixture
-def other_hardware() -> Hardware:
-    """Hardware with the same key as the usual one, differing only where neither memory nor speed is affected."""
-    return replace(HARDWARE, count=8, host_memory_bytes=2**40)

@@ -10,22 +10,22 @@ from autofit.store import OPERATOR, Store
 
 
 def queued(store: Store, by: str | None) -> str:
-    asked = {"asked": {"model": "m"}}
-    return store.queue.submit(digest="d", workload=a_trial().workload, request=asked, hardware_name="t4", by=by)
+    request = {"asked": {"model": "m"}}
+    return store.queue.submit(digest="d", workload=a_trial().workload, request=request, hardware_name="t4", by=by)
 
 
 def test_a_token_is_known_until_it_is_revoked(store: Store) -> None:
     assert not store.access.any_valid()
     secret = store.access.create("ann", "run")
-    known = store.access.bearer(secret)
-    assert known is not None and (known.name, known.scope) == ("ann", "run")
+    token = store.access.bearer(secret)
+    assert token is not None and (token.name, token.scope) == ("ann", "run")
     assert store.access.any_valid()
     assert [store.access.bearer(wrong) for wrong in ("", secret[:-1], secret + "x", "autofit_")] == [None] * 4
     store.access.revoke("ann")
     assert store.access.bearer(secret) is None
     assert not store.access.any_valid()
-    (told,) = store.access.tokens()
-    assert told.revoked_at is not None
+    (token,) = store.access.tokens()
+    assert token.revoked_at is not None
 
 
 def test_what_is_stored_is_no_token(store: Store) -> None:

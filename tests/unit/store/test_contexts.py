@@ -37,11 +37,11 @@ def test_another_stack_is_part_of_the_answer(store: Store) -> None:
     first, trial = version(store), a_trial()
     store.add(replace(trial, stack=replace(trial.stack, torch="2.99.0")))
     assert version(store) != first
-    found = store.stacks(trial.hardware.key, trial.workload.key)
-    assert [stack.torch for stack in found] == ["2.99.0", trial.stack.torch]
+    stacks = store.stacks(trial.hardware.key, trial.workload.key)
+    assert [stack.torch for stack in stacks] == ["2.99.0", trial.stack.torch]
     store.add(a_trial())
-    found = store.stacks(trial.hardware.key, trial.workload.key)
-    assert [stack.torch for stack in found] == [trial.stack.torch, "2.99.0"], "the most recently used first"
+    stacks = store.stacks(trial.hardware.key, trial.workload.key)
+    assert [stack.torch for stack in stacks] == [trial.stack.torch, "2.99.0"], "the most recently used first"
 
 
 def test_what_is_imported_changes_versions(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from leases import a_gone_process, begin, expire, submit
 from sqlalchemy import event, text
+from unit.store.conftest import a_trial
 
 from autofit import __version__
 from autofit.core.errors import StoreError
-from autofit.core.outcome import Trial
 from autofit.store import KeyReused, LeaseLost, Store, UnderWay
 
-MakeTrial = Callable[..., Trial]
 RACES = 300
 
 
@@ -23,8 +22,8 @@ def states(store: Store) -> list[str]:
     return [search.state for search in store.searches()]
 
 
-def test_every_race_for_a_lease_has_one_winner(store: Store, make_trial: MakeTrial) -> None:
-    search_id = submit(store, make_trial())
+def test_every_race_for_a_lease_has_one_winner(store: Store) -> None:
+    search_id = submit(store, a_trial())
     with ThreadPoolExecutor(2) as threads:
         for race in range(1, RACES + 1):
             leases = [lease for lease in threads.map(store.queue.claim, ("a:1:0", "b:1:0")) if lease]
@@ -34,18 +33,18 @@ def test_every_race_for_a_lease_has_one_winner(store: Store, make_trial: MakeTri
     assert [e.seq for e in events] == list(range(1, RACES + 2)) and {e.kind for e in events[1:]} == {"running"}
 
 
-def test_a_driver_that_was_overtaken_changes_nothing(store: Store, make_trial: MakeTrial) -> None:
-    submit(store, make_trial())
+def test_a_driver_that_was_overtaken_changes_nothing(store: Store) -> None:
+    submit(store, a_trial())
     first = store.queue.claim("a:1:0")
     assert first is not None and store.queue.claim("b:1:0") is None
-    store.add(make_trial(), lease=first)
+    store.add(a_trial(), lease=first)
     expire(store)
-    store.add(make_trial(), lease=first)  # nobody has taken it yet
+    store.add(a_trial(), lease=first)  # nobody has taken it yet
     second = store.queue.claim("b:1:0")
     assert second is not None and (second.epoch, second.spent_trials) == (2, 2)
     before = (store.searches(), store.trials(), store.queue.events(first.search_id))
     for attempt in (
-        lambda: store.add(make_trial(), lease=first),
+        lambda: store.add(a_trial(), lease=first),
         lambda: store.queue.renew(first, 1.0),
         lambda: store.queue.give_back(first, "why not"),
         lambda: store.queue.end(first, "succeeded", {}),
@@ -56,15 +55,15 @@ def test_a_driver_that_was_overtaken_changes_nothing(store: Store, make_trial: M
     assert before == (store.searches(), store.trials(), store.queue.events(first.search_id))
 
 
-def test_a_trial_says_where_by_what_and_under_which_lease_it_was_stored(store: Store, make_trial: MakeTrial) -> None:
-    store.add(replace(make_trial(), node="node-1"), lease=begin(store, make_trial()))
+def test_a_trial_says_where_by_what_and_under_which_lease_it_was_stored(store: Store) -> None:
+    store.add(replace(a_trial(), node="node-1"), lease=begin(store, a_trial()))
     with store._database.read() as connection:
         (row,) = connection.execute(text("SELECT node, autofit_version, search_epoch FROM trials")).all()
     assert tuple(row) == ("node-1", __version__, 1)
 
 
-def test_a_lease_is_kept_by_renewing_it(store: Store, make_trial: MakeTrial) -> None:
-    submit(store, make_trial())
+def test_a_lease_is_kept_by_renewing_it(store: Store) -> None:
+    submit(store, a_trial())
     lease = store.queue.claim("a:1:0")
     assert lease is not None
     expire(store)
@@ -74,16 +73,16 @@ def test_a_lease_is_kept_by_renewing_it(store: Store, make_trial: MakeTrial) -> 
     assert (store.searches()[0].held, store.searches()[0].spent_seconds) == (True, 3.5)
 
 
-def test_what_a_process_left_that_has_ended_is_taken_at_once(store: Store, make_trial: MakeTrial) -> None:
-    submit(store, make_trial())
+def test_what_a_process_left_that_has_ended_is_taken_at_once(store: Store) -> None:
+    submit(store, a_trial())
     left, taken = store.queue.claim(a_gone_process()), store.queue.claim("b:1:0")
     assert left is not None and taken is not None and taken.epoch == 2
 
 
-def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store, make_trial: MakeTrial) -> None:
-    trial = make_trial()
+def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store) -> None:
+    trial = a_trial()
     other = replace(trial, hardware=replace(trial.hardware, name="t4"))
-    ids = [submit(store, asked, digest) for asked, digest in ((trial, "1"), (other, "2"), (trial, "3"))]
+    ids = [submit(store, each_trial, digest) for each_trial, digest in ((trial, "1"), (other, "2"), (trial, "3"))]
     begin(store, trial, "of the command line")
     expire(store)
     claims: list[tuple[str, list[str] | None]] = [
@@ -97,8 +96,8 @@ def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store, mak
     assert store.queue.claim("e:1:0") is None, "what a command line began, only a command line resumes"
 
 
-def test_the_same_is_queued_once(store: Store, make_trial: MakeTrial) -> None:
-    trial = make_trial()
+def test_the_same_is_queued_once(store: Store) -> None:
+    trial = a_trial()
     with ThreadPoolExecutor(8) as threads:
         ids = set(threads.map(lambda _: submit(store, trial), range(8)))
     assert len(ids) == len(store.searches()) == 1
@@ -108,17 +107,17 @@ def test_the_same_is_queued_once(store: Store, make_trial: MakeTrial) -> None:
     assert submit(store, trial) not in ids
 
 
-def test_a_key_stands_for_one_search(store: Store, make_trial: MakeTrial) -> None:
-    first = submit(store, make_trial(), key="k")
+def test_a_key_stands_for_one_search(store: Store) -> None:
+    first = submit(store, a_trial(), key="k")
     store.queue.cancel(first)
-    assert submit(store, make_trial(), key="k") == first
+    assert submit(store, a_trial(), key="k") == first
     with pytest.raises(KeyReused, match="'k' was used for another request"):
-        submit(store, make_trial(), "another", key="k")
+        submit(store, a_trial(), "another", key="k")
     assert states(store) == ["cancelled"]
 
 
-def test_a_command_line_joins_no_search_that_is_driven(store: Store, make_trial: MakeTrial) -> None:
-    trial = make_trial()
+def test_a_command_line_joins_no_search_that_is_driven(store: Store) -> None:
+    trial = a_trial()
     first = begin(store, trial, owner="a:1:0")
     assert begin(store, trial, owner="a:1:0") == first, "after a commit that was not answered it is no second driver"
     with pytest.raises(UnderWay, match="s1, driven by a:1:0"):
@@ -128,8 +127,8 @@ def test_a_command_line_joins_no_search_that_is_driven(store: Store, make_trial:
 
 
 @pytest.mark.parametrize("driven", [False, True])
-def test_cancelling_ends_a_search_for_whoever_drives_it(store: Store, make_trial: MakeTrial, driven: bool) -> None:
-    search_id = submit(store, make_trial())
+def test_cancelling_ends_a_search_for_whoever_drives_it(store: Store, driven: bool) -> None:
+    search_id = submit(store, a_trial())
     lease = store.queue.claim("a:1:0") if driven else None
     for _ in range(2):
         store.queue.cancel(search_id)
@@ -138,30 +137,30 @@ def test_cancelling_ends_a_search_for_whoever_drives_it(store: Store, make_trial
     assert store.queue.claim("b:1:0") is None
     if lease is not None:
         with pytest.raises(LeaseLost):
-            store.add(make_trial(), lease=lease)
+            store.add(a_trial(), lease=lease)
 
 
-def test_what_is_given_back_goes_on_with_what_was_spent(store: Store, make_trial: MakeTrial) -> None:
-    submit(store, make_trial())
+def test_what_is_given_back_goes_on_with_what_was_spent(store: Store) -> None:
+    submit(store, a_trial())
     lease = store.queue.claim("a:1:0")
     assert lease is not None
     store.queue.renew(lease, 7.0)
-    store.add(make_trial(), lease=lease)
+    store.add(a_trial(), lease=lease)
     store.queue.give_back(lease, "its driver was interrupted")
     again = store.queue.claim("b:1:0")
     assert again == replace(lease, epoch=2, owner="b:1:0", spent_seconds=7.0, spent_trials=1)
 
 
-def test_hardware_is_known_from_trials_and_from_runners(store: Store, make_trial: MakeTrial) -> None:
-    trial = store.add(make_trial())
+def test_hardware_is_known_from_trials_and_from_runners(store: Store) -> None:
+    trial = store.add(a_trial())
     for name in ("t4", "t4", "a40"):
         store.queue.announce(replace(trial.hardware, name=name))
     assert store.queue.hardware_names() == sorted(["a40", "t4", trial.hardware.name])
     assert store.hardware() == [trial.hardware]
 
 
-def test_a_schema_that_changes_meanwhile_is_noticed(store: Store, url: str, make_trial: MakeTrial) -> None:
-    trial = store.add(make_trial())
+def test_a_schema_that_changes_meanwhile_is_noticed(store: Store, url: str) -> None:
+    trial = store.add(a_trial())
     with store._database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     for use in (lambda: store.add(trial), store.searches, lambda: list(store.stream())):
@@ -185,8 +184,8 @@ def losing(store: Store) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_lost_connection_is_made_again(store: Store, make_trial: MakeTrial, losing: list[str]) -> None:
-    trial = make_trial()
+def test_a_lost_connection_is_made_again(store: Store, losing: list[str]) -> None:
+    trial = a_trial()
     losing += ["INSERT INTO trials", "SELECT trials.id", "SELECT searches", "UPDATE searches", "INSERT INTO estimates"]
     search_id = submit(store, trial)
     lease = store.queue.claim("a:1:0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import create_engine, text
+from unit.store.conftest import a_trial
 
 from autofit.core.outcome import Trial
 from autofit.store import Store, check
@@ -43,8 +43,8 @@ def attempts(url: str) -> list[int]:
         engine.dispose()
 
 
-def test_four_processes_create_and_fill_one_store(url: str, make_trial: Callable[..., Trial]) -> None:
-    trial, each = make_trial(), 25
+def test_four_processes_create_and_fill_one_store(url: str) -> None:
+    trial, each = a_trial(), 25
     processes = [start(url, trial, each) for _ in range(4)]
     printed = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, printed
@@ -57,8 +57,8 @@ def test_four_processes_create_and_fill_one_store(url: str, make_trial: Callable
     assert check(url).sound
 
 
-def test_a_killed_process_loses_nothing_it_reported(url: str, make_trial: Callable[..., Trial]) -> None:
-    trial = make_trial()
+def test_a_killed_process_loses_nothing_it_reported(url: str) -> None:
+    trial = a_trial()
     reported: list[int] = []
     for lines in (1, 20):
         process = start(url, trial, 1_000_000)

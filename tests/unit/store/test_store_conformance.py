@@ -4,93 +4,82 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from leases import begin
 from sqlalchemy import event
-from unit.store.conftest import a_probe, context
+from unit.store.conftest import OTHER_HARDWARE, OUTCOMES, PREDICTION, a_probe, a_trial, context, measured
 
-from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Trial
-from autofit.core.prediction import Prediction
+from autofit.core.outcome import Crashed, OutOfMemory, Trial
 from autofit.store import LeaseLost, Store
-
-MakeTrial = Callable[..., Trial]
 
 
 class TestAdding:
     """What is added comes back as it was."""
 
-    def test_gives_back_what_was_added(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_gives_back_what_was_added(self, store: Store) -> None:
+        trial = a_trial()
         added = store.add(trial)
         assert added == trial
         assert trial.trial_id is None
         assert added.trial_id is not None
-        found = store.trial(added.trial_id)
-        assert found == trial
-        assert found is not None
-        assert found.to_json() == added.to_json()
+        stored = store.trial(added.trial_id)
+        assert stored == trial
+        assert stored is not None
+        assert stored.to_json() == added.to_json()
 
-    def test_keeps_every_outcome_with_its_evidence(
-        self, store: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
-    ) -> None:
-        added = [store.add(make_trial(outcome=outcome)) for outcome in outcomes]
+    def test_keeps_every_outcome_with_its_evidence(self, store: Store) -> None:
+        added = [store.add(a_trial(outcome=outcome)) for outcome in OUTCOMES]
         assert store.trials() == added
-        assert tuple(trial.outcome for trial in store.trials()) == outcomes
+        assert tuple(trial.outcome for trial in store.trials()) == OUTCOMES
 
-    def test_keeps_undecodable_output_as_unicode(self, store: Store, make_trial: MakeTrial) -> None:
+    def test_keeps_undecodable_output_as_unicode(self, store: Store) -> None:
         raw = b"caf\xc3\xa9 \xff".decode(errors="surrogateescape")
-        added = store.add(make_trial(outcome=Crashed(reason="exit", stderr_tail=raw)))
+        added = store.add(a_trial(outcome=Crashed(reason="exit", stderr_tail=raw)))
         assert added.outcome == Crashed(reason="exit", stderr_tail="caf\N{LATIN SMALL LETTER E WITH ACUTE} \ufffd")
         assert store.trials() == [added]
         assert store.add_new([added]) == (0, 1)
 
-    def test_a_nul_in_what_a_trial_printed_spoils_no_answer(self, store: Store, make_trial: MakeTrial) -> None:
+    def test_a_nul_in_what_a_trial_printed_spoils_no_answer(self, store: Store) -> None:
         printed = OutOfMemory(reason="CUDA\0 out of memory", phase="forward")
-        added = [store.add(make_trial(outcome=outcome)) for outcome in (printed, None, None, printed)]
+        added = [store.add(a_trial(outcome=outcome)) for outcome in (printed, None, None, printed)]
         assert store.trials() == added
-        found = store.frontier(**context(added[0]))
-        assert found is not None and (found.trials, found.out_of_memory) == (4, 2)
+        frontier = store.frontier(**context(added[0]))
+        assert frontier is not None and (frontier.trials, frontier.out_of_memory) == (4, 2)
 
-    def test_keeps_numbers_to_the_last_digit(
-        self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
-    ) -> None:
-        trial = make_trial(outcome=fits(0.1 + 0.2, 2**53 + 1), seconds=1e-300, memory_limit_bytes=2**62)
+    def test_keeps_numbers_to_the_last_digit(self, store: Store) -> None:
+        trial = a_trial(outcome=measured(0.1 + 0.2, 2**53 + 1), seconds=1e-300, memory_limit_bytes=2**62)
         assert store.add(trial) == store.trials()[0] == trial
         assert isinstance(store.trials()[0].seconds, float)
 
-    def test_keeps_each_repeat_as_an_attempt(self, store: Store, make_trial: MakeTrial) -> None:
-        attempts = [store.add(make_trial()) for _ in range(3)]
+    def test_keeps_each_repeat_as_an_attempt(self, store: Store) -> None:
+        attempts = [store.add(a_trial()) for _ in range(3)]
         same = store.add(attempts[0])
         assert store.trials() == [*attempts, same]
         assert len({trial.trial_id for trial in store.trials()}) == 4
 
-    def test_keeps_what_was_written_twice_once(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_keeps_what_was_written_twice_once(self, store: Store) -> None:
+        trial = a_trial()
         first = store.add(trial, uid="one")
         assert store.add(trial, uid="one").trial_id == first.trial_id
         assert store.add(trial, uid="another").trial_id != first.trial_id
         assert store.count() == 2
 
-    def test_keeps_hardware_that_shares_a_key(
-        self, store: Store, make_trial: MakeTrial, other_hardware: Hardware
-    ) -> None:
-        first, second = store.add(make_trial()), store.add(make_trial(hardware=other_hardware))
+    def test_keeps_hardware_that_shares_a_key(self, store: Store) -> None:
+        first, second = store.add(a_trial()), store.add(a_trial(hardware=OTHER_HARDWARE))
         assert first.hardware.key == second.hardware.key
         assert first.hardware != second.hardware
         assert store.trials() == [first, second]
-        assert store.hardware() == [other_hardware]
+        assert store.hardware() == [OTHER_HARDWARE]
         store.add(first)
         assert store.hardware() == [first.hardware]
 
-    def test_keeps_what_was_predicted(self, store: Store, make_trial: MakeTrial, prediction: Prediction) -> None:
-        plain, predicted = store.add(make_trial()), store.add(make_trial(prediction=prediction))
-        assert [trial.prediction for trial in store.trials()] == [None, prediction]
+    def test_keeps_what_was_predicted(self, store: Store) -> None:
+        plain, predicted = store.add(a_trial()), store.add(a_trial(prediction=PREDICTION))
+        assert [trial.prediction for trial in store.trials()] == [None, PREDICTION]
         assert list(store.predicted()) == [predicted]
         assert list(store.predicted(hardware_key=plain.hardware.key)) == [predicted]
         assert list(store.predicted(hardware_key="another")) == []
@@ -99,20 +88,13 @@ class TestAdding:
         assert [t.trial_id for t in store.predicted(latest=9)] == [later.trial_id, predicted.trial_id]
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_refuses_what_json_has_not(
-        self,
-        store: Store,
-        make_trial: MakeTrial,
-        fits: Callable[..., Fits],
-        prediction: Prediction,
-        value: float,
-    ) -> None:
+    def test_refuses_what_json_has_not(self, store: Store, value: float) -> None:
         with pytest.raises(ValueError, match="NaN or infinite"):
-            store.add(make_trial(outcome=fits(value)))
+            store.add(a_trial(outcome=measured(value)))
         with pytest.raises(ValueError, match="NaN or infinite"):
-            store.add(make_trial(seconds=value))
+            store.add(a_trial(seconds=value))
         with pytest.raises(ValueError, match="NaN or infinite"):
-            store.add(make_trial(prediction=replace(prediction, step_seconds=value)))
+            store.add(a_trial(prediction=replace(PREDICTION, step_seconds=value)))
         assert store.count() == 0
         assert store.workloads() == []
 
@@ -124,27 +106,25 @@ class TestAdding:
             ({"memory_limit_bytes": 2**63}, "beyond 64 bits"),
         ],
     )
-    def test_refuses_what_sql_cannot_hold(
-        self, store: Store, make_trial: MakeTrial, changes: dict[str, Any], words: str
-    ) -> None:
+    def test_refuses_what_sql_cannot_hold(self, store: Store, changes: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            store.add(make_trial(**changes))
+            store.add(a_trial(**changes))
 
-    def test_refuses_names_and_configs_that_cannot_be_asked_for(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_refuses_names_and_configs_that_cannot_be_asked_for(self, store: Store) -> None:
+        trial = a_trial()
         for model in ("a\0b", "\udc80"):
             with pytest.raises(ValueError, match="character"):
                 store.add(replace(trial, workload=replace(trial.workload, model=model)))
         with pytest.raises(ValueError, match="method"):
             store.add(replace(trial, config=trial.config.replace(method="prefix")))
 
-    def test_is_seen_at_once_by_another_store(self, store: Store, url: str, make_trial: MakeTrial) -> None:
+    def test_is_seen_at_once_by_another_store(self, store: Store, url: str) -> None:
         with Store.open(url, create=False) as other:
-            added = store.add(make_trial())
+            added = store.add(a_trial())
             assert other.trials() == [added]
 
-    def test_threads_may_share_a_store(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_threads_may_share_a_store(self, store: Store) -> None:
+        trial = a_trial()
         threads = [threading.Thread(target=lambda: [store.add(trial) for _ in range(5)]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -156,26 +136,26 @@ class TestAdding:
 class TestAsking:
     """What can be asked of the trials."""
 
-    def test_an_empty_store_knows_nothing(self, store: Store, make_trial: MakeTrial) -> None:
-        where = context(make_trial())
+    def test_an_empty_store_knows_nothing(self, store: Store) -> None:
+        where = context(a_trial())
         assert store.trials() == []
         assert store.trial(1) is None
         assert store.count() == 0
-        assert store.known(**where) == {}
+        assert store.attempts(**where) == {}
         assert store.frontier(**where) is None
         assert store.hardware() == []
         assert store.workloads() == []
         assert store.searches() == []
         assert store.stacks(where["hardware_key"], where["workload_key"]) == []
 
-    def test_finds_trials_by_each_condition(self, store: Store, make_trial: MakeTrial) -> None:
-        first = store.add(make_trial())
+    def test_finds_trials_by_each_condition(self, store: Store) -> None:
+        first = store.add(a_trial())
         faster = replace(first.hardware, name="h200-141g", memory_bytes=141 * 2**30)
         newer = replace(first.stack, torch="2.14.0")
         longer = replace(first.workload, seq_len=4096, model="smollm2-135m")
-        on_hardware = store.add(make_trial(hardware=faster, outcome=OutOfMemory(reason="")))
-        on_stack = store.add(make_trial(stack=newer))
-        of_workload = store.add(make_trial(workload=longer))
+        on_hardware = store.add(a_trial(hardware=faster, outcome=OutOfMemory(reason="")))
+        on_stack = store.add(a_trial(stack=newer))
+        of_workload = store.add(a_trial(workload=longer))
         conditions: list[tuple[dict[str, Any], list[Trial]]] = [
             ({}, [first, on_hardware, on_stack, of_workload]),
             ({"hardware_key": faster.key}, [on_hardware]),
@@ -193,29 +173,29 @@ class TestAsking:
             assert store.trials(**condition) == expected  # type: ignore[arg-type]
             assert store.count(**condition) == len(expected)
 
-    def test_pages_in_either_order(self, store: Store, make_trial: MakeTrial) -> None:
-        added = [store.add(make_trial()) for _ in range(5)]
+    def test_pages_in_either_order(self, store: Store) -> None:
+        added = [store.add(a_trial()) for _ in range(5)]
         assert store.trials(limit=2) == added[:2]
         assert store.trials(newest_first=True, limit=2) == [added[4], added[3]]
         assert store.trials(newest_first=True, limit=2, before=added[4].trial_id) == [added[3], added[2]]
         assert store.trials(limit=0) == []
 
-    def test_groups_attempts_by_config(self, store: Store, make_trial: MakeTrial) -> None:
-        one = make_trial()
-        other = make_trial(config=one.config.replace(micro_batch=2))
-        elsewhere = make_trial(workload=replace(one.workload, seed=1))
+    def test_groups_attempts_by_config(self, store: Store) -> None:
+        one = a_trial()
+        other = a_trial(config=one.config.replace(micro_batch=2))
+        elsewhere = a_trial(workload=replace(one.workload, seed=1))
         tight = replace(one, memory_limit_bytes=2**30, outcome=OutOfMemory(reason=""))
         stored = [store.add(trial) for trial in (one, other, elsewhere, one, tight)]
-        known = store.known(**context(one))
-        assert known == {one.config: [stored[0], stored[3], stored[4]], other.config: [stored[1]]}
-        assert [trial.trial_id for trial in known[one.config]] == [
+        attempts = store.attempts(**context(one))
+        assert attempts == {one.config: [stored[0], stored[3], stored[4]], other.config: [stored[1]]}
+        assert [trial.trial_id for trial in attempts[one.config]] == [
             stored[0].trial_id,
             stored[3].trial_id,
             stored[4].trial_id,
         ]
 
-    def test_lists_what_was_used_newest_first(self, store: Store, make_trial: MakeTrial) -> None:
-        one = make_trial()
+    def test_lists_what_was_used_newest_first(self, store: Store) -> None:
+        one = a_trial()
         other = replace(
             one,
             hardware=replace(one.hardware, name="a100-80g"),
@@ -245,19 +225,19 @@ class TestEstimates:
             "size": 2**53 + 1,
         }
         store.estimates.keep({"a": first, "b": {}})
-        assert store.estimates.known(["b", "a", "c", "a"]) == {"a": first, "b": {}}
-        assert store.estimates.known([]) == {}
+        assert store.estimates.find(["b", "a", "c", "a"]) == {"a": first, "b": {}}
+        assert store.estimates.find([]) == {}
 
     def test_the_latest_stays(self, store: Store) -> None:
         store.estimates.keep({"a": {"device_bytes": 1}})
         store.estimates.keep({"a": {"device_bytes": 2}, "b": {"device_bytes": 3}})
         store.estimates.keep({})
-        assert store.estimates.known(iter(["a", "b"])) == {"a": {"device_bytes": 2}, "b": {"device_bytes": 3}}
+        assert store.estimates.find(iter(["a", "b"])) == {"a": {"device_bytes": 2}, "b": {"device_bytes": 3}}
 
     def test_refuses_what_json_has_not(self, store: Store) -> None:
         with pytest.raises(ValueError):
             store.estimates.keep({"a": {}, "b": {"step_seconds": math.inf}})
-        assert store.estimates.known(["a", "b"]) == {}
+        assert store.estimates.find(["a", "b"]) == {}
 
     def test_threads_may_keep_the_same(self, store: Store) -> None:
         same = {f"{number:064x}": {"device_bytes": number} for number in range(500)}
@@ -269,7 +249,7 @@ class TestEstimates:
             thread.start()
         for thread in threads:
             thread.join()
-        assert store.estimates.known(same) == same
+        assert store.estimates.find(same) == same
 
     def test_a_whole_lattice_is_looked_up_at_once(self, store: Store) -> None:
         parts = {f"part-{number}": 10**9 + number for number in range(12)}
@@ -279,8 +259,8 @@ class TestEstimates:
         store.estimates.keep(many)
         statements: list[str] = []
         event.listen(store._database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        assert store.estimates.known(many) == many
-        assert len([said for said in statements if "FROM estimates" in said]) <= 6
+        assert store.estimates.find(many) == many
+        assert len([statement for statement in statements if "FROM estimates" in statement]) <= 6
 
 
 class TestProbes:
@@ -300,7 +280,7 @@ class TestProbes:
         assert store.probes.find(**keys, shapes_key=other.shapes_key) == other
         assert store.probes.find(**keys) == again, "the latest, whatever the shapes"
 
-    def test_is_of_no_other_hardware_and_stack(self, store: Store) -> None:
+    def test_is_of_no_OTHER_HARDWARE_and_stack(self, store: Store) -> None:
         kept = a_probe()
         store.probes.keep(kept)
         newer = replace(kept.stack, torch="2.99.0")
@@ -316,17 +296,13 @@ class TestProbes:
 class TestSearches:
     """Searches are kept beside their trials, and changed only by whoever has their lease."""
 
-    def test_runs_and_ends(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_runs_and_ends(self, store: Store) -> None:
+        trial = a_trial()
         lease = begin(store, trial, space="one-gpu", allow=None)
         running = store.search("s1")
         assert running is not None
         assert (running.state, running.result, running.ended_at, running.held) == ("running", None, None, True)
-        assert (running.hardware, running.stack, running.workload) == (
-            trial.hardware,
-            trial.stack,
-            trial.workload,
-        )
+        assert (running.hardware, running.stack, running.workload) == (trial.hardware, trial.stack, trial.workload)
         assert running.request == {"space": "one-gpu", "allow": None}
         for _ in range(2):  # the answer to the first commit may have been lost
             store.queue.end(lease, "succeeded", {"trials": 3})
@@ -340,8 +316,8 @@ class TestSearches:
         assert done.to_json()["state"] == "succeeded"
         assert [e.kind for e in store.queue.events("s1")] == ["running", "succeeded"]
 
-    def test_goes_on_after_an_interruption(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_goes_on_after_an_interruption(self, store: Store) -> None:
+        trial = a_trial()
         lease = begin(store, trial, time_budget=600.0)
         store.queue.renew(lease, 12.5)
         store.queue.end(lease, "cancelled", None)
@@ -349,12 +325,12 @@ class TestSearches:
         again = begin(store, trial, time_budget=60.0)
         assert first is not None and first.spent_seconds == 12.5
         assert (again.epoch, again.spent_seconds) == (2, 0.0)  # who asks anew has a budget of their own
-        found = store.search("s1")
+        resumed = store.search("s1")
         changed = {"state": "running", "held": True, "lease_epoch": 2, "spent_seconds": 0.0}
-        assert found == replace(first, ended_at=None, request={"time_budget": 60.0}, **changed)
+        assert resumed == replace(first, ended_at=None, request={"time_budget": 60.0}, **changed)
 
-    def test_knows_the_trials_of_a_search(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
+    def test_knows_the_trials_of_a_search(self, store: Store) -> None:
+        trial = a_trial()
         lease = begin(store, trial)
         store.add(trial)
         ours = [store.add(trial, lease=lease, uid="u1") for _ in range(2)]
@@ -364,11 +340,11 @@ class TestSearches:
         events = store.queue.events("s1", after=1)
         assert [(e.seq, e.kind, e.body["trial_id"]) for e in events] == [(2, "trial", ours[0].trial_id)]
 
-    def test_refuses_searches_that_do_not_exist(self, store: Store, make_trial: MakeTrial) -> None:
-        lease = begin(store, make_trial())
+    def test_refuses_searches_that_do_not_exist(self, store: Store) -> None:
+        lease = begin(store, a_trial())
         nobody = replace(lease, search_id="s9")
         with pytest.raises(LeaseLost, match="search s9"):
-            store.add(make_trial(), lease=nobody)
+            store.add(a_trial(), lease=nobody)
         with pytest.raises(LeaseLost, match="search s9"):
             store.queue.end(nobody, "succeeded", {})
         with pytest.raises(UsageError, match="no search 's9'"):
@@ -376,18 +352,18 @@ class TestSearches:
         assert store.search("s9") is None
         assert store.count() == 0
 
-    def test_refuses_what_is_no_state_and_no_json(self, store: Store, make_trial: MakeTrial) -> None:
-        lease = begin(store, make_trial())
+    def test_refuses_what_is_no_state_and_no_json(self, store: Store) -> None:
+        lease = begin(store, a_trial())
         with pytest.raises(UsageError, match="ending"):
             store.queue.end(lease, "finished", {})
         with pytest.raises(ValueError):
             store.queue.end(lease, "succeeded", {"speed": math.nan})
         with pytest.raises(ValueError):
-            begin(store, make_trial(), "s2", time_budget=math.inf)
+            begin(store, a_trial(), "s2", time_budget=math.inf)
         with pytest.raises(ValueError):
-            begin(store, make_trial(), "s\0")
+            begin(store, a_trial(), "s\0")
 
-    def test_lists_the_newest_first(self, store: Store, make_trial: MakeTrial) -> None:
+    def test_lists_the_newest_first(self, store: Store) -> None:
         for name in ("b", "a", "c"):
-            begin(store, make_trial(), name)
+            begin(store, a_trial(), name)
         assert [search.search_id for search in store.searches()] == ["c", "a", "b"]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from leases import begin
-from unit.store.conftest import context
+from unit.store.conftest import OUTCOMES, PREDICTION, a_trial, context, measured
 
 from autofit import __version__
 from autofit.core.errors import UsageError
-from autofit.core.outcome import Fits, Outcome, Trial
-from autofit.core.prediction import Prediction
+from autofit.core.outcome import Fits, Trial
 from autofit.store import ImportReport, Store, export_lines, import_lines, read_lines
 
-MakeTrial = Callable[..., Trial]
 HEADER = json.dumps({"schema": 1, "autofit": __version__}) + "\n"
 
 
@@ -29,18 +27,16 @@ def other(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_carries_every_trial_and_its_attempts(
-    store: Store, other: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
-) -> None:
-    base = make_trial()
+def test_carries_every_trial_and_its_attempts(store: Store, other: Store) -> None:
+    base = a_trial()
     lease = begin(store, base)
     store.add(base, lease=lease)
-    for outcome in outcomes:
-        store.add(make_trial(outcome=outcome))
-    store.add(make_trial(workload=replace(base.workload, seq_len=512, trainer="trl", lengths=(3, 40, 512))))
+    for outcome in OUTCOMES:
+        store.add(a_trial(outcome=outcome))
+    store.add(a_trial(workload=replace(base.workload, seq_len=512, trainer="trl", lengths=(3, 40, 512))))
     assert isinstance(base.outcome, Fits)
     silent = replace(base.outcome, measurement=replace(base.outcome.measurement, losses=()))
-    store.add(make_trial(workload=replace(base.workload, program="python train.py {micro_batch}"), outcome=silent))
+    store.add(a_trial(workload=replace(base.workload, program="python train.py {micro_batch}"), outcome=silent))
     lines = list(export_lines(store))
     assert json.loads(lines[0]) == {"schema": 1, "autofit": __version__}
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
@@ -50,11 +46,11 @@ def test_carries_every_trial_and_its_attempts(
     assert list(export_lines(other)) == lines
     assert import_lines(other, lines) == ImportReport(added=0, repeated=8)
     assert import_lines(store, lines) == ImportReport(added=0, repeated=8)
-    assert other.known(**context(base)) == {base.config: store.trials(workload_key=base.workload.key)}
+    assert other.attempts(**context(base)) == {base.config: store.trials(workload_key=base.workload.key)}
 
 
-def test_carries_predictions(store: Store, other: Store, make_trial: MakeTrial, prediction: Prediction) -> None:
-    trials = [make_trial(prediction=prediction), make_trial()]
+def test_carries_predictions(store: Store, other: Store) -> None:
+    trials = [a_trial(prediction=PREDICTION), a_trial()]
     for trial in trials:
         store.add(trial)
     lines = list(export_lines(store))
@@ -64,10 +60,8 @@ def test_carries_predictions(store: Store, other: Store, make_trial: MakeTrial, 
     assert other.trials() == trials
 
 
-def test_what_was_predicted_does_not_make_another_trial(
-    store: Store, make_trial: MakeTrial, prediction: Prediction
-) -> None:
-    trial = make_trial(prediction=prediction)
+def test_what_was_predicted_does_not_make_another_trial(store: Store) -> None:
+    trial = a_trial(prediction=PREDICTION)
     null = {**trial.to_json(), "prediction": None}
     assert import_lines(store, [HEADER, json.dumps(trial.to_json()), json.dumps(null)]) == ImportReport(
         added=1, repeated=1
@@ -75,21 +69,17 @@ def test_what_was_predicted_does_not_make_another_trial(
     assert store.trials() == [trial]
 
 
-def test_reads_predictions_of_before_reserved_memory_was_kept(
-    store: Store, make_trial: MakeTrial, prediction: Prediction
-) -> None:
-    trial = make_trial(prediction=prediction)
+def test_reads_predictions_of_before_reserved_memory_was_kept(store: Store) -> None:
+    trial = a_trial(prediction=PREDICTION)
     body = trial.to_json()
     del body["prediction"]["peak_reserved_bytes"]
     import_lines(store, [HEADER, json.dumps(body)])
-    assert store.trials() == [replace(trial, prediction=replace(prediction, peak_reserved_bytes=None))]
+    assert store.trials() == [replace(trial, prediction=replace(PREDICTION, peak_reserved_bytes=None))]
 
 
-def test_carries_gradients_that_overflowed(
-    store: Store, other: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
-) -> None:
-    outcome = Fits(measurement=replace(fits(1000.0).measurement, gradient_norms=(None, None, 2.5)))
-    kept = store.add(make_trial(outcome=outcome))
+def test_carries_gradients_that_overflowed(store: Store, other: Store) -> None:
+    outcome = Fits(measurement=replace(measured(1000.0).measurement, gradient_norms=(None, None, 2.5)))
+    kept = store.add(a_trial(outcome=outcome))
     assert kept.outcome == outcome
     lines = list(export_lines(store))
     assert "[null,null,2.5]" in lines[1]
@@ -97,20 +87,20 @@ def test_carries_gradients_that_overflowed(
     assert other.trials() == store.trials() == [kept]
 
 
-def test_carries_more_trials_than_one_chunk(store: Store, other: Store, make_trial: MakeTrial) -> None:
-    trials = [make_trial(config=make_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
+def test_carries_more_trials_than_one_chunk(store: Store, other: Store) -> None:
+    trials = [a_trial(config=a_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
     assert other.add_new(trials) == (1300, 0)
     assert import_lines(store, export_lines(other)) == ImportReport(added=1300, repeated=0)
     assert list(store.stream()) == trials
     assert store.add_new(trials) == (0, 1300)
 
 
-def test_others_write_while_much_is_imported(store: Store, make_trial: MakeTrial) -> None:
-    trials = [make_trial(config=make_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
+def test_others_write_while_much_is_imported(store: Store) -> None:
+    trials = [a_trial(config=a_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
 
     def read() -> Iterator[Trial]:
         yield from trials
-        store.add(make_trial())
+        store.add(a_trial())
         raise UsageError("a bad line")
 
     with pytest.raises(UsageError, match="a bad line"):
@@ -119,12 +109,10 @@ def test_others_write_while_much_is_imported(store: Store, make_trial: MakeTrial
     assert store.add_new(trials) == (300, 1000)
 
 
-def test_adds_what_is_new_beside_what_is_not(
-    store: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
-) -> None:
-    there, new = make_trial(), make_trial()
+def test_adds_what_is_new_beside_what_is_not(store: Store) -> None:
+    there, new = a_trial(), a_trial()
     store.add(there)
-    same_time = replace(there, outcome=outcomes[0])
+    same_time = replace(there, outcome=OUTCOMES[0])
     lines = [HEADER, "\n", *(json.dumps(trial.to_json()) for trial in (there, new, new, same_time))]
     assert import_lines(store, lines) == ImportReport(added=2, repeated=2)
     assert store.trials() == [there, new, same_time]
@@ -185,10 +173,8 @@ BAD: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "words"), BAD, ids=lambda part: str(part)[:30])
-def test_refuses_a_bad_line_and_all_others_with_it(
-    store: Store, make_trial: MakeTrial, prediction: Prediction, path: str, value: object, words: str
-) -> None:
-    body = make_trial(prediction=prediction).to_json()
+def test_refuses_a_bad_line_and_all_others_with_it(store: Store, path: str, value: object, words: str) -> None:
+    body = a_trial(prediction=PREDICTION).to_json()
     lines = [HEADER, "", json.dumps(body), changed(body, path, value)]
     with pytest.raises(UsageError, match=f"line 4 cannot be imported: .*{words}") as refused:
         import_lines(store, lines)
@@ -217,16 +203,14 @@ def test_refuses_what_is_no_export(store: Store, lines: list[str], words: str) -
         import_lines(store, lines)
 
 
-def test_numbers_become_the_type_they_are_declared_with(
-    store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
-) -> None:
-    trial = make_trial(outcome=fits(1000.0))
+def test_numbers_become_the_type_they_are_declared_with(store: Store) -> None:
+    trial = a_trial(outcome=measured(1000.0))
     text = changed(changed_body(trial, "workload.lora_dropout", 0), "measurement.tokens_per_second", 1000)
     assert import_lines(store, [HEADER, text]).added == 1
-    found = store.trials()[0]
-    assert isinstance(found.workload.lora_dropout, float)
-    assert isinstance(found.outcome, Fits)
-    assert isinstance(found.outcome.measurement.tokens_per_second, float)
+    imported = store.trials()[0]
+    assert isinstance(imported.workload.lora_dropout, float)
+    assert isinstance(imported.outcome, Fits)
+    assert isinstance(imported.outcome.measurement.tokens_per_second, float)
     assert store.workloads()[0].key == replace(trial.workload, lora_dropout=0.0).key
 
 

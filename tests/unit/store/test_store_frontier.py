@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
-from unit.store.conftest import context
+from unit.store.conftest import a_trial, context, measured
 
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.frontier import Frontier, choose, point
@@ -23,9 +23,6 @@ from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory, standing, verdict
 from autofit.core.workload import METHODS
 from autofit.store import Store
-
-MakeTrial = Callable[..., Trial]
-MakeFits = Callable[..., Fits]
 
 CARDS = itertools.count()
 
@@ -45,8 +42,9 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
     for trial in trials:
         attempts.setdefault(trial.config, []).append(trial)
     between = executions_differ_by(attempts)
-    known = {config: standing(every, limit or 0) for config, every in attempts.items()}
-    points = [point(t, sum(a.timed_in_full for a in attempts[c]), between) for c, t in known.items() if t is not None]
+    represented = {config: standing(every, limit or 0) for config, every in attempts.items()}
+    runs = {config: sum(a.timed_in_full for a in every) for config, every in attempts.items()}
+    points = [point(trial, runs[config], between) for config, trial in represented.items() if trial is not None]
     return Frontier.of(
         sorted((p for p in points if p is not None), key=lambda p: p.trial_id or 0),
         hardware=trials[-1].hardware,
@@ -58,42 +56,47 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
     )
 
 
-def found(store: Store, trial: Trial, limit: int | None = None) -> Frontier | None:
+def early(speed: float, memory: int) -> Fits:
+    """The outcome of a trial that was stopped early."""
+    return Fits(measurement=replace(measured(speed, memory).measurement, stopped_early=True))
+
+
+def stored_frontier(store: Store, trial: Trial, limit: int | None = None) -> Frontier:
     """The store's frontier of a trial's hardware, stack and workload."""
-    return store.frontier(**context(trial), memory_limit_bytes=limit)
+    frontier = store.frontier(**context(trial), memory_limit_bytes=limit)
+    assert frontier is not None
+    return frontier
 
 
-def test_is_that_of_the_latest_attempts(store: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
-    base = make_trial()
+def test_is_that_of_the_latest_attempts(store: Store) -> None:
+    base = a_trial()
 
     def add(rank: int, outcome: Outcome, method: str = "lora", **changes: object) -> Trial:
         config = base.config.replace(method=method, rank=rank)
-        return store.add(make_trial(config=config, outcome=outcome, **changes))
+        return store.add(a_trial(config=config, outcome=outcome, **changes))
 
     tried = [
-        add(8, fits(100.0, 10)),
-        add(16, fits(300.0, 30)),
-        add(16, fits(200.0, 20)),
-        add(32, fits(150.0, 20)),
-        add(64, fits(200.0, 20)),
+        add(8, measured(100.0, 10)),
+        add(16, measured(300.0, 30)),
+        add(16, measured(200.0, 20)),
+        add(32, measured(150.0, 20)),
+        add(64, measured(200.0, 20)),
         add(128, OutOfMemory(reason="")),
         add(8, OutOfMemory(reason=""), memory_limit_bytes=5),
-        add(8, fits(50.0, 20), method="qlora"),
+        add(8, measured(50.0, 20), method="qlora"),
     ]
-    elsewhere = replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=fits(1e9, 1))
+    elsewhere = replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=measured(1e9, 1))
     store.add(elsewhere)
-    frontier = found(store, base)
-    assert frontier is not None
+    frontier = stored_frontier(store, base)
     expected = frontier_of(tried)
     assert replace(frontier, considered=()) == replace(expected, considered=())
     assert [point.trial_id for point in frontier.points] == [tried[i].trial_id for i in (0, 2, 7)]
     assert (frontier.trials, frontier.out_of_memory) == (8, 2)
 
 
-def test_has_no_points_where_nothing_fits(store: Store, make_trial: MakeTrial) -> None:
-    trial = store.add(make_trial(outcome=OutOfMemory(reason="")))
-    frontier = found(store, trial)
-    assert frontier is not None
+def test_has_no_points_where_nothing_fits(store: Store) -> None:
+    trial = store.add(a_trial(outcome=OutOfMemory(reason="")))
+    frontier = stored_frontier(store, trial)
     assert (frontier.points, frontier.trials, frontier.out_of_memory) == ((), 1, 1)
 
 
@@ -107,93 +110,78 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.mark.parametrize(
     "failure", [OutOfMemory(reason=""), Crashed(reason=""), TimedOut(reason="", deadline_seconds=600.0)]
 )
-def test_a_later_failure_hides_what_fitted_before(
-    store: Store, make_trial: MakeTrial, fits: MakeFits, failure: Outcome
-) -> None:
+def test_a_later_failure_hides_what_fitted_before(store: Store, failure: Outcome) -> None:
     """As after a winner's second run: what a search has just rejected is not recommended."""
-    winner = make_trial(outcome=fits(300.0, 30), memory_limit_bytes=100)
-    other = make_trial(config=winner.config.replace(rank=64), outcome=fits(200.0, 20), memory_limit_bytes=100)
+    winner = a_trial(outcome=measured(300.0, 30), memory_limit_bytes=100)
+    other = a_trial(config=winner.config.replace(rank=64), outcome=measured(200.0, 20), memory_limit_bytes=100)
     for trial in (winner, other, replace(winner, outcome=failure)):
         store.add(trial)
     for limit in (None, 100):
-        frontier = found(store, winner, limit)
-        assert frontier is not None and [p.config for p in frontier.points] == [other.config]
+        frontier = stored_frontier(store, winner, limit)
+        assert [p.config for p in frontier.points] == [other.config]
     for _ in range(2 if isinstance(failure, OutOfMemory) else 1):
-        frontier = found(store, winner, 100)
-        assert frontier is not None and frontier.points[-1].config == other.config
+        frontier = stored_frontier(store, winner, 100)
+        assert frontier.points[-1].config == other.config
         assert frontier.contradictory == isinstance(failure, OutOfMemory)
         store.add(winner)
-    frontier = found(store, winner, 100)
-    assert frontier is not None and frontier.points[-1].config == winner.config, "it fits again"
+    frontier = stored_frontier(store, winner, 100)
+    assert frontier.points[-1].config == winner.config, "it fits again"
     assert frontier.contradictory == 0
 
 
-def test_what_ran_out_of_memory_before_is_believed_once_it_has_fitted_twice(
-    store: Store, make_trial: MakeTrial, fits: MakeFits
-) -> None:
-    failed = make_trial(outcome=OutOfMemory(reason=""), memory_limit_bytes=50)
-    early = Fits(measurement=replace(fits(300.0, 30).measurement, stopped_early=True))
-    tried = (failed, replace(failed, outcome=fits(300.0, 30)), replace(failed, outcome=early))
+def test_what_ran_out_of_memory_before_is_believed_once_it_has_fitted_twice(store: Store) -> None:
+    failed = a_trial(outcome=OutOfMemory(reason=""), memory_limit_bytes=50)
+    tried = (failed, replace(failed, outcome=measured(300.0, 30)), replace(failed, outcome=early(300.0, 30)))
     for trial in tried:
         store.add(trial)
     for limit, contradictory in ((None, 1), (50, 1), (40, 1), (60, 0), (20, 0)):
-        frontier = found(store, failed, limit)
-        assert frontier is not None
+        frontier = stored_frontier(store, failed, limit)
         # Of a limit above that which did not do nothing is known but that it fitted; below what it took no more.
         assert (frontier.contradictory, len(frontier.points)) == (contradictory, limit == 60), limit
     store.add(tried[1])
     for limit in (None, 50, 40, 60):
-        frontier = found(store, failed, limit)
-        assert frontier is not None and (frontier.contradictory, len(frontier.points)) == (0, 1)
+        frontier = stored_frontier(store, failed, limit)
+        assert (frontier.contradictory, len(frontier.points)) == (0, 1)
 
 
-def test_host_memory_contradicts_nothing(store: Store, make_trial: MakeTrial) -> None:
-    failed = store.add(make_trial(outcome=OutOfMemory(reason="", host=True)))
-    store.add(make_trial())
+def test_host_memory_contradicts_nothing(store: Store) -> None:
+    failed = store.add(a_trial(outcome=OutOfMemory(reason="", host=True)))
+    store.add(a_trial())
     for limit in (None, failed.memory_limit_bytes):
-        frontier = found(store, failed, limit)
-        assert frontier is not None and (frontier.contradictory, len(frontier.points)) == (0, 1)
+        frontier = stored_frontier(store, failed, limit)
+        assert (frontier.contradictory, len(frontier.points)) == (0, 1)
 
 
-def test_a_failure_of_the_machinery_hides_nothing(store: Store, make_trial: MakeTrial) -> None:
-    trial = store.add(make_trial())
-    store.add(make_trial(outcome=Crashed(reason="the worker was lost", transient=True)))
-    frontier = found(store, trial)
-    assert frontier is not None and [p.trial_id for p in frontier.points] == [trial.trial_id]
+def test_a_failure_of_the_machinery_hides_nothing(store: Store) -> None:
+    trial = store.add(a_trial())
+    store.add(a_trial(outcome=Crashed(reason="the worker was lost", transient=True)))
+    frontier = stored_frontier(store, trial)
+    assert [p.trial_id for p in frontier.points] == [trial.trial_id]
 
 
-def test_a_trial_beside_others_counts_only_where_there_is_no_clean_one(
-    store: Store, make_trial: MakeTrial, fits: MakeFits
-) -> None:
+def test_a_trial_beside_others_counts_only_where_there_is_no_clean_one(store: Store) -> None:
     shared = DeviceState(seconds=3.0, cards=(CardState(uuid="GPU-a", others_share=0.5),))
-    clean = make_trial(outcome=fits(100.0, 20))
-    beside = replace(clean, device_state=shared, outcome=fits(50.0, 20))
+    clean = a_trial(outcome=measured(100.0, 20))
+    beside = replace(clean, device_state=shared, outcome=measured(50.0, 20))
     hurried = TimedOut(reason="no end within 600 s", deadline_seconds=DEADLINE_SECONDS)
-    alone = replace(beside, config=clean.config.replace(rank=64), outcome=fits(70.0, 30))
-    again = replace(alone, outcome=fits(80.0, 30))
+    alone = replace(beside, config=clean.config.replace(rank=64), outcome=measured(70.0, 30))
+    again = replace(alone, outcome=measured(80.0, 30))
     tried = [clean, beside, replace(beside, outcome=hurried), alone, again]
     stored = [store.add(trial) for trial in tried]
     assert stored == tried == store.trials() and stored[1].doubts and not stored[0].doubts
     for limit in (None, clean.memory_limit_bytes):
-        frontier = found(store, clean, limit)
-        assert frontier is not None
+        frontier = stored_frontier(store, clean, limit)
         assert {p.measurement.tokens_per_second for p in frontier.considered} == {100.0, 80.0}
-    settled = [verdict(attempts, clean.memory_limit_bytes) for attempts in store.known(**context(clean)).values()]
+    settled = [verdict(attempts, clean.memory_limit_bytes) for attempts in store.attempts(**context(clean)).values()]
     assert settled == [clean, again]
     assert store.between_executions(clean.hardware.key) == 0.0
 
 
-def test_what_was_stopped_early_counts_only_where_there_is_nothing_else(
-    store: Store, make_trial: MakeTrial, fits: MakeFits
-) -> None:
-    def early(speed: float, memory: int) -> Fits:
-        return Fits(measurement=replace(fits(speed, memory).measurement, stopped_early=True))
-
-    both = make_trial(outcome=fits(100.0, 10))
-    alone = make_trial(config=both.config.replace(method="qlora"), outcome=early(300.0, 30))
+def test_what_was_stopped_early_counts_only_where_there_is_nothing_else(store: Store) -> None:
+    both = a_trial(outcome=measured(100.0, 10))
+    alone = a_trial(config=both.config.replace(method="qlora"), outcome=early(300.0, 30))
     tried = [store.add(both), store.add(replace(both, outcome=early(150.0, 10))), store.add(alone)]
-    frontier = found(store, both)
-    assert frontier is not None
+    frontier = stored_frontier(store, both)
     assert [p.trial_id for p in frontier.points] == [tried[0].trial_id, tried[2].trial_id]
 
 
@@ -221,114 +209,103 @@ def in_fp32(config: Config) -> int:
     return int(config["precision"] == "fp32")
 
 
-def drawn_trial(make_trial: MakeTrial, fits: MakeFits, drawn: Drawn) -> Trial:
+def drawn_trial(drawn: Drawn) -> Trial:
     """The trial of what hypothesis draws."""
     (method, batch, precision), how, speed, memory, limit = drawn
-    measured = fits(speed / 3 + CONFIGS.index(drawn[0]) * APART, memory)
+    full = measured(speed / 3 + CONFIGS.index(drawn[0]) * APART, memory)
     outcomes: dict[str | None, Outcome] = {
-        None: measured,
-        "early": Fits(measurement=replace(measured.measurement, stopped_early=True)),
+        None: full,
+        "early": Fits(measurement=replace(full.measurement, stopped_early=True)),
         "oom": OutOfMemory(reason=""),
         "host": OutOfMemory(reason="", host=True),
         "late": TimedOut(reason="", deadline_seconds=600.0),
         "hurried": TimedOut(reason="", deadline_seconds=9.0),
         "machinery": Crashed(reason="", transient=True),
     }
-    return make_trial(
+    return a_trial(
         config=Config.of({"method": method, "micro_batch": batch, "precision": precision}),
         outcome=outcomes[how],
         memory_limit_bytes=limit,
     )
 
 
+@settings(max_examples=120, deadline=None, database=None)
+@given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
+@example(drawn=OVER_THEN_EARLY, limit=2)
 def test_equals_the_frontier_of_all_configs_judged_one_by_one(
-    shared: Store, make_trial: MakeTrial, fits: MakeFits
+    shared: Store, drawn: list[Drawn], limit: int | None
 ) -> None:
-    @settings(max_examples=120, deadline=None, database=None)
-    @given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
-    @example(drawn=OVER_THEN_EARLY, limit=2)
-    def holds(drawn: list[Drawn], limit: int | None) -> None:
-        number = next(CARDS)
-        tried = []
-        for one in drawn:
-            trial = drawn_trial(make_trial, fits, one)
-            card = replace(trial.hardware, device_name=f"card {number}")
-            tried.append(shared.add(replace(trial, hardware=card)))
-        frontier, expected = found(shared, tried[-1], limit), frontier_of(tried, limit)
-        assert frontier is not None
-        # Which points are considered is the store's affair, as long as none is missing that may be chosen.
-        assert replace(frontier, considered=()) == replace(expected, considered=())
-        chosen = [
-            choose(f.considered, memory_limit_bytes=limit or 4, methods=METHODS, changes=in_fp32)
-            for f in (frontier, expected)
-        ]
-        assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
-        assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
-
-    holds()
+    number = next(CARDS)
+    tried = []
+    for one in drawn:
+        trial = drawn_trial(one)
+        card = replace(trial.hardware, device_name=f"card {number}")
+        tried.append(shared.add(replace(trial, hardware=card)))
+    frontier, expected = stored_frontier(shared, tried[-1], limit), frontier_of(tried, limit)
+    # Which points are considered is the store's affair, as long as none is missing that may be chosen.
+    assert replace(frontier, considered=()) == replace(expected, considered=())
+    chosen = [
+        choose(f.considered, memory_limit_bytes=limit or 4, methods=METHODS, changes=in_fp32)
+        for f in (frontier, expected)
+    ]
+    assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
+    assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
 
 
-def test_points_know_what_executions_of_one_config_differ_by(
-    store: Store, make_trial: MakeTrial, fits: MakeFits
-) -> None:
+def test_points_know_what_executions_of_one_config_differ_by(store: Store) -> None:
     """On their hardware, whatever was trained; another stack, what was stopped early and one step alone say nothing."""
 
     def steps(fit: Fits, spread: float | None) -> Fits:
         m = fit.measurement
         return Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
 
-    base = make_trial(outcome=steps(fits(100.0, 10), 0.01))
-    early = Fits(measurement=replace(fits(1.0, 10).measurement, stopped_early=True))
+    base = a_trial(outcome=steps(measured(100.0, 10), 0.01))
     for trial in (
         base,
-        replace(base, outcome=early),
-        replace(base, outcome=steps(fits(7.0, 10), None)),
+        replace(base, outcome=early(1.0, 10)),
+        replace(base, outcome=steps(measured(7.0, 10), None)),
         replace(base, outcome=OutOfMemory(reason=""), memory_limit_bytes=5),
-        replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=fits(9.0, 10)),
-        replace(base, hardware=replace(base.hardware, device_name="another card"), outcome=fits(9.0, 10)),
+        replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=measured(9.0, 10)),
+        replace(base, hardware=replace(base.hardware, device_name="another card"), outcome=measured(9.0, 10)),
     ):
         store.add(trial)
     assert store.between_executions(base.hardware.key) == 0.0
     longer = replace(base, workload=replace(base.workload, seq_len=2 * base.workload.seq_len))
-    runs = [steps(fits(speed, 10), spread) for speed, spread in ((300.0, 0.02), (330.0, 0.01), (310.0, 0.03))]
+    runs = [steps(measured(speed, 10), spread) for speed, spread in ((300.0, 0.02), (330.0, 0.01), (310.0, 0.03))]
     for outcome in runs:
         store.add(replace(longer, outcome=outcome))
-    shown = [(o.measurement.tokens_per_second, o.measurement.step_seconds.relative_spread or 0.0) for o in runs]
-    known = store.between_executions(base.hardware.key)
-    assert known == pytest.approx(between_executions([shown])) and known > 0.01
-    frontier = found(store, longer)
-    assert frontier is not None and {p.between for p in frontier.points} == {known}
+    executions = [(o.measurement.tokens_per_second, o.measurement.step_seconds.relative_spread or 0.0) for o in runs]
+    between = store.between_executions(base.hardware.key)
+    assert between == pytest.approx(between_executions([executions])) and between > 0.01
+    frontier = stored_frontier(store, longer)
+    assert {p.between for p in frontier.points} == {between}
     assert store.between_executions("no such hardware") == 0.0
 
 
-def test_what_other_hardware_ran_since_hides_no_repeats(
-    store: Store, make_trial: MakeTrial, fits: MakeFits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autofit.store.repeats.LATEST", 3)
-    runs = [store.add(make_trial(outcome=fits(speed, 10))) for speed in (300.0, 390.0, 310.0)]
-    own = runs[0].hardware
-    shown = store.between_executions(own.key)
+def test_what_other_hardware_ran_since_hides_no_repeats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.store.ranking.LATEST", 3)
+    runs = [store.add(a_trial(outcome=measured(speed, 10))) for speed in (300.0, 390.0, 310.0)]
+    hardware = runs[0].hardware
+    between = store.between_executions(hardware.key)
     for _ in range(5):
-        store.add(make_trial(hardware=replace(own, device_name="another card")))
-    assert store.between_executions(own.key) == shown > 0.05
+        store.add(a_trial(hardware=replace(hardware, device_name="another card")))
+    assert store.between_executions(hardware.key) == between > 0.05
 
 
 @pytest.mark.parametrize("limit", [None, 30 * 2**30])
-def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
-    tmp_path: Path, make_trial: MakeTrial, limit: int | None
-) -> None:
+def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: Path, limit: int | None) -> None:
     path = tmp_path / "store.db"
-    asked: list[tuple[str, tuple[object, ...]]] = []
+    statements: list[tuple[str, tuple[object, ...]]] = []
     with Store.open(str(path)) as store:
-        trial = store.add(make_trial())
+        trial = store.add(a_trial())
         engine = store._database.engine
-        event.listen(engine, "before_cursor_execute", lambda *given: asked.append((given[2], given[3])))
-        found(store, trial, limit)
+        event.listen(engine, "before_cursor_execute", lambda *given: statements.append((given[2], given[3])))
+        stored_frontier(store, trial, limit)
         store.hardware()
     with closing(sqlite3.connect(path)) as connection:
         plans = [
             (row[3], statement)
-            for statement, values in asked
+            for statement, values in statements
             if statement.startswith(("SELECT", "WITH"))
             for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
         ]
@@ -337,18 +314,18 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
     for alias in ("fitted", "run"):
         ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
         assert ways and all("config_key=?" in way for way in ways), (alias, ways)
-    own = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
-    assert own and all("config_key=?" in way for way in own), own
+    of_config = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
+    assert of_config and all("config_key=?" in way for way in of_config), of_config
 
 
-def test_what_the_user_does_not_allow_hides_nothing(store: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
+def test_what_the_user_does_not_allow_hides_nothing(store: Store) -> None:
     """A config of another family that beats all others must not keep them off the frontier of who cannot use it."""
-    base = make_trial()
+    base = a_trial()
     plain = base.config.replace(method="full", precision="bf16-mixed", optimizer="adamw")
     other = plain.replace(optimizer="sgd")
     for config, speed, memory in ((plain, 50.0, 20), (other, 100.0, 10)):
-        store.add(replace(base, config=config, outcome=fits(speed, memory)))
-    every = found(store, base)
-    assert every is not None and [p.config for p in every.points] == [other]
+        store.add(replace(base, config=config, outcome=measured(speed, memory)))
+    every = stored_frontier(store, base)
+    assert [p.config for p in every.points] == [other]
     allowed = every.only(lambda config: config["optimizer"] == "adamw")
     assert [p.config for p in allowed.points] == [plain]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
-from unit.store.conftest import context
+from unit.store.conftest import a_trial, context
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import OutOfMemory, Trial
@@ -95,7 +95,7 @@ def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: P
         import_lines(fresh, export_lines(store))
         for trial in store.trials():
             assert trial.stack in store.stacks(trial.hardware.key, trial.workload.key)
-            assert trial in store.known(**context(trial))[trial.config]
+            assert trial in store.attempts(**context(trial))[trial.config]
             assert points(store, trial) == points(fresh, trial)
         store.add(store.trials()[0])
 
@@ -115,8 +115,8 @@ def points(store: Store, trial: Trial) -> list[object]:
     return [(point.config, point.measurement) for point in frontier.points]
 
 
-def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., Trial]) -> None:
-    store.add(make_trial())
+def test_checks_a_sound_store(store: Store, url: str) -> None:
+    store.add(a_trial())
     report = check(url)
     assert report.sound
     assert report.kind in url
@@ -126,9 +126,9 @@ def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., 
     assert (report.revision, report.problems) == (report.newest, ())
 
 
-def test_checks_what_contradicts_itself(store: Store, url: str, make_trial: Callable[..., Trial]) -> None:
-    fitted = store.add(make_trial())
-    other = make_trial(config=fitted.config.replace(rank=64))
+def test_checks_what_contradicts_itself(store: Store, url: str) -> None:
+    fitted = store.add(a_trial())
+    other = a_trial(config=fitted.config.replace(rank=64))
     elsewhere = replace(fitted, stack=replace(fitted.stack, torch="2.14.0"))
     failed = [store.add(replace(t, outcome=OutOfMemory(reason=""))) for t in (fitted, elsewhere, other)]
     report = check(url)
@@ -139,9 +139,9 @@ def test_checks_what_contradicts_itself(store: Store, url: str, make_trial: Call
     assert check(url).contradictions == ()
 
 
-def test_checks_what_rows_refer_to(sqlite_url: str, make_trial: Callable[..., Trial]) -> None:
+def test_checks_what_rows_refer_to(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
-        store.add(make_trial())
+        store.add(a_trial())
     with behind_the_back(sqlite_url) as connection:
         connection.execute(text("DELETE FROM workloads"))
     assert check(sqlite_url).problems == ("row 1 of trials refers to a row of workloads that is lost",)
@@ -213,7 +213,7 @@ def test_trials_under_two_drivers_come_together(url: str) -> None:
         trial = expected[2]
         frontier = store.frontier(**context(trial))
         assert frontier is not None and frontier.trials == 13
-        assert len(store.known(**context(trial))[trial.config]) == 5
+        assert len(store.attempts(**context(trial))[trial.config]) == 5
         assert store.add(trial).trial_id == 15
     with behind_the_back(url) as connection:
         numbered = connection.execute(text("SELECT attempt FROM trials WHERE id IN (2, 3, 5, 11, 12) ORDER BY id"))
@@ -248,16 +248,16 @@ def test_flags_of_older_trials_are_found(url: str) -> None:
     with behind_the_back(url) as connection:
         of = text("SELECT CAST(evidence AS TEXT) FROM trials WHERE id = :id")
         early = str(connection.scalar(of, {"id": 2})).replace('"stopped_early":false', '"stopped_early":true')
-        said = json.dumps(
-            {**json.loads(str(connection.scalar(of, {"id": 7}))), "reason": 'said "stopped_early":true\0'}
+        reason = json.dumps(
+            {**json.loads(str(connection.scalar(of, {"id": 7}))), "reason": 'reason "stopped_early":true\0'}
         )
-        for number, evidence in ((2, early), (7, said)):
+        for number, evidence in ((2, early), (7, reason)):
             values = {"id": number, "evidence": evidence}
             connection.execute(text("UPDATE trials SET evidence = :evidence WHERE id = :id"), values)
     upgrade(url)
     with behind_the_back(url) as connection:
-        found = connection.execute(text("SELECT id FROM trials WHERE stopped_early")).scalars().all()
-    assert found == [2]
+        early_ids = connection.execute(text("SELECT id FROM trials WHERE stopped_early")).scalars().all()
+    assert early_ids == [2]
 
 
 def test_trials_of_one_card_come_together(url: str) -> None:
@@ -282,6 +282,6 @@ def test_trials_of_one_card_come_together(url: str) -> None:
     with Store.open(url) as store:
         assert store.trials() == expected
         trial = expected[2]
-        known = store.known(hardware_key=hardware.key, stack_key=trial.stack.key, workload_key=trial.workload.key)
-        assert known[trial.config] == [expected[1], expected[2], expected[4]]
+        attempts = store.attempts(hardware_key=hardware.key, stack_key=trial.stack.key, workload_key=trial.workload.key)
+        assert attempts[trial.config] == [expected[1], expected[2], expected[4]]
         assert len(store.hardware()) == 1

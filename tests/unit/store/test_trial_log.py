@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.store.conftest import context
+from unit.store.conftest import a_trial, context, measured
 
 from autofit.core.errors import StoreError
-from autofit.core.outcome import Fits, Trial
+from autofit.core.outcome import Trial
 from autofit.store import Store
 from autofit.store.trial_log import StoredTrials
 from autofit.techniques import complete
 
 
-def test_a_trial_whose_commit_was_not_answered_is_stored_once(
-    store: Store, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_commit_was_not_answered_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.store.trial_log.PAUSE_SECONDS", 0.0)
     unanswered = [True, True]
     add = Store.add
@@ -30,25 +27,24 @@ def test_a_trial_whose_commit_was_not_answered_is_stored_once(
         return stored
 
     monkeypatch.setattr(Store, "add", lost)
-    log, trials = StoredTrials(store), [make_trial(), make_trial()]
+    log, trials = StoredTrials(store), [a_trial(), a_trial()]
     kept = [log.keep(trial) for trial in trials]
     assert store.trials() == trials
     assert [trial.trial_id for trial in store.trials()] == [trial.trial_id for trial in kept]
     log.check()
 
 
-def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(
-    store: Store, make_trial: Callable[..., Trial], fits: Callable[..., Fits]
-) -> None:
+def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(store: Store) -> None:
     """It is the only one of its config."""
     log = StoredTrials(store)
     configs = (complete({"method": "full", "micro_batch": size}) for size in (1, 2))
-    slow, sound = (log.keep(make_trial(config=config, outcome=fits())) for config in configs)
+    slow, sound = (log.keep(a_trial(config=config, outcome=measured())) for config in configs)
     keys = {"hardware_key": slow.hardware.key, "workload_key": slow.workload.key}
-    before = store.version(**keys)
+    frontier_version, trials_version = store.version(**keys), store.version()
     log.set_aside(slow, "n1 is slow")
-    assert store.version(**keys) != before, "who has remembered the frontier asks again"
+    assert store.version(**keys) != frontier_version, "who has remembered the frontier asks again"
+    assert store.version() != trials_version, "and who has remembered the trials"
     kept, other = store.trials()
     assert kept == slow.set_aside("n1 is slow") and kept.doubts == ("n1 is slow",) and other == sound
-    found = store.frontier(**context(slow))
-    assert found is not None and [point.trial_id for point in found.points] == [sound.trial_id]
+    frontier = store.frontier(**context(slow))
+    assert frontier is not None and [point.trial_id for point in frontier.points] == [sound.trial_id]

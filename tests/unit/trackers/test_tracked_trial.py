@@ -37,10 +37,10 @@ def test_a_context_is_readable_and_short_enough(emulated: Store) -> None:
 
 def test_a_command_stays_here(store: Store) -> None:
     trial = store.trials()[0]
-    told = TrackedTrial(
+    tracked = TrackedTrial(
         trial=replace(trial, workload=replace(trial.workload, program="train --token secret {micro_batch}"))
     )
-    assert "secret" not in str([told.setting, told.facts, told.axes, told.context])
+    assert "secret" not in str([tracked.setting, tracked.facts, tracked.axes, tracked.context])
 
 
 def test_metrics_of_each_kind_of_trial(store: Store) -> None:

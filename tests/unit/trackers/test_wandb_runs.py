@@ -77,15 +77,15 @@ def test_a_run_is_a_trial_and_comes_once(store: Store, tmp_path: Path) -> None:
         verdict, note = done.stdout.splitlines()
         assert verdict == f"{total} trials are in W&B at {tmp_path}/wandb (offline): {new} new"
         assert f"wandb sync {tmp_path}/wandb/offline-run-*" in note
-    found = {run.id: run for run in map(run_in, tmp_path.glob("wandb/offline-run-*/*.wandb"))}
-    assert len(found) == total
+    runs = {run.id: run for run in map(run_in, tmp_path.glob("wandb/offline-run-*/*.wandb"))}
+    assert len(runs) == total
     for trial in store.trials():
-        told = TrackedTrial(trial=trial)
-        run = found[told.uid]
-        assert (run.group, run.project) == (told.context, "autofit")
+        tracked = TrackedTrial(trial=trial)
+        run = runs[tracked.uid]
+        assert (run.group, run.project) == (tracked.context, "autofit")
         assert run.config.items() >= trial.config.to_json().items()
         assert run.config["hardware"]["name"] == "h100-80g"
-        assert run.summary.items() >= (told.facts | told.metrics).items()
+        assert run.summary.items() >= (tracked.facts | tracked.metrics).items()
         assert (run.code == 0) == isinstance(trial.outcome, Fits)
 
 
@@ -95,7 +95,7 @@ def test_the_project_is_the_users(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "code", "said"),
+    ("environment", "code", "words"),
     [
         ({}, 4, "WANDB_MODE=offline"),
         ({"WANDB_MODE": "disabled"}, 2, "WANDB_MODE is disabled"),
@@ -103,10 +103,10 @@ def test_the_project_is_the_users(store: Store, tmp_path: Path) -> None:
     ],
 )
 def test_what_hinders_is_said_in_a_line(
-    store: Store, tmp_path: Path, environment: dict[str, str], code: int, said: str
+    store: Store, tmp_path: Path, environment: dict[str, str], code: int, words: str
 ) -> None:
     done = track(tmp_path, **environment)
-    assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +114,11 @@ def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest
     from autofit.trackers import wandb_runs
 
     trials = [TrackedTrial(trial=trial) for trial in store.trials()]
-    asked: list[str] = []
+    paths: list[str] = []
 
     def listed(path: str) -> list[Any]:
-        asked.append(path)
-        if len(asked) > 1:
+        paths.append(path)
+        if len(paths) > 1:
             raise ValueError("Could not find project")
         return [SimpleNamespace(id=trials[0].uid)]
 
@@ -126,7 +126,7 @@ def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest
     monkeypatch.setattr(wandb_runs.wandb, "setup", lambda given: SimpleNamespace(settings=settings))
     monkeypatch.setattr(wandb_runs.wandb, "Api", lambda: SimpleNamespace(runs=listed))
     tracker = wandb_runs.WandbRuns()
-    assert [tracker.has(told) for told in trials[:2]] == [True, False]
+    assert [tracker.has(tracked) for tracked in trials[:2]] == [True, False]
     assert (tracker.place, tracker.note) == ("W&B at team/autofit", None)
     assert not wandb_runs.WandbRuns().has(trials[0])
-    assert asked == ["team/autofit"] * 2
+    assert paths == ["team/autofit"] * 2
