@@ -10,16 +10,13 @@ from autofit.core.errors import StoreError, in_one_line
 from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction, context_keys
 from autofit.core.units import MIB
-from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.calibration import is_detected
+from autofit.prediction.calibration import as_trials_show, is_detected, not_estimated, rates_for
 from autofit.prediction.emulated_formats import Emulated, emulated_configs
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.prediction.estimation import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.observed_allocator import as_trials_show
 from autofit.prediction.predict_configs import configs_to_trace, predict_all, processes
 from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
@@ -67,7 +64,7 @@ class LatticePredictor:
         """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
         one_host = request.ray_address is None
         return cls(
-            job=as_trials_show(plan.job, store),
+            job=plan.job,
             configs=plan.possible,
             tried=_tried_beyond_limit(plan, store),
             memory_limit_bytes=plan.limits.memory_bytes,
@@ -85,9 +82,8 @@ class LatticePredictor:
 
         if not self.predicts:
             return
-        self._probe()  # before anything else that would disturb it is begun
         try:
-            cache, only_known = self._estimates()
+            cache, only_known = self._prepared()
             configs, limit = [*self.configs, *self.tried], self.memory_limit_bytes
             sweep.get_ready(
                 configs_to_trace(cache, configs, memory_limit_bytes=limit, only_known=only_known), processes()
@@ -101,16 +97,16 @@ class LatticePredictor:
         `report` is called with the number of configs estimated and their total. A failure is logged in one line and
         costs only the predictions.
         """
-        job, store = self.job, self.store
         if not self.predicts:
             return self._by_formula(self.configs)
         try:
-            self._probe()
-            cache, only_known = self._estimates()
+            cache, only_known = self._prepared()
+            job, store = cache.job, self.store
             estimates = predict_all(
                 cache,
                 [*self.configs, *self.tried],
                 memory_limit_bytes=self.memory_limit_bytes,
+                rates=rates_for(job, store),
                 only_known=only_known,
                 report=report,
                 seconds=None if self.seconds is None else ESTIMATING_SHARE * self.seconds,
@@ -140,20 +136,6 @@ class LatticePredictor:
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
 
-    def _probe(self) -> None:
-        # Of a device for which nothing is estimated, rates are of no use.
-        if self.probes and is_detected(self.job.hardware) and not_estimated(self.job.hardware) is None:
-            make_sure(
-                self.job.model,
-                self.job.hardware,
-                self.job.stack,
-                self.store,
-                ranks=self.job.workload.devices,
-                budget_seconds=self.seconds,
-            )
-            self.job = as_probed(self.job, stored_probe(self.job.hardware, self.job.stack, self.store, None))
-        self.probes = False
-
     def _by_formula(self, configs: Sequence[Config]) -> Predictions:
         """Predictions without a trace: which of these offload more than the host holds. A failure costs only that."""
         offloading = [config for config in configs if config["offload"] != "none"]
@@ -168,13 +150,17 @@ class LatticePredictor:
             return Predictions()
         return Predictions(beyond_host={config: size for config, size in lacking.items() if size})
 
-    def _estimates(self) -> tuple[EstimateCache, set[Config]]:
-        """The estimates made before, and the configs of which no others are worth making."""
+    def _prepared(self) -> tuple[EstimateCache, set[Config]]:
+        """The estimates made before, and the configs of which no others are worth making. The device is probed first:
+        whatever is begun before would disturb that."""
         if self._cache is None:
-            job = self.job
-            stored = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
+            job, store = self.job, self.store
+            # Of a device for which nothing is estimated, rates are of no use.
+            if self.probes and is_detected(job.hardware) and not_estimated(job.hardware) is None:
+                make_sure(job, store, budget_seconds=self.seconds)
+            stored = stored_probe(job.hardware, job.stack, store, job.model.digest)
             self._emulated = emulated_configs(self.configs, stored)
-            self._cache = EstimateCache(job, self.store)
+            self._cache = EstimateCache(as_trials_show(job, store), store)
         only_known = {*self._emulated, *self.tried}
         if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
             only_known.update(self.configs)  # those made before cost nothing

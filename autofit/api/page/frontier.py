@@ -17,7 +17,7 @@ from autofit.core.errors import AutofitError, NothingFits
 from autofit.core.frontier import by_method
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
-from autofit.operations.recommendation import frontier_and_recommendation
+from autofit.operations.recommendation import StoredAnswer
 from autofit.planning.requests import memory_limit
 from autofit.store import Store
 
@@ -58,10 +58,10 @@ def frontier(request: Request, query: Annotated[Question, Query()], store: Opene
 
 def _answer(question: ResolvedQuestion, store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    frontier, recommend = frontier_and_recommendation(question.workload, **question.conditions, store=store)
-    recommended, message = None, None
+    answer = StoredAnswer.of(question.workload, **question.conditions, store=store)
+    frontier, recommended, message = answer.frontier, None, None
     try:
-        recommended = recommend()
+        recommended = answer.recommendation()
     except NothingFits as error:
         message = str(error)
     limit = memory_limit(question.memory_limit_bytes, frontier.hardware, frontier.workload.devices)

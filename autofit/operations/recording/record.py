@@ -245,4 +245,4 @@ def _recorded_outcomes(
         if table.header[name] != header[name] and (name != "hardware" or table.hardware.key != hardware.key):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     table_file.drop_torn_line(file)
-    return {row.config: row.outcome for row in table.rows}
+    return {trial.config: trial.outcome for trial in table.trials}

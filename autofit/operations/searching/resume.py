@@ -1,16 +1,20 @@
-"""Searches in the store: one that has already answered the question, one to resume, and what each has found."""
+"""Searches in the store: one that has already answered the question, one to resume, and how each ends."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.errors import AutofitError, NothingFits, StoreError, in_one_line
 from autofit.operations.service.submission import digest_of
+from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest
-from autofit.store import Lease, Store, new_owner
+from autofit.store import Heartbeat, Lease, LeaseLost, Store, new_owner
 from autofit.store import Search as StoredSearch
 
 if TYPE_CHECKING:
@@ -68,6 +72,39 @@ def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:
     trials = None if limits.max_trials is None else max(0, limits.max_trials - lease.spent_trials)
     seconds = None if limits.seconds is None else max(0.0, limits.seconds - lease.spent_seconds)
     return replace(limits, max_trials=trials, seconds=seconds)
+
+
+class DrivenSearch(Heartbeat):
+    """What this process does under a lease, as a context manager: the lease is kept meanwhile, and how the search ends
+    is stored, whatever ends it."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        super().__init__(store.queue, lease)
+        self.result: dict[str, Any] = {}
+        """What the search has found, to be stored with its end."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            self.result["reason"] = str(error) if isinstance(error, AutofitError) else in_one_line(error)
+        if isinstance(error, Shortfall):
+            self.result |= error.facts()
+        # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
+        with suppress(StoreError, LeaseLost):
+            if isinstance(error, KeyboardInterrupt) and self.lease.is_runners:
+                self._queue.give_back(self.lease, "its driver was interrupted")
+            else:
+                self._queue.end(self.lease, _ending(error), self.result)
+
+
+def _ending(error: BaseException | None) -> str:
+    if error is None:
+        return "succeeded"
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled"
+    return "nothing_fits" if isinstance(error, NothingFits) else "failed"
 
 
 def results(search_run: SearchLoop) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from autofit.core.errors import AutofitError, Interrupted
-from autofit.operations.service.driven_search import DrivenSearch
+from autofit.operations.searching.resume import DrivenSearch
 from autofit.operations.service.submission import from_json
 from autofit.store import Lease, Store
 from autofit.workers.watch import end_with

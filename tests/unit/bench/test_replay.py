@@ -246,14 +246,6 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
     "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
     "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: repeats the config of row 4"),
-    "a config twice in a pass": (
-        lambda lines: [*lines, {**lines[3], "pass": 2}, {**lines[3], "pass": 2}],
-        r"row \d+: repeats the config of row \d+",
-    ),
-    "no such pass": (
-        changed(1, lambda line: line.update({"pass": 0})),
-        r"row \d+: pass is 0, and must be above 0",
-    ),
     "no config": (changed(1, lambda line: line.pop("config")), r"row \d+: config is missing"),
     "no measurement": (changed(1, lambda line: line.pop("measurement")), r"row \d+: measurement: field required"),
     "no seconds": (changed(1, lambda line: line.pop("seconds")), r"row \d+: seconds is missing"),

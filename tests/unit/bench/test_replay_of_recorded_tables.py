@@ -21,7 +21,7 @@ def problem_of(table: str, method: str) -> Recorded:
     """A problem of a recorded table, with estimates of its configs alone: those of a whole table take longer."""
     (whole,) = read([RECORDED / f"{table}.jsonl"])
     recorded = next(r for r in problems_of([whole]) if r.problem.method == method)
-    part = replace(whole, rows=tuple(row for row in whole.rows if row.config in recorded.trials))
+    part = replace(whole, trials=tuple(trial for trial in whole.trials if trial.config in recorded.trials))
     return replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(part)))
 
 

@@ -16,7 +16,7 @@ from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
-from autofit.prediction.calibration import rates_for
+from autofit.prediction.calibration import Calibration, rates_for
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -42,23 +42,20 @@ def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None
     return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=said)
 
 
-OWN = make_job().workload.key
-
-
 def factor(found: Rates | None) -> float:
     assert found is not None
     return seconds(WORK, found) / seconds(WORK, guess())
 
 
 def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: Store) -> None:
-    assert rates_for(HARDWARE, STACK, None, OWN) == guess()
+    assert rates_for(make_job(), None) == guess()
     store.add(make_trial({"method": "lora"}, slower(2)))
     store.add(predicted(slower(2), work=None))
     store.add(predicted(slower(2), work=OLDER))
     store.add(predicted(crashed()))
     job = make_job()
     store.add(predicted(slower(2), job=replace(job, workload=replace(job.workload, program="python train.py"))))
-    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
+    assert rates_for(make_job(), store) == guess()
 
 
 def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Store) -> None:
@@ -67,7 +64,7 @@ def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Stor
     for trial in (predicted(slower(9)), predicted(slower(2)), predicted(slower(2), job=longer)):
         store.add(trial)
     store.add(predicted(slower(2), rank=16))
-    found = rates_for(HARDWARE, STACK, store, OWN)
+    found = rates_for(make_job(), store)
     assert found is not None and found.calibrated_on == 3
     assert factor(found) == pytest.approx(2, rel=1e-3)
     assert found.relative_error < 1e-3
@@ -82,14 +79,13 @@ def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(st
             store.add(predicted(slower(times), job=other, rank=rank))
 
     of(1024, 2.0)
-    alone = rates_for(HARDWARE, STACK, store, OWN)
+    alone = rates_for(make_job(), store)
     assert alone is not None and alone.relative_error == pytest.approx(0.5)  # what the guess misses them by
     assert factor(alone) == pytest.approx(2, rel=1e-3)
     of(512, 2.2)
-    both = rates_for(HARDWARE, STACK, store, OWN)
+    both = rates_for(make_job(), store)
     assert both is not None and 0.08 < both.relative_error < 0.11
-    known = replace(job.workload, seq_len=512).key
-    asked = rates_for(HARDWARE, STACK, store, known)
+    asked = rates_for(replace(job, workload=replace(job.workload, seq_len=512)), store)
     assert asked is not None and asked.relative_error < both.relative_error and factor(asked) == factor(both)
 
 
@@ -99,37 +95,36 @@ def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(st
     other = replace(job, workload=replace(job.workload, seq_len=1024))
     for rank in range(1, 21):
         store.add(predicted(slower(1.0), job=other, rank=rank))
-    found = rates_for(HARDWARE, STACK, store, OWN)
+    found = rates_for(make_job(), store)
     assert found is not None and found.calibrated_on == 20
     assert found.relative_error == pytest.approx(guess().relative_error / 2)
-    known = rates_for(HARDWARE, STACK, store, other.workload.key)
+    known = rates_for(other, store)
     assert known is not None and known.relative_error < 0.01
 
 
 def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
     store.add(predicted(slower(2), job=make_job(hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))))
     store.add(predicted(slower(2), job=make_job(stack=replace(STACK, torch="2.14.0"))))
-    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
+    assert rates_for(make_job(), store) == guess()
 
 
 def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: Store) -> None:
     store.add(predicted(slower(7), job=make_job(stack=replace(STACK, torch="2.12.0"))))
     store.add(predicted(slower(3)))
     here = replace(STACK, torch="2.13.0+cpu")
-    assert factor(rates_for(CARD, here, store, OWN)) == pytest.approx(3, rel=1e-3)
-    assert factor(rates_for(replace(CARD, name="a100-80g", device_name="a100-80g"), here, store, OWN)) != pytest.approx(
-        3
-    )
+    assert factor(rates_for(make_job(hardware=CARD, stack=here), store)) == pytest.approx(3, rel=1e-3)
+    another = replace(CARD, name="a100-80g", device_name="a100-80g")
+    assert factor(rates_for(make_job(hardware=another, stack=here), store)) != pytest.approx(3)
 
 
 def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -> None:
     unlisted = replace(HARDWARE, name="rtx-a6000-48g", device_name="NVIDIA RTX A6000", capability="8.6")
-    first = rates_for(unlisted, STACK, store, OWN)
+    first = rates_for(make_job(hardware=unlisted), store)
     assert first is not None and first.calibrated_on == 0 and first.stand_in is not None
     for rank in (8, 16, 32):
         trial = predicted(fits(10, 512 / (3 * seconds(WORK, first))), job=make_job(hardware=unlisted), rank=rank)
         store.add(trial)
-    found = rates_for(unlisted, STACK, store, OWN)
+    found = rates_for(make_job(hardware=unlisted), store)
     assert found is not None and (found.calibrated_on, found.relative_error < 0.1) == (3, True)
     assert seconds(WORK, found) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
 
@@ -140,12 +135,12 @@ def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Stor
     waiting = replace(WORK, waits={HOST_LINK: waited / seconds_per_byte(HARDWARE)[HOST_LINK]})
     for rank in (8, 16, 32):
         store.add(predicted(slower(2), rank=rank))
-    before = rates_for(HARDWARE, STACK, store, OWN)
+    before = rates_for(make_job(), store)
     taken = 2 * seconds(WORK, guess()) + 3 * waited
     for offload in ("optimizer", "params"):
         store.add(predicted(fits(10, 512 / taken), work=waiting, offload=offload))
     store.add(predicted(slower(9), sharding="ddp"))
-    after = rates_for(HARDWARE, STACK, store, OWN)
+    after = rates_for(make_job(), store)
     assert before is not None and after is not None
     assert (before.waiting, after.calibrated_on) == (1.0, 5), "what only communicates shows nothing here"
     assert after.as_array() == pytest.approx(before.as_array())
@@ -156,7 +151,7 @@ def test_a_trial_of_a_throttled_card_teaches_nothing_where_its_config_has_anothe
     hot = CardState(uuid="GPU-a", throttle_mask=0x20)
     store.add(predicted(slower(2)))
     store.add(replace(predicted(slower(9)), device_state=DeviceState(seconds=1.0, cards=(hot,))))
-    assert factor(rates_for(HARDWARE, STACK, store, OWN)) == pytest.approx(2.0)
+    assert factor(rates_for(make_job(), store)) == pytest.approx(2.0)
 
 
 def test_a_store_that_fails_costs_the_calibration_alone(
@@ -165,5 +160,5 @@ def test_a_store_that_fails_costs_the_calibration_alone(
     store.add(predicted(slower(2)))
     sql(f"sqlite:///{path}", "DROP TABLE trials")
     with caplog.at_level(logging.WARNING):
-        assert rates_for(HARDWARE, STACK, store, OWN) == guess()
-    assert "not calibrated" in caplog.text
+        assert Calibration.of(make_job(), store) == Calibration.of(make_job(), None)
+    assert len(caplog.records) == 1 and "not calibrated by trials" in caplog.text

@@ -17,17 +17,17 @@ from autofit.catalog.hardware import card
 from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config, Lattice, Value
 from autofit.core.units import GIB, MIB
-from autofit.core.workload import Effect, Workload
+from autofit.core.workload import METHODS, Effect, Workload
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.memory.deviation import nothing_compared
 from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
+from autofit.prediction.calibration import Calibration, why_not
 from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache
-from autofit.prediction.estimation import why_not
 from autofit.prediction.helpful_changes import GAIN, Expressible, _Neighbourhood, effect_of
-from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
 BATCH = 8
@@ -38,7 +38,7 @@ EXACT: dict[str, tuple[Value, ...]] = {
     "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
     "loss": ("fused", "chunked", "full"),
 }
-UNKNOWN = memory_deviations(CUDA_HARDWARE, None, devices=2)  # as of what is small
+UNKNOWN = dict.fromkeys(METHODS, nothing_compared(CUDA_HARDWARE, devices=2))  # as of what is small
 """How far memory may be off where no trial was compared."""
 CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
 
@@ -86,14 +86,8 @@ def fastest(estimates: list[Estimate]) -> float:
 
 def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -> Estimation:
     """Of an estimator whose predictions were never compared with a trial."""
-    found = Estimation(
-        job=by.job,
-        rates=by.rates,
-        config=of,
-        memory_limit_bytes=limit,
-        deviations=UNKNOWN,
-        store=store,
-    )
+    calibration = Calibration(job=by.job, rates=by.rates, deviations=UNKNOWN)
+    found = Estimation(calibration=calibration, config=of, memory_limit_bytes=limit, store=store)
     vars(found)["estimator"] = by
     return found
 
@@ -288,8 +282,10 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
 
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
     """What is near to it, of which nothing has been measured."""
-    made = CachedEstimator(EstimateCache(estimator().job, None), RATES, estimator)
-    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Expressible())
+    job = estimator().job
+    calibration = Calibration(job=job, rates=RATES, deviations=UNKNOWN)
+    made = CachedEstimator(calibration, EstimateCache(job, None), estimator)
+    return _Neighbourhood(asked, made, lambda done: None, Expressible())
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:

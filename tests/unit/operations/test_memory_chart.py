@@ -14,7 +14,7 @@ from autofit.core.units import GIB, format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.export.charts import memory_chart
 from autofit.operations import Estimation
-from autofit.prediction.memory_deviations import memory_deviations
+from autofit.prediction.calibration import Calibration
 from autofit.techniques import complete, parse
 
 ACCUMULATED = "method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full"
@@ -43,11 +43,9 @@ def asked(name: str) -> Estimation:
     hardware, text = CASES[name]
     stack = replace(STACK, deepspeed="installed")
     return Estimation(
-        job=job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH),
-        rates=None,
+        calibration=Calibration.of(job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH), None),
         config=complete(parse(text)),
         memory_limit_bytes=GIB,
-        deviations=memory_deviations(hardware, None),
     )
 
 

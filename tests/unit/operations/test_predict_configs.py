@@ -30,6 +30,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
+from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.estimation import Estimation, site
 from autofit.prediction.lattice_predictor import LatticePredictor
@@ -52,7 +53,7 @@ def job() -> Job:
 def test_what_was_kept_is_timed_by_what_was_measured_since(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
+    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB, rates=rates_for(job, store))
     assert list(before) == CONFIGS
     one = before[CONFIGS[0]]
     assert one.calibrated_on == 0 and one.step_seconds is not None
@@ -61,8 +62,10 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
     store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
     monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
     told: list[tuple[int, int]] = []
-    known = EstimateCache(job, store)
-    after = predict_all(known, CONFIGS, memory_limit_bytes=2 * GIB, report=lambda done, of: told.append((done, of)))
+    known, rates = EstimateCache(job, store), rates_for(job, store)
+    after = predict_all(
+        known, CONFIGS, memory_limit_bytes=2 * GIB, rates=rates, report=lambda done, of: told.append((done, of))
+    )
     assert told == [(2, 2)]
     for config in CONFIGS:
         assert (after[config].calibrated_on, after[config].memory_limit_bytes) == (1, 2 * GIB)
@@ -72,7 +75,8 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
 
 def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
     unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
-    found = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB)[CONFIGS[0]]
+    rates = rates_for(unlisted, None)
+    found = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB, rates=rates)[CONFIGS[0]]
     assert found.work is not None and found.step_seconds is not None
     assert (found.relative_error, found.calibrated_on) == (1.0, 0)
     document = found.to_json()

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
+from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_job, make_trial
 
-from autofit.catalog.models import load
+from autofit.catalog.models import Model, load
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import (
     BETWEEN_RANKS,
     COLLECTIVES,
@@ -41,7 +42,8 @@ from autofit.store import Store
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.device_lock import GivenUp
 
-DIGEST = load(MODEL).digest
+OWN, ANOTHER = load(MODEL), load("smollm2-360m")
+DIGEST = OWN.digest
 
 
 def guess() -> Rates:
@@ -149,20 +151,20 @@ def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: S
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
     store.probes.keep(made_probe(slower=3.0))
 
-    def factor(hardware: object = HARDWARE, stack: object = STACK, digest: str = DIGEST) -> float:
-        found = rates_for(hardware, stack, store, "", digest)  # type: ignore[arg-type]
+    def factor(hardware: Hardware = HARDWARE, stack: Stack = STACK, model: Model = OWN) -> float:
+        found = rates_for(replace(make_job(hardware=hardware, stack=stack), model=model), store)
         assert found is not None
         return seconds(WORK, found) / seconds(WORK, guess())
 
     assert factor() == pytest.approx(3.0)
-    assert factor(digest="another model") == pytest.approx(3.0), "better than the guess"
+    assert factor(model=ANOTHER) == pytest.approx(3.0), "better than the guess"
     assert factor(stack=replace(STACK, torch="2.99.0")) == pytest.approx(1.0)
     assert factor(hardware=replace(HARDWARE, device_name="another")) == pytest.approx(1.0)
 
 
 def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
     store.probes.keep(made_probe())
-    own, other = (rates_for(HARDWARE, STACK, store, "", digest) for digest in (DIGEST, "another model"))
+    own, other = (rates_for(replace(make_job(), model=model), store) for model in (OWN, ANOTHER))
     assert own is not None and other is not None and other.relative_error > own.relative_error
 
 
@@ -286,13 +288,12 @@ def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_ca
         yield
 
     monkeypatch.setattr("autofit.probe.run.run", run)
-    model = load(MODEL)
     for budget, most in ((900.0, 90.0), (60.0, 30.0), (None, math.inf)):
         with Store.open(str(tmp_path / f"{budget}.db")) as fresh:
-            make_sure(model, HARDWARE, STACK, fresh, budget_seconds=budget)
+            make_sure(make_job(), fresh, budget_seconds=budget)
         assert granted.pop() == pytest.approx(most, rel=0.1)
     monkeypatch.setattr(device_lock, "held", taken)
-    make_sure(model, HARDWARE, STACK, store, budget_seconds=600.0)
+    make_sure(make_job(), store, budget_seconds=600.0)
     assert granted == [60.0] and "another autofit process used the device" in caplog.text
 
 

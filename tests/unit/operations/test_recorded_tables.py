@@ -61,7 +61,7 @@ def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -
 def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None:
     request = replace(REQUEST, space="cpu", memory_limit_bytes=1 * GIB, max_trials=40)
     found = record(request, file)
-    trials = read_table(file).of_all_passes()
+    trials = read_table(file).trials
     assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
     assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
     assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
@@ -95,7 +95,7 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     assert (found.recorded, found.run) == (5, 3)
     whole = file.read_text()
     assert whole.splitlines()[:3] == first.splitlines()[:3]
-    assert len(read_table(file).of_all_passes()) == 5
+    assert len(read_table(file).trials) == 5
     assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
 
 
@@ -105,7 +105,7 @@ def test_a_recording_killed_while_it_wrote_its_header_begins_anew(world: World, 
     header = file.read_text().splitlines()[0]
     for torn in (header[:40], header[:-5]):
         file.write_text(torn)
-        assert record(request, file).run == 2 and len(read_table(file).of_all_passes()) == 2
+        assert record(request, file).run == 2 and len(read_table(file).trials) == 2
     file.write_text('{"schema": 1, "of": "another program"}')
     with pytest.raises(UsageError, match="row 1: not the first line of `autofit bench record`"):
         record(request, file)
@@ -147,7 +147,7 @@ def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None
     for number, seed in enumerate((0, 0, 1)):
         request = replace(REQUEST, space="cpu", max_trials=6, workload=replace(OPTIONS, seed=seed))
         record(request, tmp_path / f"{number}.jsonl")
-        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl").of_all_passes()])
+        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl").trials])
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -183,7 +183,7 @@ def test_no_two_recordings_write_one_file(world: World, file: Path) -> None:
 
     world.on_wait = recorded_by_another
     found = record(REQUEST, file)
-    assert found.recorded == found.configs == len(read_table(file).of_all_passes())
+    assert found.recorded == found.configs == len(read_table(file).trials)
 
 
 def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> N
 def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
     asked = replace(REQUEST, space="cpu", max_trials=12)
     record(asked, file, covering=True)
-    chosen = [trial.config for trial in read_table(file).of_all_passes()]
+    chosen = [trial.config for trial in read_table(file).trials]
     everything = {value for config in resolve(asked).lattice.configs for value in config.items}
     assert len(set(chosen)) == 12
     for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
@@ -237,7 +237,7 @@ def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: 
     record(REQUEST, file, trial_seconds=60.0)
     fitted = [
         (t.config["method"], t.outcome.measurement.tokens_per_second)
-        for t in read_table(file).of_all_passes()
+        for t in read_table(file).trials
         if isinstance(t.outcome, Fits)
     ]
     assert len(fitted) == len(asked) > 1 and len({method for method, _ in fitted}) > 1
@@ -285,7 +285,7 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
     assert len(asked) == found.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
     _, *lines = map(json.loads, file.read_text().splitlines())
     assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
-    assert len(read_table(file).of_all_passes()) == found.recorded == len(lines)
+    assert len(read_table(file).trials) == found.recorded == len(lines)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:
