@@ -59,14 +59,13 @@ def advised(
 
 def effect_of(before: Config, after: Config) -> Effect:
     """The strongest effect of the differences between two configs: none, on the numerics, or on the training."""
-    differ = (axis for axis in AXES if before.get(axis.name) != after.get(axis.name))
-    return max((_strongest_effect(axis, before, after) for axis in differ), default=Effect.EXACT)
-
-
-def _strongest_effect(axis: Axis, before: Config, after: Config) -> Effect:
-    if axis.name == "rank":
-        return Effect.TRAINING
-    return max(axis.effect(config[axis.name]) for config in (before, after) if axis.name in config)
+    effects = [Effect.EXACT]
+    for axis in AXES:
+        name = axis.name
+        if before.get(name) != after.get(name):
+            ends = (axis.effect(config[name]) for config in (before, after) if name in config)
+            effects.append(Effect.TRAINING if name == "rank" else max(ends))
+    return max(effects)
 
 
 class _Neighbourhood:
@@ -149,9 +148,8 @@ class _Neighbourhood:
         faster = [e.config for e in self._estimates.values() if not e.likely_fits and self._is_faster(e)]
         base = self._base.config
         differences = [{axis: c[axis] for axis in c if c[axis] != base.get(axis)} for c in faster]
-        lighter = self._lighter_values()
         return self._changed_by(
-            ({**values, a: light} for values in differences for a, light in lighter if a not in values), effect
+            ({**values, a: v} for values in differences for a, v in self._lighter_values() if a not in values), effect
         )
 
     def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:

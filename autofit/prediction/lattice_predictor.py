@@ -14,7 +14,7 @@ from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.calibration import as_trials_show, is_detected, not_estimated, rates_for
-from autofit.prediction.emulated_formats import Emulated, emulated_configs
+from autofit.prediction.emulated_formats import emulated_configs, from_fp32, in_fp32
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.memory_deviations import COMPARED, learned
 from autofit.prediction.predict_configs import configs_to_trace, predict_all, processes
@@ -56,12 +56,12 @@ class LatticePredictor:
     probes: bool = False
     """Whether this machine's device is probed first, unless the store has its rates."""
     _cache: EstimateCache | None = field(init=False, default=None)
-    _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
-    """The configs that are not traced."""
+    _emulated: Mapping[Config, float] = field(init=False, default_factory=dict)
+    """The configs that are not traced (`emulated_configs`)."""
 
     @classmethod
     def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
-        """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
+        """The predictor of the search that `request` asks for; a cluster's device is never probed from here."""
         one_host = request.ray_address is None
         return cls(
             job=plan.job,
@@ -117,9 +117,9 @@ class LatticePredictor:
             foreign = (trial for trial in predicted if (trial.workload.key, trial.stack.key) != own_keys)
             earlier = [trial for trial in foreign if trial.workload.program == job.workload.program]
             by_config = {c: as_of_program(e.prediction, job) for c, e in estimates.items()}
-            for config, emulated in self._emulated.items():
-                if config not in estimates and emulated.twin in estimates:
-                    by_config[config] = emulated.predicted(config, by_config[emulated.twin])
+            for config, slower in self._emulated.items():
+                if config not in estimates and in_fp32(config) in estimates:
+                    by_config[config] = from_fp32(config, by_config[in_fp32(config)], slower)
             deviation = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
             predictions = Predictions(by_config=by_config, memory_deviation=deviation)
         except Exception as failure:
