@@ -95,7 +95,7 @@ def _run(
 
     if not claimed.is_answered and not request.in_place:
         check_installed()  # before a probe, which takes seconds
-    predictor = None if claimed.is_answered else LatticePredictor.of(plan, request, store, probes=True)
+    predictor = None if claimed.is_answered else LatticePredictor(plan=plan, request=request, store=store, probes=True)
 
     def workers() -> Pool:
         """Meanwhile what predicting needs is loaded."""

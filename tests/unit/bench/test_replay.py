@@ -60,12 +60,12 @@ def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_estimates")
 def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
     told: list[str] = []
-    found = replay([table], methods=CHEAP, seeds=2, report=told.append)
-    assert [judged.recorded.problem.name for judged in found.problems] == [
+    result = replay([table], methods=CHEAP, seeds=2, report=told.append)
+    assert [judged.recorded.problem.name for judged in result.problems] == [
         f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora", "any")
     ]
     assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in told)
-    for judged in found.problems:
+    for judged in result.problems:
         problem = judged.recorded.problem
         own = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
         assert set(problem.configs) == set(own) and len(problem.methods) == (3 if problem.method == "any" else 1)
@@ -74,7 +74,7 @@ def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
         assert list(judged.scores) == list(CHEAP)
         for score in judged.scores.values():
             assert not isinstance(score, str) and score.seeds == 2
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    document = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert document["seeds"] == 2 and document["left_out"] == []
     full = document["problems"][0]
     assert full["configs"] == full["fitting"] + full["out_of_memory"] and full["memory_limit_bytes"] == LIMIT
@@ -137,8 +137,8 @@ def test_the_best_of_a_whole_table_is_that_of_the_most_faithful_method_that_fits
 @pytest.mark.usefixtures("no_estimates")
 def test_a_limit_below_the_tables(table: Path, truth: Truth) -> None:
     limit = GIB
-    found = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: limit)
-    for judged in found.problems:
+    result = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: limit)
+    for judged in result.problems:
         trials = judged.recorded.trials
         assert {c for c, t in trials.items() if isinstance(t.outcome, Fits)} == {
             c for c in trials if truth.memory(c) <= limit
@@ -152,8 +152,8 @@ def test_a_limit_below_the_tables(table: Path, truth: Truth) -> None:
 @pytest.mark.usefixtures("no_estimates")
 def test_methods_of_which_nothing_fits_are_named(table: Path, truth: Truth) -> None:
     least = {m: min(truth.memory(c) for c in truth.lattice.configs if c["method"] == m) for m in ("full", "qlora")}
-    found = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: least["full"] - 1)
-    assert "cpu-of-tests/full" in found.left_out
+    result = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: least["full"] - 1)
+    assert "cpu-of-tests/full" in result.left_out
     with pytest.raises(NothingFits, match=r"nothing of cpu-of-tests fits .*higher --memory-limit"):
         replay([table], limit_of=lambda recorded: least["qlora"] - 1)
 
@@ -180,8 +180,8 @@ def test_the_tables_of_a_checkout_are_the_default(table: Path, tmp_path: Path, m
     (tmp_path / "export.jsonl").write_text('{"schema": 1, "autofit": "0.1.0"}\n')
     (tmp_path / "notes.jsonl").write_text("none\n")
     monkeypatch.setattr(reading, "RECORDED", tmp_path)
-    found = replay(methods=["checklist"], seeds=1)
-    assert {judged.recorded.problem.table for judged in found.problems} == {"cpu-of-tests"}
+    result = replay(methods=["checklist"], seeds=1)
+    assert {judged.recorded.problem.table for judged in result.problems} == {"cpu-of-tests"}
 
 
 def test_every_recorded_table_of_this_checkout_is_whole() -> None:
@@ -192,10 +192,10 @@ def test_every_recorded_table_of_this_checkout_is_whole() -> None:
 
 
 def test_a_whole_table_is_read_as_it_was_written(table: Path, truth: Truth) -> None:
-    found = read_table(table, whole=True)
-    assert (found.name, found.memory_limit_bytes, found.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
-    assert [t.config for t in found.trials] == list(truth.lattice.configs)
-    assert [t.outcome for t in found.trials] == [truth.outcome(t.config, LIMIT) for t in found.trials]
+    result = read_table(table, whole=True)
+    assert (result.name, result.memory_limit_bytes, result.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
+    assert [t.config for t in result.trials] == list(truth.lattice.configs)
+    assert [t.outcome for t in result.trials] == [truth.outcome(t.config, LIMIT) for t in result.trials]
 
 
 def changed(number: int, change: Callable[[dict[str, Any]], object]) -> Callable[[Lines], Lines]:

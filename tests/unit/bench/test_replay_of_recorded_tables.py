@@ -43,10 +43,10 @@ def test_the_best_of_a_recorded_table_is_found_in_a_few_trials(table: str, metho
     """To 1 %: after at most 8 trials, of which at most one runs out of memory (medians). Most full fine-tunings of the
     tables run out, and no QLoRA config does. A whole table has all methods, as a search gets
     them by default. The limit of the last cuts through what its best configs need."""
-    found = judged(problem_of(table, method))
-    ended = found.ended
-    assert found.near == SEEDS
-    assert found.trials.median is not None and found.trials.median <= 8
+    result = judged(problem_of(table, method))
+    ended = result.ended
+    assert result.near == SEEDS
+    assert result.trials.median is not None and result.trials.median <= 8
     assert ended is not None and ended.seeds == ended.within_stated == SEEDS
     assert ended.out_of_memory.median is not None and ended.out_of_memory.median <= 1
     assert ended.trials.median is not None and ended.trials.median <= 12

@@ -25,9 +25,9 @@ CARD = Hardware(name="h100-80g", kind="cuda", device_name="h100-80g", memory_byt
 
 
 def guess() -> Rates:
-    found = prior(HARDWARE)
-    assert found is not None
-    return found
+    result = prior(HARDWARE)
+    assert result is not None
+    return result
 
 
 def slower(factor: float, work: StepWork = WORK) -> Outcome:
@@ -64,10 +64,10 @@ def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Stor
     for trial in (predicted(slower(9)), predicted(slower(2)), predicted(slower(2), job=longer)):
         store.add(trial)
     store.add(predicted(slower(2), rank=16))
-    found = rates_for(make_job(), store)
-    assert found is not None and found.calibrated_on == 3
-    assert factor(found) == pytest.approx(2, rel=1e-3)
-    assert found.relative_error < 1e-3
+    result = rates_for(make_job(), store)
+    assert result is not None and result.calibrated_on == 3
+    assert factor(result) == pytest.approx(2, rel=1e-3)
+    assert result.relative_error < 1e-3
 
 
 def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(store: Store) -> None:
@@ -95,9 +95,9 @@ def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(st
     other = replace(job, workload=replace(job.workload, seq_len=1024))
     for rank in range(1, 21):
         store.add(predicted(slower(1.0), job=other, rank=rank))
-    found = rates_for(make_job(), store)
-    assert found is not None and found.calibrated_on == 20
-    assert found.relative_error == pytest.approx(guess().relative_error / 2)
+    result = rates_for(make_job(), store)
+    assert result is not None and result.calibrated_on == 20
+    assert result.relative_error == pytest.approx(guess().relative_error / 2)
     known = rates_for(other, store)
     assert known is not None and known.relative_error < 0.01
 
@@ -124,9 +124,9 @@ def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -
     for rank in (8, 16, 32):
         trial = predicted(fits(10, 512 / (3 * seconds(WORK, first))), job=make_job(hardware=unlisted), rank=rank)
         store.add(trial)
-    found = rates_for(make_job(hardware=unlisted), store)
-    assert found is not None and (found.calibrated_on, found.relative_error < 0.1) == (3, True)
-    assert seconds(WORK, found) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
+    result = rates_for(make_job(hardware=unlisted), store)
+    assert result is not None and (result.calibrated_on, result.relative_error < 0.1) == (3, True)
+    assert seconds(WORK, result) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
 
 
 def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Store) -> None:

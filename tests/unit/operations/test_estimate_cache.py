@@ -107,10 +107,10 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
 def test_what_was_made_with_another_context_is_known_with_this_one(store: Store) -> None:
     keep(store, ESTIMATE)
     larger = replace(JOB, context_bytes=3 * GIB)
-    (found,) = find(store, job=larger)
-    assert found.device_bytes == ESTIMATE.device_bytes + 2 * GIB and found.breakdown["context"] == 3 * GIB
-    assert found.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
-    assert sum(found.breakdown.values()) == found.device_bytes
+    (result,) = find(store, job=larger)
+    assert result.device_bytes == ESTIMATE.device_bytes + 2 * GIB and result.breakdown["context"] == 3 * GIB
+    assert result.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
+    assert sum(result.breakdown.values()) == result.device_bytes
     assert find(store, job=larger, limit=22 * GIB) == [], "the allocator may have to give back"
     paged = replace(ESTIMATE, config=ESTIMATE.config.replace(optimizer="paged-adamw-8bit"))
     assert paged.under(80 * GIB, 3 * GIB) is None, "more may be paged out"

@@ -45,9 +45,9 @@ def add_lora(store: Store) -> None:
 def test_where_nothing_was_compared_nothing_is_known(store: Store) -> None:
     store.add(make_trial({"method": "lora"}, fits(11, 100)))
     for opened in (None, store):
-        found = memory_deviations(make_job(), opened)
-        assert set(found) == {"full", "lora", "qlora"}
-        assert {(one.mean, one.deviation, one.compared_on) for one in found.values()} == {(0.0, ONE_CARD, 0)}
+        result = memory_deviations(make_job(), opened)
+        assert set(result) == {"full", "lora", "qlora"}
+        assert {(one.mean, one.deviation, one.compared_on) for one in result.values()} == {(0.0, ONE_CARD, 0)}
         on_two = make_job(replace(OPTIONS, devices=2))
         assert {one.deviation for one in memory_deviations(on_two, opened).values()} == {UNKNOWN}
 
@@ -61,13 +61,13 @@ def test_a_users_program_shows_nothing_of_autofits_own_step(store: Store) -> Non
 def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
     add_lora(store)
     store.add(predicted(out_of_memory(), method="full"))
-    found = memory_deviations(make_job(), store)
-    assert found["lora"].compared_on == 20
-    assert found["lora"].mean == pytest.approx(0.09, abs=0.015)
-    assert ONE_CARD / 2 < found["lora"].deviation < UNKNOWN / 2, "a tenth more is more than was to be expected"
-    assert (found["full"].compared_on, found["qlora"].compared_on) == (1, 0)
-    assert found["full"].mean > 0  # it ran out at a limit above what was predicted
-    assert found == memory_deviations(make_job(hardware=CARD), store), (
+    result = memory_deviations(make_job(), store)
+    assert result["lora"].compared_on == 20
+    assert result["lora"].mean == pytest.approx(0.09, abs=0.015)
+    assert ONE_CARD / 2 < result["lora"].deviation < UNKNOWN / 2, "a tenth more is more than was to be expected"
+    assert (result["full"].compared_on, result["qlora"].compared_on) == (1, 0)
+    assert result["full"].mean > 0  # it ran out at a limit above what was predicted
+    assert result == memory_deviations(make_job(hardware=CARD), store), (
         "a card that is not here errs as the one that was measured"
     )
     elsewhere = replace(HARDWARE, device_name="NVIDIA H100 NVL")

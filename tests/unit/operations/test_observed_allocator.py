@@ -39,8 +39,8 @@ def trained(segments: bool, second: int = 0, **values: object) -> Trial:
 
 
 def known(store: Store | None, job: Job | None = None) -> tuple[bool | None, int | None]:
-    found = as_trials_show(job or make_job(), store)
-    return found.expandable_segments, found.context_bytes
+    result = as_trials_show(job or make_job(), store)
+    return result.expandable_segments, result.context_bytes
 
 
 def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
@@ -109,5 +109,5 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
     for module in (predicted_frontier, lattice_predictor):
         monkeypatch.setattr(module, "predict_all", predict_all)
     plan: Plan = predict_frontier(request).plan
-    LatticePredictor.of(plan, request, store, probes=False).predict(lambda done, total: None)
+    LatticePredictor(plan=plan, request=request, store=store).predict(lambda done, total: None)
     assert [(job.expandable_segments, job.context_bytes) for job in jobs] == [(False, CONTEXT)] * 4

@@ -16,6 +16,7 @@ import torch
 from jobs import tiny_model
 from tiny import CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
+from unit.operations.made_world import predictor_of
 
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware
@@ -76,10 +77,10 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
 def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
     unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
     rates = rates_for(unlisted, None)
-    found = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB, rates=rates)[CONFIGS[0]]
-    assert found.work is not None and found.step_seconds is not None
-    assert (found.relative_error, found.calibrated_on) == (1.0, 0)
-    document = found.to_json()
+    result = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB, rates=rates)[CONFIGS[0]]
+    assert result.work is not None and result.step_seconds is not None
+    assert (result.relative_error, result.calibrated_on) == (1.0, 0)
+    document = result.to_json()
     assert document["stand_in"] == "cards of compute capability 8.6, because rtx-a6000-48g is not in the catalog"
 
 
@@ -90,8 +91,8 @@ def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store:
     for there in (0, 64 * GIB):
         hardware = replace(job.hardware, host_memory_bytes=there)
         known = EstimateCache(replace(job, hardware=hardware), store)
-        found = predict_all(known, [config], memory_limit_bytes=GIB)[config]
-        told.append([sentence for sentence in found.assumptions if sentence.startswith("the host has enough memory")])
+        result = predict_all(known, [config], memory_limit_bytes=GIB)[config]
+        told.append([sentence for sentence in result.assumptions if sentence.startswith("the host has enough memory")])
     assert [len(sentences) for sentences in told] == [1, 0]
 
 
@@ -123,13 +124,9 @@ def test_no_more_processes_predict_than_the_control_group_has_cores_for(
     monkeypatch.setattr(control_groups, "processors", lambda machine: min(machine, 3.5))
     monkeypatch.setattr(sweep, "sweep", counted)
     monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(processes))
-    predictor_of(job, store).get_ready()
+    predictor_of(job, store, CONFIGS).get_ready()
     predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
     assert asked == [3, 3]
-
-
-def predictor_of(job: Job, store: Store) -> LatticePredictor:
-    return LatticePredictor(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
 
 
 def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: Job, store: Store) -> None:
@@ -145,17 +142,18 @@ def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: 
         limits=Limits(memory_bytes=GIB),
         space="made",
     )
-    assert LatticePredictor.of(plan, request, store, probes=False).tried == []
-    predict_all(
-        EstimateCache(job, store), [full], memory_limit_bytes=4 * GIB
-    )  # as the search under the higher limit did
+
+    def predicted() -> set[Config]:
+        predictor = LatticePredictor(plan=plan, request=request, store=store)
+        return set(predictor.predict(lambda done, total: None).by_config)
+
+    # As the search under the higher limit did.
+    predict_all(EstimateCache(job, store), [full], memory_limit_bytes=4 * GIB)
+    assert predicted() == set(CONFIGS)
     fitted = fits(0.5, 100)
     fitted = replace(fitted, measurement=replace(fitted.measurement, expandable_segments=True))
     store.add(make_trial(full, fitted, job=job, limit=4 * GIB))
-    predictor = LatticePredictor.of(plan, request, store, probes=False)
-    assert (predictor.configs, predictor.tried) == (CONFIGS, [full])
-    predictions = predictor.predict(lambda done, total: None)
-    assert set(predictions.by_config) == {full, *CONFIGS}
+    assert predicted() == {full, *CONFIGS}
 
 
 def test_without_predictions_the_host_is_a_limit_by_formula(
@@ -175,8 +173,7 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
             stack=STACK,
         )
         configs = [offloading, plain] if ranks == 1 else [offloading.replace(sharding="zero3")]
-        asking = replace(predictor_of(there, store), configs=configs, predicts=False)
-        return dict(asking.predict(lambda done, total: None).beyond_host)
+        return dict(predictor_of(there, store, configs, predict=False).predict(lambda done, total: None).beyond_host)
 
     assert lacking(64) == {offloading: pytest.approx(30 * GIB, abs=GIB)}
     assert lacking(128) == lacking(0) == lacking(64, kind="cpu") == {}
@@ -209,16 +206,17 @@ def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
     )
     wide, mixed, narrow = (complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16-mixed", "bf16"))
     alone = complete(parse("method=lora,precision=bf16"))
-    asking = replace(predictor_of(job, store), configs=[wide, mixed, narrow, alone])
-    found = asking.predict(lambda done, total: None).by_config
-    assert set(found) == {wide, mixed, narrow, alone}, "nothing is left out"
-    assert {c for c, said in found.items() if said.memory_error} == (set() if traced else {mixed, narrow})
-    assert found[alone].memory_error == 0, "the same in fp32 is not among them"
+    result = predictor_of(job, store, [wide, mixed, narrow, alone]).predict(lambda done, total: None).by_config
+    assert set(result) == {wide, mixed, narrow, alone}, "nothing is left out"
+    assert {c for c, said in result.items() if said.memory_error} == (set() if traced else {mixed, narrow})
+    assert result[alone].memory_error == 0, "the same in fp32 is not among them"
     if not traced:
-        assert found[wide].step_seconds is not None
-        assert found[mixed].step_seconds == found[narrow].step_seconds == pytest.approx(20 * found[wide].step_seconds)
-        assert found[narrow].device_bytes < found[mixed].device_bytes == found[wide].device_bytes
-        assert found[mixed].work is None, "its trial corrects no rates"
+        assert result[wide].step_seconds is not None
+        assert (
+            result[mixed].step_seconds == result[narrow].step_seconds == pytest.approx(20 * result[wide].step_seconds)
+        )
+        assert result[narrow].device_bytes < result[mixed].device_bytes == result[wide].device_bytes
+        assert result[mixed].work is None, "its trial corrects no rates"
 
 
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
@@ -235,13 +233,13 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
     monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
     monkeypatch.setattr(store.estimates, "known", counted)
-    ahead = predictor_of(job, store)
+    ahead = predictor_of(job, store, CONFIGS)
     ahead.get_ready()
-    found = ahead.predict(lambda done, total: None)
+    result = ahead.predict(lambda done, total: None)
     assert asked == [CONFIGS[1:]]
     assert looked_up == [len(CONFIGS)]
-    assert set(found.by_config) == set(CONFIGS)
-    hurried = replace(predictor_of(job, store), seconds=1.0)
+    assert set(result.by_config) == set(CONFIGS)
+    hurried = predictor_of(job, store, CONFIGS, seconds=1.0)
     assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS), "what is kept takes no time"
 
 
@@ -255,7 +253,7 @@ def test_a_config_that_is_asked_for_twice_is_estimated_once(job: Job, monkeypatc
 
 def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
-    hurried = replace(predictor_of(job, store), seconds=1.0)
+    hurried = predictor_of(job, store, CONFIGS, seconds=1.0)
     assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS[:1])
 
 
@@ -266,7 +264,7 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
         raise OSError("no more processes")
 
     monkeypatch.setattr(sweep, "get_ready", broken)
-    ahead = predictor_of(job, store)
+    ahead = predictor_of(job, store, CONFIGS)
     ahead.get_ready()
     assert set(ahead.predict(lambda done, total: None).by_config) == set(CONFIGS)
 

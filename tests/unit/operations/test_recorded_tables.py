@@ -45,13 +45,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -> None:
-    found = record(REQUEST, file)
+    result = record(REQUEST, file)
     header, *lines = map(json.loads, file.read_text().splitlines())
     assert set(header) == {
         *("schema", "hardware", "stack", "workload", "space", "memory_limit_bytes", "recorded_at", "probe")
     }
     assert header["schema"] == 1 and header["memory_limit_bytes"] == 2 * GIB
-    assert found.recorded == found.configs == found.run == len(lines) > 1
+    assert result.recorded == result.configs == result.run == len(lines) > 1
     assert len({json.dumps(line["config"], sort_keys=True) for line in lines}) == len(lines)
     for line in lines:
         assert {"config", "outcome", "seconds"} <= set(line)
@@ -60,10 +60,10 @@ def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -
 
 def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None:
     request = replace(REQUEST, space="cpu", memory_limit_bytes=1 * GIB, max_trials=40)
-    found = record(request, file)
+    result = record(request, file)
     trials = read_table(file).trials
     assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
-    assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
+    assert result.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
     assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
 
 
@@ -79,8 +79,8 @@ def test_a_cluster_says_itself_what_it_has_and_can_run(
         return pool
 
     monkeypatch.setattr(recording, "open_pool", opened)
-    found = record(replace(REQUEST, ray_address="auto"), file)
-    assert found.run == found.configs > 1
+    result = record(replace(REQUEST, ray_address="auto"), file)
+    assert result.run == result.configs > 1
     (pool,) = world.pools
     assert pool.closed >= 1
     assert json.loads(file.read_text().splitlines()[0])["hardware"] == pool.site()[0].to_json()
@@ -91,8 +91,8 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     record(replace(request, max_trials=3), file)
     first = file.read_text()
     file.write_text(first[:-20])  # killed while it wrote the last line
-    found = record(replace(request, max_trials=5), file)
-    assert (found.recorded, found.run) == (5, 3)
+    result = record(replace(request, max_trials=5), file)
+    assert (result.recorded, result.run) == (5, 3)
     whole = file.read_text()
     assert whole.splitlines()[:3] == first.splitlines()[:3]
     assert len(read_table(file).trials) == 5
@@ -182,8 +182,8 @@ def test_no_two_recordings_write_one_file(world: World, file: Path) -> None:
             record(REQUEST, file)
 
     world.on_wait = recorded_by_another
-    found = record(REQUEST, file)
-    assert found.recorded == found.configs == len(read_table(file).trials)
+    result = record(REQUEST, file)
+    assert result.recorded == result.configs == len(read_table(file).trials)
 
 
 def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) ->
 def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> None:
     failures = iter(range(2))
     world.special = lambda request: replace(crashed(), transient=True) if next(failures, None) is not None else None
-    found = record(REQUEST, file)
-    assert found.recorded == found.configs - 2
-    assert record(REQUEST, file).recorded == found.configs
+    result = record(REQUEST, file)
+    assert result.recorded == result.configs - 2
+    assert record(REQUEST, file).recorded == result.configs
 
 
 def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
@@ -281,11 +281,11 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
     )
     asked: list[TrialRequest] = []
     world.special = lambda request: asked.append(request)
-    found = record(REQUEST, file)
-    assert len(asked) == found.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
+    result = record(REQUEST, file)
+    assert len(asked) == result.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
     _, *lines = map(json.loads, file.read_text().splitlines())
     assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
-    assert len(read_table(file).trials) == found.recorded == len(lines)
+    assert len(read_table(file).trials) == result.recorded == len(lines)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:

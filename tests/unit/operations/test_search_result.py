@@ -24,18 +24,18 @@ def test_repeated_and_believed_trials_are_told_apart() -> None:
     one, two = (make_trial({"method": "full", "micro_batch": number}, fits(4, 100)) for number in (1, 2))
     run = [replace(one, device_state=BUSY), one, replace(two, device_state=BUSY), replace(two, device_state=BUSY)]
     trials = [replace(trial, trial_id=number) for number, trial in enumerate(run)]
-    found = Disturbed.of(trials, [trials[1], trials[3]])
-    assert (found.repeated, found.believed, found.reason) == (2, 1, "another process used 50% of the card")
-    (said,) = _disturbed(found)
+    result = Disturbed.of(trials, [trials[1], trials[3]])
+    assert (result.repeated, result.believed, result.reason) == (2, 1, "another process used 50% of the card")
+    (said,) = _disturbed(result)
     assert "2 trials were repeated, 1 trial was believed" in said
     assert _disturbed(Disturbed.of([one, two], [one, two])) == []
 
 
 def test_what_a_slow_node_has_run_is_counted_apart() -> None:
     one, two = (make_trial({"method": "full", "micro_batch": number}, fits(4, 100)) for number in (1, 2))
-    found = Disturbed.of([one.set_aside("n1 is slow"), two], [two], ["n1 is slow", "n2 is slow"])
-    assert found == Disturbed(set_aside=1, slow_nodes=("n1 is slow", "n2 is slow"))
-    assert _disturbed(found) == ["Left out: n1 is slow, n2 is slow: 1 trial was set aside."]
+    result = Disturbed.of([one.set_aside("n1 is slow"), two], [two], ["n1 is slow", "n2 is slow"])
+    assert result == Disturbed(set_aside=1, slow_nodes=("n1 is slow", "n2 is slow"))
+    assert _disturbed(result) == ["Left out: n1 is slow, n2 is slow: 1 trial was set aside."]
 
 
 def test_where_all_that_fitted_ran_on_a_slow_node_nothing_is_said_of_what_fits() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from leases import a_gone_process, expire
 from unit.operations.made_trials import MODEL, OPTIONS, crashed, make_trial, out_of_memory
-from unit.operations.made_world import World
+from unit.operations.made_world import World, predictor_of
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
 
@@ -35,7 +35,6 @@ from autofit.planning.plan import outline, resolve
 from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.prediction.predict_configs import predict_all
 from autofit.store import LeaseLost, Store, UnderWay
 from autofit.store.searches.heartbeat import LOOK_SECONDS
@@ -268,9 +267,9 @@ def test_the_same_search_is_driven_once(world: World, request_: SearchRequest, s
 
         def ask_again(asked: SearchRequest = asked, told: list[str] = told) -> None:
             if not told:
-                with pytest.raises(UnderWay, match="the same search is under way") as refused:
+                with pytest.raises(UnderWay, match="the same search is under way") as error:
                     operations.search(asked)
-                told.append(str(refused.value))
+                told.append(str(error.value))
 
         world.on_wait = ask_again
         result = operations.search(asked)
@@ -335,11 +334,11 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
     world.special = lambda request: out_of_memory()
     with pytest.raises(
         Shortfall, match=r"nothing that was measured fits 2.00 GiB: every trial ran out of memory"
-    ) as told:
+    ) as error:
         operations.search(request_)
-    closest = told.value.to_json()["closest"]
+    closest = error.value.to_json()["closest"]
     assert closest["outcome"] == "out_of_memory" and closest["config"]["micro_batch"] == 1
-    assert "what would help: a higher --memory-limit" in str(told.value)
+    assert "what would help: a higher --memory-limit" in str(error.value)
     assert world.pools[0].closed == 1
     trials = store.count()
     assert trials > 0
@@ -350,11 +349,11 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
 
 def test_where_some_run_out_and_others_crash_both_are_told(world: World, request_: SearchRequest) -> None:
     world.special = lambda request: crashed() if request.config["method"] == "full" else out_of_memory()
-    with pytest.raises(Shortfall, match="failed for reasons other than memory, the last: crashed") as told:
+    with pytest.raises(Shortfall, match="failed for reasons other than memory, the last: crashed") as error:
         operations.search(replace(request_, max_trials=30))
-    assert told.value.to_json()["closest"]["outcome"] == "out_of_memory"
-    assert "the closest under 2.00 GiB: out of memory" in str(told.value)
-    assert "what would help: " in str(told.value)
+    assert error.value.to_json()["closest"]["outcome"] == "out_of_memory"
+    assert "the closest under 2.00 GiB: out of memory" in str(error.value)
+    assert "what would help: " in str(error.value)
 
 
 def test_progress_is_reported(world: World, request_: SearchRequest) -> None:
@@ -397,13 +396,13 @@ def test_a_model_that_is_too_large_says_what_could_hold_it(
     world: World, request_: SearchRequest, method: str, least: str, holder: str | None
 ) -> None:
     asked = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
-    with pytest.raises(Shortfall, match="the smallest config needs at least") as refused:
+    with pytest.raises(Shortfall, match="the smallest config needs at least") as error:
         resolve(asked)
-    text = str(refused.value)
-    assert refused.value.exit_code == 3
+    text = str(error.value)
+    assert error.value.exit_code == 3
     assert f"at least {least} for weights, gradients and states, and activations on top (" in text
     assert (f"could hold it is {holder} (" if holder else "no card of the catalog could hold it") in text
-    closest = refused.value.to_json()["closest"]
+    closest = error.value.to_json()["closest"]
     assert closest["over_limit_bytes"] == closest["at_least_bytes"] - 4 * GIB > 0
     assert closest["provenance"] == "predicted"
     assert ("--method any would lower that to 36.80 GiB" in text) == (method in ("full", "lora"))
@@ -473,9 +472,9 @@ def test_hardware_is_named_in_any_case(world: World, request_: SearchRequest) ->
 def test_a_wider_permission_that_needs_less_is_named(world: World, request_: SearchRequest) -> None:
     """The bare weights of a full fine-tuning with AdamW in 8 bits, or with SGD, are known without a trial."""
     asked = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
-    with pytest.raises(Shortfall) as refused:
+    with pytest.raises(Shortfall) as error:
         resolve(asked)
-    text = str(refused.value)
+    text = str(error.value)
     assert "the smallest config needs at least 2.00 GiB" in text
     assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
     here, _ = detect("cpu")
@@ -556,11 +555,11 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(Shortfall) as refused:
+        with pytest.raises(Shortfall) as error:
             operations.search(request_)
     takes, there = here.host_memory_bytes + 2 * GIB, here.host_memory_bytes
-    assert f"needs {format_bytes(takes)}, and a machine has {format_bytes(there)} (" in str(refused.value)
-    closest = refused.value.to_json()["closest"]
+    assert f"needs {format_bytes(takes)}, and a machine has {format_bytes(there)} (" in str(error.value)
+    closest = error.value.to_json()["closest"]
     assert (closest["config"]["method"], closest["over_limit_bytes"]) == ("qlora", 2 * GIB)
     assert [pool.submitted for pool in world.pools] == [[], []]
 
@@ -576,9 +575,9 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as refused:
+        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as error:
             operations.search(replace(request_, time_budget_seconds=600.0))
-    assert "method=full" not in str(refused.value) and "a longer --time-budget" in str(refused.value)
+    assert "method=full" not in str(error.value) and "a longer --time-budget" in str(error.value)
     assert [pool.submitted for pool in world.pools] == [[], []]
     assert [search.state for search in store.searches()] == ["failed", "failed"]
 
@@ -631,10 +630,7 @@ def test_errors_on_other_hardware_and_of_the_question_itself_are_not_counted(
 
         def told(asked: Job) -> MemoryDeviation:
             configs = [trial.config for trial in measured]
-            asking = LatticePredictor(
-                job=asked, configs=configs, memory_limit_bytes=GIB, seconds=None, store=other, one_host=True
-            )
-            return asking.predict(lambda *counted: None).memory_deviation
+            return predictor_of(asked, other, configs).predict(lambda *counted: None).memory_deviation
 
         assert told(job) == told(longer) == NOTHING_COMPARED
         for trial in moved:
@@ -696,6 +692,6 @@ def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
     world: World, request_: SearchRequest, store: Store, one_host: bool
 ) -> None:
     job = request_.workload.job(detect("cpu"))
-    asking = LatticePredictor(job=job, configs=(), memory_limit_bytes=GIB, seconds=None, store=store, one_host=one_host)
-    found = asking.predict(lambda done, total: None)
+    predictor = predictor_of(job, store, (), ray_address=None if one_host else "auto")
+    found = predictor.predict(lambda done, total: None)
     assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)

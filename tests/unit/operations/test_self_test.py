@@ -24,8 +24,8 @@ from autofit.operations.self_test import bench as bench_module
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
-from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
+from autofit.operations.self_test.technique_checks import same, tiny_figure
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
@@ -246,11 +246,11 @@ def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.Mon
     bench = Bench(device="cpu")
     bench.limit = 256 * MIB
     try:
-        found = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
+        result = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
     finally:
         bench.close()
-    assert found.verdict is Verdict.NOT_RUN, found.reason
-    assert "too large here, and was not predicted: no estimate after 0 s" in found.reason
+    assert result.verdict is Verdict.NOT_RUN, result.reason
+    assert "too large here, and was not predicted: no estimate after 0 s" in result.reason
 
 
 def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_cards_that_differ_do_not_keep_a_self_test_from_running(monkeypatch: pyt
 
 def test_the_probe_of_a_self_test_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", lambda name: tiny_model())
-    found = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
-    assert found.verdict is Verdict.WORKS and found.reason == ""
-    probe = Probe.from_json(found.measured["probe"])
+    result = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
+    assert result.verdict is Verdict.WORKS and result.reason == ""
+    probe = Probe.from_json(result.measured["probe"])
     assert probe.seconds_per and probe.steps and probe.device_state is not None
