@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autofit.core.device.hardware import Hardware
+from autofit.core.device.probe import shapes_key
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, StepWork, Trial
@@ -16,7 +17,7 @@ from autofit.estimate.assumptions import as_probed, rounded_context
 from autofit.estimate.memory.deviation import MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.probing import probed_guess, stored_probe
+from autofit.prediction.probing import rates_of, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job, needs_process_group, unsupported
 from autofit.techniques.axes.optimizer import OPTIMIZERS
@@ -84,7 +85,8 @@ def rates_for(job: Job, store: Store | None) -> Rates | None:
     if guess is None or store is None:
         return guess
     if is_detected(job.hardware):
-        guess = probed_guess(guess, job.hardware, job.stack, store, job.model.digest)
+        probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
+        guess = guess if probe is None else rates_of(probe, guess, shapes=shapes_key(job.model.digest))
         trials = latest_fits(job.hardware, store, LATEST, stack_key=job.stack.key)
     else:
         trials = latest_fits(job.hardware, store, LATEST)[:LATEST]

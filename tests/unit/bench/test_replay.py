@@ -59,16 +59,16 @@ def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
-    told: list[str] = []
-    result = replay([table], methods=CHEAP, seeds=2, report=told.append)
+    lines: list[str] = []
+    result = replay([table], methods=CHEAP, seeds=2, report=lines.append)
     assert [judged.recorded.problem.name for judged in result.problems] == [
         f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora", "any")
     ]
-    assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in told)
+    assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in lines)
     for judged in result.problems:
         problem = judged.recorded.problem
-        own = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
-        assert set(problem.configs) == set(own) and len(problem.methods) == (3 if problem.method == "any" else 1)
+        configs = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
+        assert set(problem.configs) == set(configs) and len(problem.methods) == (3 if problem.method == "any" else 1)
         best = truth.outcome(judged.recorded.best.config, LIMIT)
         assert isinstance(best, Fits) and best.measurement == judged.recorded.best.measurement
         assert list(judged.scores) == list(CHEAP)
@@ -93,11 +93,11 @@ def test_two_at_a_time_are_the_same(table: Path) -> None:
 @pytest.mark.usefixtures("no_estimates")
 def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp_path: Path) -> None:
     whole = replay([table], methods=CHEAP[1:], seeds=2).to_json()
-    told: list[str] = []
+    lines: list[str] = []
 
     def interrupted(line: str) -> None:
-        told.append(line)
-        if len(told) == 11:
+        lines.append(line)
+        if len(lines) == 11:
             raise KeyboardInterrupt
 
     def replayed(report: Callable[[str], None]) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp
 
     with pytest.raises(KeyboardInterrupt):
         replayed(interrupted)
-    assert replayed(told.append) == whole
-    ran = [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in told]
+    assert replayed(lines.append) == whole
+    ran = [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in lines]
     assert len(set(ran)) == len(ran) == 4 * len(CHEAP[1:]) * 2
     # Every method has its first seed before any has its second.
     assert ["seed 1" in search for search in ran] == [True] * 12 + [False] * 12
     assert replayed(lambda line: pytest.fail(f"run twice: {line}")) == whole
     # More seeds are added to those that are kept.
-    replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=told.append)
-    for line, method in zip(told[-4:], ("full", "lora", "qlora", "any"), strict=True):
+    replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=lines.append)
+    for line, method in zip(lines[-4:], ("full", "lora", "qlora", "any"), strict=True):
         assert f"of 4: cpu-of-tests/{method}: checklist, seed 3: " in line
 
 
@@ -320,9 +320,9 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
     with pytest.raises(UsageError, match="row 2: a failure of the machinery"):
         replay([write(tmp_path / "t.jsonl", [lines[0], failed])])
     # A config's own crash is a row like any other.
-    own = {**failed, **crashed().to_json()}
+    row = {**failed, **crashed().to_json()}
     other = {"config": lines[2]["config"], **fits(1.0, 10).to_json(), "seconds": 5.0}
-    assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], own, other]), whole=True).trials) == 2
+    assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], row, other]), whole=True).trials) == 2
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:

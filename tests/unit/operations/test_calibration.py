@@ -36,10 +36,10 @@ def slower(factor: float, work: StepWork = WORK) -> Outcome:
 
 
 def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None = None, **config: object) -> Trial:
-    said = Prediction(
+    prediction = Prediction(
         peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5, work=work
     )
-    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=said)
+    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=prediction)
 
 
 def factor(found: Rates | None) -> float:
@@ -85,8 +85,8 @@ def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(st
     of(512, 2.2)
     both = rates_for(make_job(), store)
     assert both is not None and 0.08 < both.relative_error < 0.11
-    asked = rates_for(replace(job, workload=replace(job.workload, seq_len=512)), store)
-    assert asked is not None and asked.relative_error < both.relative_error and factor(asked) == factor(both)
+    covered = rates_for(replace(job, workload=replace(job.workload, seq_len=512)), store)
+    assert covered is not None and covered.relative_error < both.relative_error and factor(covered) == factor(both)
 
 
 def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(store: Store) -> None:
@@ -98,8 +98,8 @@ def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(st
     result = rates_for(make_job(), store)
     assert result is not None and result.calibrated_on == 20
     assert result.relative_error == pytest.approx(guess().relative_error / 2)
-    known = rates_for(other, store)
-    assert known is not None and known.relative_error < 0.01
+    covered = rates_for(other, store)
+    assert covered is not None and covered.relative_error < 0.01
 
 
 def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:

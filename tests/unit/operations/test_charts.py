@@ -47,15 +47,15 @@ FRONTIERS = {
 @pytest.mark.parametrize("name", FRONTIERS)
 def test_a_figure_shows_every_point_of_every_method(name: str) -> None:
     result = FRONTIERS[name]
-    shown = traces(result)
-    assert [t["name"] for t in shown] == [m for m in METHODS if any(p.method == m for p in result.points)]
-    assert sum(len(t["x"]) for t in shown) == len(result.points)
-    for trace in shown:
-        own = [p for p in result.points if p.method == trace["name"]]
-        assert list(trace["x"]) == [p.measurement.device_bytes / 2**30 for p in own]
-        assert list(trace["y"]) == [p.measurement.tokens_per_second for p in own]
-        assert all(str(p.config["checkpointing"]) in text for p, text in zip(own, trace["text"], strict=True))
-        assert list(trace["error_y"]["array"]) == [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in own]
+    drawn = traces(result)
+    assert [t["name"] for t in drawn] == [m for m in METHODS if any(p.method == m for p in result.points)]
+    assert sum(len(t["x"]) for t in drawn) == len(result.points)
+    for trace in drawn:
+        points = [p for p in result.points if p.method == trace["name"]]
+        assert list(trace["x"]) == [p.measurement.device_bytes / 2**30 for p in points]
+        assert list(trace["y"]) == [p.measurement.tokens_per_second for p in points]
+        assert all(str(p.config["checkpointing"]) in text for p, text in zip(points, trace["text"], strict=True))
+        assert list(trace["error_y"]["array"]) == [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in points]
 
 
 def test_of_several_devices_a_figure_shows_the_speed_of_all_and_of_each() -> None:

@@ -79,8 +79,8 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
 ) -> None:
     config = tmp_path / "args.yml"
     config.write_text(f"per_device_train_batch_size: 1\n{text}")
-    asked = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
-    known, unknown = (diagnosed(config, model=model, **asked) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
+    options = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
+    known, unknown = (diagnosed(config, model=model, **options) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
     assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
     assert unknown.run.config.get("kernels") is None and unknown.run.config["loss"] == "fused"
     assert [part.key for part in unknown.run.not_counted] == [text.split("\n")[-2].partition(":")[0]]
@@ -217,11 +217,11 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     assert remedy.settings == {"dtype": "bfloat16"} and remedy.change.effect.label == "numerics"
     assert remedy.diff is not None and "+dtype: bfloat16" in remedy.diff
     assert remedy.change.estimate.device_bytes == narrow.device_bytes
-    said = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
-    assert said.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
+    diagnosis = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
+    assert diagnosis.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
         "as the user says beside the file"
     )
-    assert not any("fp32" in note for note in said.notes)
+    assert not any("fp32" in note for note in diagnosis.notes)
     smaller = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{narrow.device_bytes * 9 // 10} B")
     assert smaller.remedies and all(r.settings["dtype"] == "bfloat16" for r in smaller.remedies)
     assert all(len(r.settings) > 1 for r in smaller.remedies)
@@ -232,8 +232,8 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
-    asked = "method=qlora,rank=16,checkpointing=full"
-    result = estimated(path, model="smollm2-135m", seq_len=256, also=asked)
+    also = "method=qlora,rank=16,checkpointing=full"
+    result = estimated(path, model="smollm2-135m", seq_len=256, also=also)
     same = autofit.estimate(
         "smollm2-135m",
         result.config,
@@ -357,9 +357,9 @@ def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
     assert remedy.change.roles == ("smallest",) and remedy.change.effect is Effect.NUMERICS
     assert remedy.diff is not None
     assert [line for line in remedy.diff.splitlines()[2:] if line[0] in "+-"] == diff
-    said = f"{config} asks for bf16, which t4 only emulates"
-    assert result.emulated is not None and result.emulated.startswith(said)
-    assert diagnosis_text(result).startswith(said)
+    reason = f"{config} asks for bf16, which t4 only emulates"
+    assert result.emulated is not None and result.emulated.startswith(reason)
+    assert diagnosis_text(result).startswith(reason)
     edited = SourceFile.read(config).changed({tuple(key.split(".")): value for key, value in remedy.settings.items()})
     assert edited is not None
     config.write_text(edited)

@@ -78,11 +78,11 @@ def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path
     (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
     options = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4)
     config = complete({"method": "lora", "checkpointing": "full"})
-    asked = partial(Estimation.of, options, config, hardware="h100-80g", store=path)
-    needed = asked().estimate().device_bytes
+    estimation = partial(Estimation.of, options, config, hardware="h100-80g", store=path)
+    needed = estimation().estimate().device_bytes
 
     def certainty() -> str | None:
-        return asked(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
+        return estimation(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
 
     assert certainty() == "likely"
     add_lora(store)

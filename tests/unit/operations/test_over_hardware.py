@@ -63,9 +63,9 @@ def test_the_fastest_and_the_cheapest_are_named(
     drives(monkeypatch, made_drive)
     result = search_over_hardware(request_, NAMES, StandingsDisplay())
     assert [row.name for row in result.rows] == ["h100-80g", "l40s", "a10g"]
-    told = capsys.readouterr().err.splitlines()
-    assert "h100-80g: succeeded, 2 trials done, 1 out of memory, best 9,000 tokens/s" in told
-    assert "a10g: failed, 0 trials done, Ray has no a10g GPUs" in told
+    lines = capsys.readouterr().err.splitlines()
+    assert "h100-80g: succeeded, 2 trials done, 1 out of memory, best 9,000 tokens/s" in lines
+    assert "a10g: failed, 0 trials done, Ray has no a10g GPUs" in lines
     per_hour = {"h100-80g": 9.0, "l40s": 1.0}
     text = over_hardware_text(result, per_hour).splitlines()
     assert text[0] == "h100-80g is the fastest: 9,000 tokens/s. l40s is the cheapest: 0.1389 per million tokens."

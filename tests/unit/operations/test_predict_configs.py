@@ -62,12 +62,12 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
     outcome = fits(1, tokens / (5 * one.step_seconds), tokens=tokens)
     store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
     monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
-    told: list[tuple[int, int]] = []
-    known, rates = EstimateCache(job, store), rates_for(job, store)
+    reports: list[tuple[int, int]] = []
+    cache, rates = EstimateCache(job, store), rates_for(job, store)
     after = predict_all(
-        known, CONFIGS, memory_limit_bytes=2 * GIB, rates=rates, report=lambda done, of: told.append((done, of))
+        cache, CONFIGS, memory_limit_bytes=2 * GIB, rates=rates, report=lambda done, of: reports.append((done, of))
     )
-    assert told == [(2, 2)]
+    assert reports == [(2, 2)]
     for config in CONFIGS:
         assert (after[config].calibrated_on, after[config].memory_limit_bytes) == (1, 2 * GIB)
         assert after[config].device_bytes == before[config].device_bytes
@@ -87,13 +87,15 @@ def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> N
 def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store: Store) -> None:
     """The key of an estimate does not include the host's memory."""
     config = complete(parse("method=lora,micro_batch=1,checkpointing=offload"))
-    told = []
+    assumptions = []
     for there in (0, 64 * GIB):
         hardware = replace(job.hardware, host_memory_bytes=there)
-        known = EstimateCache(replace(job, hardware=hardware), store)
-        result = predict_all(known, [config], memory_limit_bytes=GIB)[config]
-        told.append([sentence for sentence in result.assumptions if sentence.startswith("the host has enough memory")])
-    assert [len(sentences) for sentences in told] == [1, 0]
+        cache = EstimateCache(replace(job, hardware=hardware), store)
+        result = predict_all(cache, [config], memory_limit_bytes=GIB)[config]
+        assumptions.append(
+            [sentence for sentence in result.assumptions if sentence.startswith("the host has enough memory")]
+        )
+    assert [len(sentences) for sentences in assumptions] == [1, 0]
 
 
 def test_no_failure_of_the_estimator_reaches_who_asks(
@@ -114,19 +116,19 @@ def test_no_more_processes_predict_than_the_control_group_has_cores_for(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container with a quota sees every core of its machine."""
-    asked: list[object] = []
+    counts: list[object] = []
 
     def counted(job: Job, configs: list[Config], **options: object) -> dict[Config, Estimate]:
-        asked.append(options["processes"])
+        counts.append(options["processes"])
         return {}
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr(control_groups, "processors", lambda machine: min(machine, 3.5))
     monkeypatch.setattr(sweep, "sweep", counted)
-    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(processes))
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: counts.append(processes))
     predictor_of(job, store, CONFIGS).get_ready()
     predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
-    assert asked == [3, 3]
+    assert counts == [3, 3]
 
 
 def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: Job, store: Store) -> None:
@@ -222,21 +224,21 @@ def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[Config]] = []
+    traced: list[list[Config]] = []
     looked_up: list[int] = []
-    known = store.estimates.known
+    find_stored = store.estimates.known
 
     def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         looked_up.append(len(list(keys)))
-        return known(keys)
+        return find_stored(keys)
 
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
-    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: traced.append(configs))
     monkeypatch.setattr(store.estimates, "known", counted)
     ahead = predictor_of(job, store, CONFIGS)
     ahead.get_ready()
     result = ahead.predict(lambda done, total: None)
-    assert asked == [CONFIGS[1:]]
+    assert traced == [CONFIGS[1:]]
     assert looked_up == [len(CONFIGS)]
     assert set(result.by_config) == set(CONFIGS)
     hurried = predictor_of(job, store, CONFIGS, seconds=1.0)
@@ -245,10 +247,10 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
 
 def test_a_config_that_is_asked_for_twice_is_estimated_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded table has the winner's second run."""
-    asked: list[list[Config]] = []
-    monkeypatch.setattr(sweep, "sweep", lambda job, configs, **options: asked.append(configs) or {})
+    traced: list[list[Config]] = []
+    monkeypatch.setattr(sweep, "sweep", lambda job, configs, **options: traced.append(configs) or {})
     predict_all(EstimateCache(job, None), [*CONFIGS, *CONFIGS], memory_limit_bytes=GIB)
-    assert asked == [CONFIGS]
+    assert traced == [CONFIGS]
 
 
 def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
@@ -291,16 +293,16 @@ def test_known_estimates_need_no_torch(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "store.db")) as store:
         new = predict_all(EstimateCache(job, store), [config], memory_limit_bytes=2**36)[config]
     command = [sys.executable, "-c", KNOWN, str(tmp_path / "store.db")]
-    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert known == [str(new.device_bytes), str(new.seconds_to_estimate), "False"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [str(new.device_bytes), str(new.seconds_to_estimate), "False"]
 
 
 def test_the_server_of_estimating_processes_loads_the_libraries_and_touches_no_device() -> None:
-    said = (
+    code = (
         "import sys, autofit.estimate.preloaded;"
         "print(*(name in sys.modules for name in ('peft', 'transformers', 'bitsandbytes')))"
     )
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # Importing bitsandbytes touches a GPU; a build of torch for none has none to touch.
     for_cpu = torch.version.cuda is None and torch.version.hip is None
     assert done.stdout.split() == ["True", "True", str(for_cpu)]
@@ -321,9 +323,9 @@ def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypa
     made = asked()
     traced: list[Config] = []
     monkeypatch.setattr(Estimator, "trace", lambda self, of: traced.append(of))
-    known = asked(memory_limit_bytes=10 * GIB)
-    taken = known.seconds_to_estimate
-    assert known == replace(made, memory_limit_bytes=10 * GIB, seconds_to_estimate=taken) and not traced
+    again = asked(memory_limit_bytes=10 * GIB)
+    taken = again.seconds_to_estimate
+    assert again == replace(made, memory_limit_bytes=10 * GIB, seconds_to_estimate=taken) and not traced
     with pytest.raises(AttributeError):  # an exact one is traced, which gives nothing here
         asked(exact=True)
     assert traced == [config]

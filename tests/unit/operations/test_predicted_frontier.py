@@ -59,13 +59,13 @@ def found(request_: SearchRequest) -> PredictedFrontier:
 
 
 def test_every_config_of_the_space_is_predicted_once(request_: SearchRequest, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     own = replace(request_, store=str(tmp_path / "store.db"))
-    result = predict_frontier(own, lambda done, total: told.append((done, total)))
-    assert told == [(done, 8) for done in range(9)]
-    told.clear()
-    again = predict_frontier(own, lambda done, total: told.append((done, total)))
-    assert told == [(8, 8)]
+    result = predict_frontier(own, lambda done, total: reports.append((done, total)))
+    assert reports == [(done, 8) for done in range(9)]
+    reports.clear()
+    again = predict_frontier(own, lambda done, total: reports.append((done, total)))
+    assert reports == [(8, 8)]
     assert again.points == result.points and again.recommendation == result.recommendation
     assert result.fitting == len(result.plan.lattice.configs) == 8
     assert result.plan.limits.memory_bytes == card("h100-80g").memory_bytes
@@ -90,8 +90,8 @@ def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFront
     assert {p.config["method"] for p in found.points} == {"full", "lora"}
     assert [p.device_bytes for p in found.points] == sorted(p.device_bytes for p in found.points)
     for method in METHODS:
-        own = found.of(method)
-        speeds = [p.tokens_per_second or 0.0 for p in own]
+        points = found.of(method)
+        speeds = [p.tokens_per_second or 0.0 for p in points]
         assert speeds == sorted(set(speeds))
     assert all(p.fits and p.hardware == "h100-80g" for p in found.points)
 
@@ -122,10 +122,10 @@ def test_how_far_predicted_memory_may_be_off_is_said_to_be_unknown(found: Predic
 
 
 def test_borrowed_memory_says_so(found: PredictedFrontier) -> None:
-    own = replace(found, points=tuple(replace(p, borrowed_error=0.0) for p in found.points))
-    assert "up to 10% higher" not in predicted_frontier_text(own)
-    borrowed = (*own.points[:-1], replace(own.points[-1], borrowed_error=0.1))
-    assert "may be up to 10% higher" in predicted_frontier_text(replace(own, points=borrowed))
+    exact = replace(found, points=tuple(replace(p, borrowed_error=0.0) for p in found.points))
+    assert "up to 10% higher" not in predicted_frontier_text(exact)
+    borrowed = (*exact.points[:-1], replace(exact.points[-1], borrowed_error=0.1))
+    assert "may be up to 10% higher" in predicted_frontier_text(replace(exact, points=borrowed))
 
 
 def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> None:
@@ -150,9 +150,9 @@ def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchReq
 
 
 def test_what_offload_would_keep_on_the_host_is_no_need_of_nothing(request_: SearchRequest) -> None:
-    asked = replace(request_, workload=WorkloadOptions(model="llama-3.1-70b"), goal=Goal(method="full"))
+    request = replace(request_, workload=WorkloadOptions(model="llama-3.1-70b"), goal=Goal(method="full"))
     with pytest.raises(Shortfall, match="--space offload would keep all of that in host memory; --method any would"):
-        predict_frontier(asked)
+        predict_frontier(request)
 
 
 @pytest.mark.parametrize("here", [True, False])

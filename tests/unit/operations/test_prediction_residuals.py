@@ -82,18 +82,18 @@ def test_errors_per_hardware_method_and_technique() -> None:
 
 
 def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() -> None:
-    told = predicted({}, fits(10, 512), 11)
-    assert told.prediction is not None
-    older = replace(told, prediction=replace(told.prediction, peak_reserved_bytes=None))
-    assert group(judged([told, older]), "all").errors["peak_reserved_bytes"].count == 1
+    trial = predicted({}, fits(10, 512), 11)
+    assert trial.prediction is not None
+    older = replace(trial, prediction=replace(trial.prediction, peak_reserved_bytes=None))
+    assert group(judged([trial, older]), "all").errors["peak_reserved_bytes"].count == 1
     assert "peak_reserved_bytes" not in group(judged([older]), "all").errors
 
 
 def test_predictions_of_another_version_are_not_compared() -> None:
-    told = predicted({}, fits(10, 512), 11)
-    assert told.prediction is not None
-    older, by_formula = replace(told.prediction, work=OLDER), replace(told.prediction, work=None, memory_error=0.5)
-    assert judged([told, replace(told, prediction=older), replace(told, prediction=by_formula)]).trials == 2
+    trial = predicted({}, fits(10, 512), 11)
+    assert trial.prediction is not None
+    older, by_formula = replace(trial.prediction, work=OLDER), replace(trial.prediction, work=None, memory_error=0.5)
+    assert judged([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)]).trials == 2
 
 
 def test_fit_misjudged_both_ways() -> None:

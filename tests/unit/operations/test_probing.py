@@ -144,8 +144,8 @@ def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: S
     assert calibrated(rates, [(waiting, trial)]).waiting == pytest.approx(1.0, rel=0.01), "a trial confirms it"
     assert (rates.transfers[LINK], rates.transfers[HOST_UPDATE]) == (1 / 4e9, 1 / 20e9)
     assert rates.transfers[DISK_READ] == sheet[DISK_READ]
-    said = [sentence for sentence in findings(result) if sentence.startswith("Transfers")]
-    assert said[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
+    sentences = [sentence for sentence in findings(result) if sentence.startswith("Transfers")]
+    assert sentences[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
 
 
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
@@ -216,12 +216,12 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
     store.probes.keep(old)
     taken = slower * seconds(WORK, rates_of(old, guess()))
     fitting = fits(1.0, 512 / taken)
-    said = Prediction(
+    prediction = Prediction(
         peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
     )
     for minute, micro_batch in enumerate((1, 2)):
         trial = make_trial({"micro_batch": micro_batch}, fitting)
-        store.add(replace(trial, prediction=said, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
+        store.add(replace(trial, prediction=prediction, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
     anew = made_probe(recorded_at="2026-01-03T00:00:00+00:00")
     monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
@@ -235,7 +235,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     old, anew = made_probe(), made_probe(recorded_at="2026-01-03T00:00:00+00:00")
     store.probes.keep(old)
     taken = seconds(WORK, rates_of(old, guess()))
-    said = Prediction(
+    prediction = Prediction(
         peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
     )
     for number, outcome in enumerate(
@@ -247,7 +247,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
         start=1,
     ):
         trial = make_trial({"micro_batch": number}, outcome)
-        store.add(replace(trial, prediction=said, recorded_at="2026-01-02T00:00:00+00:00"))
+        store.add(replace(trial, prediction=prediction, recorded_at="2026-01-02T00:00:00+00:00"))
     monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(load(MODEL), HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
 
@@ -314,10 +314,10 @@ def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
     lacking = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
     parts = (*made_probe().parts, lacking)
     anew = ProbePart(name="real step", seconds=2.0)
-    asked: list[object] = []
+    runs: list[object] = []
 
     def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
-        asked.append((known, parts))
+        runs.append((known, parts))
         return made_probe(parts=(anew,), steps=(measured_step(3.0),), recorded_at="2026-01-02T00:00:00+00:00")
 
     monkeypatch.setattr("autofit.probe.run.run", run)
@@ -325,7 +325,7 @@ def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
     store.probes.keep(short)
     model = load(MODEL)
     result, measured = probed(model, HARDWARE, STACK, store)
-    assert measured and asked == [(short, ("real step",))]
+    assert measured and runs == [(short, ("real step",))]
     assert result.parts == (*parts, anew) and [step.seconds for step in result.steps] == [3.0]
     assert probed(model, HARDWARE, STACK, store) == (result, False)
 
@@ -334,10 +334,10 @@ def test_what_happens_between_ranks_is_measured_once_there_are_several(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective(name): 1e9 for name in COLLECTIVES})
-    asked: list[tuple[str, ...]] = []
+    measured_parts: list[tuple[str, ...]] = []
 
     def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
-        asked.append(parts)
+        measured_parts.append(parts)
         return made_probe(parts=(between,))
 
     monkeypatch.setattr("autofit.probe.run.run", run)
@@ -345,7 +345,7 @@ def test_what_happens_between_ranks_is_measured_once_there_are_several(
     model = load(MODEL)
     assert not probed(model, HARDWARE, STACK, store)[1]
     result, measured = probed(model, HARDWARE, STACK, store, ranks=2)
-    assert measured and asked == [(BETWEEN_RANKS,)] and result.parts == (*made_probe().parts, between)
+    assert measured and measured_parts == [(BETWEEN_RANKS,)] and result.parts == (*made_probe().parts, between)
     assert not probed(model, HARDWARE, STACK, store, ranks=4)[1]
 
 
@@ -359,5 +359,5 @@ def test_what_a_format_is_worth_is_said_in_one_sentence(ratio: float, said: str)
     rates = {product(f, layout): 1e-11 * by for f, by in slower.items() for layout in LAYOUTS}
     failed = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
     parts = (ProbePart(name="products", seconds=1.0, seconds_per=rates), failed)
-    told = findings(made_probe(parts=parts))
-    assert told == [said, "Not measured: attention in fp16 (RuntimeError: not implemented)."]
+    sentences = findings(made_probe(parts=parts))
+    assert sentences == [said, "Not measured: attention in fp16 (RuntimeError: not implemented)."]

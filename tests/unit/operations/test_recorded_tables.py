@@ -200,14 +200,14 @@ def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> N
 
 
 def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
-    asked = replace(REQUEST, space="cpu", max_trials=12)
-    record(asked, file, covering=True)
+    request = replace(REQUEST, space="cpu", max_trials=12)
+    record(request, file, covering=True)
     chosen = [trial.config for trial in read_table(file).trials]
-    everything = {value for config in resolve(asked).lattice.configs for value in config.items}
+    everything = {value for config in resolve(request).lattice.configs for value in config.items}
     assert len(set(chosen)) == 12
     for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
         assert {value for config in part for value in config.items} == everything
-    assert record(asked, file, covering=True).run == 0
+    assert record(request, file, covering=True).run == 0
 
 
 def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
@@ -215,42 +215,42 @@ def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
 ) -> None:
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    asked: list[TrialRequest] = []
+    requests: list[TrialRequest] = []
 
     def seen(request: TrialRequest) -> None:
-        asked.append(request)
+        requests.append(request)
 
     world.special = seen
     request = replace(REQUEST, space="cpu", max_trials=5)
     first = record(request, file, time_budget_seconds=100.0 / 3)
     assert (first.recorded, first.run, first.left) == (2, 2, 3), "one look at the clock before, and one for each trial"
-    assert {request.deadline_seconds for request in asked} == {90.0}
+    assert {request.deadline_seconds for request in requests} == {90.0}
     second = record(request, file)
     assert (second.recorded, second.run, second.left) == (5, 3, 0)
-    assert [request.deadline_seconds for request in asked[2:]] == [DEADLINE_SECONDS] * 3
+    assert [request.deadline_seconds for request in requests[2:]] == [DEADLINE_SECONDS] * 3
     assert len(read_table(file, whole=True).trials) == 5
 
 
 def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: Path) -> None:
-    asked: list[TrialRequest] = []
-    world.special = lambda request: asked.append(request)
+    requests: list[TrialRequest] = []
+    world.special = lambda request: requests.append(request)
     record(REQUEST, file, trial_seconds=60.0)
     fitted = [
         (t.config["method"], t.outcome.measurement.tokens_per_second)
         for t in read_table(file).trials
         if isinstance(t.outcome, Fits)
     ]
-    assert len(fitted) == len(asked) > 1 and len({method for method, _ in fitted}) > 1
-    assert {request.allowance_seconds for request in asked} == {60.0}
+    assert len(fitted) == len(requests) > 1 and len({method for method, _ in fitted}) > 1
+    assert {request.allowance_seconds for request in requests} == {60.0}
     # Each is compared with the fastest of its method before it, as if that were as heavy as the limit allows.
-    for place, request in enumerate(asked):
+    for place, request in enumerate(requests):
         before = sorted(speed for method, speed in fitted[:place] if method == request.config["method"])
         assert [rival.tokens_per_second for rival in request.rivals] == before[-1:]
         assert all(rival.device_bytes == request.memory_limit_bytes for rival in request.rivals)
     again = file.with_name("whole.jsonl")
-    asked.clear()
+    requests.clear()
     record(REQUEST, again)
-    assert {(request.allowance_seconds, request.rivals) for request in asked} == {(None, ())}
+    assert {(request.allowance_seconds, request.rivals) for request in requests} == {(None, ())}
 
 
 def test_a_recording_goes_on_on_another_machine_with_the_same_device(
@@ -279,10 +279,10 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
         "wait",
         lambda pool, timeout: [(r, replace(a, device_state=next(met))) for r, a in wait(pool, timeout)],
     )
-    asked: list[TrialRequest] = []
-    world.special = lambda request: asked.append(request)
+    requests: list[TrialRequest] = []
+    world.special = lambda request: requests.append(request)
     result = record(REQUEST, file)
-    assert len(asked) == result.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
+    assert len(requests) == result.run + 2 and requests[0] == requests[1] and requests[2] == requests[3]
     _, *lines = map(json.loads, file.read_text().splitlines())
     assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
     assert len(read_table(file).trials) == result.recorded == len(lines)

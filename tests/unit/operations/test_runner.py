@@ -85,10 +85,10 @@ def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not
 
 def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an import, libraries make errors of their own of it."""
-    told = threading.Event()
-    monkeypatch.setattr(driver, "_told_to_end", told)
+    told_to_end = threading.Event()
+    monkeypatch.setattr(driver, "_told_to_end", told_to_end)
     with pytest.raises(ImportError), driver._interrupted_as_told():
         raise ImportError("numpy")
-    told.set()
+    told_to_end.set()
     with pytest.raises(KeyboardInterrupt), driver._interrupted_as_told():
         raise ImportError("numpy")

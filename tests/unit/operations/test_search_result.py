@@ -26,8 +26,8 @@ def test_repeated_and_believed_trials_are_told_apart() -> None:
     trials = [replace(trial, trial_id=number) for number, trial in enumerate(run)]
     result = Disturbed.of(trials, [trials[1], trials[3]])
     assert (result.repeated, result.believed, result.reason) == (2, 1, "another process used 50% of the card")
-    (said,) = _disturbed(result)
-    assert "2 trials were repeated, 1 trial was believed" in said
+    (sentence,) = _disturbed(result)
+    assert "2 trials were repeated, 1 trial was believed" in sentence
     assert _disturbed(Disturbed.of([one, two], [one, two])) == []
 
 
@@ -82,7 +82,7 @@ def test_what_only_a_first_micro_step_shows_is_said_to_be_so() -> None:
     slow = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=128.0, is_proven=False)
     config = complete({"method": "full", "precision": "fp32"})
     state.recall_bounds([make_trial(config, slow)])
-    said = impractical_methods(state, recommended="lora", tokens_per_step=512, emulated_formats={})
-    assert said == (
+    sentences = impractical_methods(state, recommended="lora", tokens_per_step=512, emulated_formats={})
+    assert sentences == (
         f"full seems too slow to be practical: at most 4 tokens/s, by its first micro-step alone ({config})",
     )

@@ -120,9 +120,11 @@ def test_the_number_formats_that_the_device_only_emulates_are_told(
     }
     part = ProbePart(name="products", seconds=1.0, seconds_per=products)
     store.probes.keep(made_probe(hardware=hardware, stack=stack, parts=(part,)))
-    told = operations.search(request_)
-    assert told.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), "no config of the space is in fp16"
-    assert told.emulated[0] in result_text(told)
+    result = operations.search(request_)
+    assert result.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), (
+        "no config of the space is in fp16"
+    )
+    assert result.emulated[0] in result_text(result)
 
 
 def test_the_same_question_is_answered_from_the_store(world: World, request_: SearchRequest, store: Store) -> None:
@@ -168,12 +170,12 @@ def test_which_earlier_search_answers(
 
 def test_a_larger_budget_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
     first = operations.search(replace(request_, max_trials=3))
-    known = {t.config for t in store.trials()}
+    stored = {t.config for t in store.trials()}
     more = operations.search(replace(request_, max_trials=50))
     assert more.trials > 5
-    assert more.answered_from_store == len(known)
+    assert more.answered_from_store == len(stored)
     explored = [r.config for r in world.pools[1].submitted]
-    repeated = [c for c in explored if c in known]
+    repeated = [c for c in explored if c in stored]
     assert len(repeated) <= 3, "only a winner is run again"
     assert store.count() == first.trials + more.trials
 
@@ -218,9 +220,9 @@ def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, st
 def test_measuring_afresh_goes_on_where_it_was_interrupted(
     world: World, request_: SearchRequest, store: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = operations.search(request_).trials
+    first_trials = operations.search(request_).trials
     afresh = replace(request_, fresh=True)
-    with monkeypatch.context() as patched, interrupted(world, store, known + 4):
+    with monkeypatch.context() as patched, interrupted(world, store, first_trials + 4):
         if how == "killed":
             patched.setattr(SearchQueue, "end", lambda *arguments: None)
         operations.search(afresh)
@@ -248,9 +250,9 @@ def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest,
     """SIGKILL leaves the search as running: it is no answer, and what it has spent counts."""
     limited = replace(request_, max_trials=6)
     job = resolve(limited).job
-    told = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload, "request": {}}
+    site = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload, "request": {}}
     same = digest_of(limited, job.workload, job.hardware.name)
-    lease = store.queue.begin("killed", a_gone_process(), digest=same, **told)  # type: ignore[arg-type]
+    lease = store.queue.begin("killed", a_gone_process(), digest=same, **site)  # type: ignore[arg-type]
     for number in range(4):
         done = make_trial({"method": "lora", "micro_batch": 2**number}, out_of_memory(), job=job)
         store.add(done, lease=lease)
@@ -263,17 +265,17 @@ def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest,
 def test_the_same_search_is_driven_once(world: World, request_: SearchRequest, store: Store) -> None:
     """Whoever asks the same meanwhile is told, with --fresh too, and nothing is measured twice."""
     for asked in (request_, replace(request_, fresh=True)):
-        told: list[str] = []
+        messages: list[str] = []
 
-        def ask_again(asked: SearchRequest = asked, told: list[str] = told) -> None:
-            if not told:
+        def ask_again(asked: SearchRequest = asked, messages: list[str] = messages) -> None:
+            if not messages:
                 with pytest.raises(UnderWay, match="the same search is under way") as error:
                     operations.search(asked)
-                told.append(str(error.value))
+                messages.append(str(error.value))
 
         world.on_wait = ask_again
         result = operations.search(asked)
-        assert result.search_id in told[0]
+        assert result.search_id in messages[0]
     assert len(world.pools) == len(store.searches()) == 2
 
 
@@ -395,9 +397,9 @@ LARGE = replace(OPTIONS, model="llama-3.1-70b")
 def test_a_model_that_is_too_large_says_what_could_hold_it(
     world: World, request_: SearchRequest, method: str, least: str, holder: str | None
 ) -> None:
-    asked = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
+    request = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
     with pytest.raises(Shortfall, match="the smallest config needs at least") as error:
-        resolve(asked)
+        resolve(request)
     text = str(error.value)
     assert error.value.exit_code == 3
     assert f"at least {least} for weights, gradients and states, and activations on top (" in text
@@ -425,8 +427,8 @@ def test_what_a_search_rejects_is_not_recommended(world: World, request_: Search
             return None
 
         world.special = special
-        asked = replace(request_, fresh=True)
-        result = operations.search(asked)
+        fresh = replace(request_, fresh=True)
+        result = operations.search(fresh)
         assert rejected and result.recommendation.point.config != rejected[0]
         later = operations.recommend(OPTIONS, memory_limit_bytes=2 * GIB, store=store)
         assert later.point.config == result.recommendation.point.config
@@ -471,9 +473,9 @@ def test_hardware_is_named_in_any_case(world: World, request_: SearchRequest) ->
 
 def test_a_wider_permission_that_needs_less_is_named(world: World, request_: SearchRequest) -> None:
     """The bare weights of a full fine-tuning with AdamW in 8 bits, or with SGD, are known without a trial."""
-    asked = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
+    request = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
     with pytest.raises(Shortfall) as error:
-        resolve(asked)
+        resolve(request)
     text = str(error.value)
     assert "the smallest config needs at least 2.00 GiB" in text
     assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
@@ -539,10 +541,10 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
     world.predict_all = predictor = Predictor()
     plain = resolve(request_)
     result = operations.search(request_)
-    (asked,) = predictor.asked
-    assert asked == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
+    (count,) = predictor.asked
+    assert count == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
     assert store.count() == len(list(store.predicted())) == result.trials > 0
-    assert result.ruled_out > len(plain.lattice.configs) - asked
+    assert result.ruled_out > len(plain.lattice.configs) - count
 
 
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
@@ -662,8 +664,8 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     result = operations.search(request_)
     assert (result.trials, result.ruled_out) == (undisturbed.trials, undisturbed.ruled_out)
     assert list(store.predicted()) == []
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
 
 @pytest.mark.parametrize(("budget", "estimated"), [(None, [None]), (600.0, [180.0]), (60.0, [18.0])])
@@ -678,10 +680,10 @@ def test_estimating_has_a_share_of_the_time_budget(
 
 def test_a_search_uses_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:
     world.predict_all = predict_all
-    shown: list[tuple[int, int]] = []
+    progress_shown: list[tuple[int, int]] = []
     few = replace(request_, space="smoke", goal=Goal(method="lora", allow=Effect.EXACT), max_trials=3)
-    operations.search(few, lambda progress: shown.append(progress.estimated) if progress.estimated else None)
-    assert shown[-1][0] == shown[-1][1] > 0
+    operations.search(few, lambda progress: progress_shown.append(progress.estimated) if progress.estimated else None)
+    assert progress_shown[-1][0] == progress_shown[-1][1] > 0
     predictions = [t.prediction for t in store.predicted()]
     assert len(predictions) == store.count() > 0
     assert all(p is not None and p.device_bytes > p.peak_allocated_bytes // 2 > 0 for p in predictions)
@@ -693,5 +695,5 @@ def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
 ) -> None:
     job = request_.workload.job(detect("cpu"))
     predictor = predictor_of(job, store, (), ray_address=None if one_host else "auto")
-    found = predictor.predict(lambda done, total: None)
-    assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)
+    predictions = predictor.predict(lambda done, total: None)
+    assert predictions.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)
