@@ -162,16 +162,24 @@ def _check_any_is_measured(search_run: SearchLoop) -> None:
 def _check_any_could_run(search_run: SearchLoop) -> None:
     """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
     too small for every config, or the time budget too short for any."""
+    plan = search_run.plan
     if not search_run.state.open:
-        if search_run.beyond_host:
-            raise _host_too_small(search_run.beyond_host, search_run.plan)
-        return
+        if not search_run.beyond_host:
+            return
+        config, lacking = min(search_run.beyond_host.items(), key=lambda item: item[1])
+        host_bytes = plan.job.hardware.host_memory_bytes
+        raise Shortfall(
+            f"no config of {plan.job.model.name} is predicted to fit: the one that needs the least host memory needs "
+            f"{format_bytes(host_bytes + lacking)}, and a machine has {format_bytes(host_bytes)} ({config})",
+            memory_limit_bytes=plan.limits.memory_bytes,
+            closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
+        )
     if search_run.kept_waiting is not None:
         raise EnvironmentLacks(
             f"no trial was run: {search_run.kept_waiting}",
             remedy="let the other trial or search end first, or give this one a longer --time-budget",
         )
-    budget, quickest = search_run.plan.limits.seconds, search_run.quickest()
+    budget, quickest = plan.limits.seconds, search_run.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
         done = search_run.progress.done
@@ -180,18 +188,6 @@ def _check_any_could_run(search_run: SearchLoop) -> None:
             f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "
             f"left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
         )
-
-
-def _host_too_small(beyond_host: Mapping[Config, int], plan: Plan) -> Shortfall:
-    """The error when nothing was run because what the devices would hold is predicted to exceed the host's memory."""
-    config, lacking = min(beyond_host.items(), key=lambda item: item[1])
-    host_bytes = plan.job.hardware.host_memory_bytes
-    return Shortfall(
-        f"no config of {plan.job.model.name} is predicted to fit: the one that needs the least host memory needs "
-        f"{format_bytes(host_bytes + lacking)}, and a machine has {format_bytes(host_bytes)} ({config})",
-        memory_limit_bytes=plan.limits.memory_bytes,
-        closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
-    )
 
 
 def _check_any_is_of_its_type(settled: Sequence[Trial], every: Iterable[Trial]) -> None:

@@ -99,8 +99,6 @@ def _run(
 
     def workers() -> Pool:
         """Meanwhile what predicting needs is loaded."""
-        if pool is None and not request.in_place:
-            import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
         if predictor is not None:
             predictor.get_ready()
         return open_pool(request) if pool is None else pool
