@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
@@ -114,6 +114,24 @@ class Estimation:
             return self.estimator.trace(self.config).timeline
         except NotTraced as error:
             raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
+
+
+def estimated(
+    options: WorkloadOptions,
+    config: Mapping[str, object],
+    *,
+    hardware: str,
+    memory_limit_bytes: int | None = None,
+    advice: bool,
+    store: str,
+) -> dict[str, Any]:
+    """An estimate as `autofit estimate --json` prints it; axes that `config` leaves out take the plain recipe's values.
+    Raises `UsageError`."""
+    config_there = config_on(hardware, config, options.trainer)
+    estimation = Estimation.of(
+        options, config_there, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store
+    )
+    return (estimation.advised() if advice else estimation.estimate()).to_json()
 
 
 def calibrated(

@@ -121,6 +121,20 @@ def predict_frontier(
     )
 
 
+def predicted_recommendation(request: SearchRequest) -> dict[str, Any] | None:
+    """What a search is predicted to recommend, with the keys of a measured recommendation; None if no speed can be
+    predicted. Raises `UsageError`, and `NothingFits`."""
+    frontier = predict_frontier(request)
+    if frontier.recommendation is None:
+        return None
+    job = frontier.plan.job
+    return {
+        **frontier.recommendation.to_json(),
+        "memory_limit_bytes": frontier.plan.limits.memory_bytes,
+        **{name: getattr(job, name).to_json() for name in ("hardware", "workload", "stack")},
+    }
+
+
 def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
     """The choice that `frontier.best` makes, where speeds within `GAIN` tie; None if none fits or no speed is known."""
 

@@ -11,7 +11,7 @@ from autofit.api.routes.common import OpenedStore, Strict
 from autofit.api.routes.query import WorkloadBody, only_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import as_bytes
-from autofit.operations.service.predictions import estimated
+from autofit.prediction.estimation import estimated
 
 ROUTES = APIRouter(route_class=Strict)
 
