@@ -145,8 +145,7 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:
-    """The parts of the breakdown that differ by 0.5 % of the larger config's memory or more, largest difference first,
-    in one sentence."""
+    """A sentence on the parts that differ by 0.5 % of the larger config's memory or more, the largest first."""
     least = 0.005 * max(before.device_bytes, after.device_bytes)
     changes = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
     named = sorted((f for f in changes if abs(f[1]) >= least), key=lambda f: -abs(f[1]))

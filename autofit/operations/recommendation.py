@@ -179,8 +179,7 @@ def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: i
 
 
 def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, store: Store) -> list[Trial]:
-    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
-    there are none."""
+    """The trials of a frontier's context that are within the goal; raises `NotMeasured` if there are none."""
     trials = store.trials(**context_keys(measured.hardware, measured.stack, measured.workload))
     allowed = within(goal, (t.config for t in trials))
     tried = [t for t in trials if allowed(t.config)]

@@ -117,8 +117,7 @@ class _Neighbourhood:
         return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
 
     def _to_host(self) -> tuple[Change, ...]:
-        """The fastest change that moves states or weights to the host, which the default space of one card leaves
-        out."""
+        """The fastest change that moves states or weights to the host, which no default space of one card does."""
         if self._estimator.job.hardware.kind == "cpu":
             return ()  # whose host is where everything is anyway
         steps: list[dict[str, Value]] = [{}, {"checkpointing": "full"}, *self._lightest_steps()]

@@ -160,8 +160,7 @@ class Case(Expressible):
         return Case(self._file, self._reader, edited=edited, effect=effect, missed_bytes=self._missed_bytes)
 
     def _missed_by_prediction(self) -> int:
-        """How many bytes more than predicted the failed run's tensors needed: at least those in use and those requested
-        together."""
+        """By how many bytes what the failed run's tensors held and requested exceeds the prediction."""
         needed = None if self._request.failure is None else self._request.failure.needed_bytes
         return 0 if needed is None else max(0, needed - self._step_bytes(self.estimation.estimate()))
 

@@ -41,8 +41,7 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
 
 
 def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
-    """The request with the card and the limit that the error's text names, where the user names none; and notes on
-    them."""
+    """The request with the card and limit of the error's text, where the user names none; and notes on them."""
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:
         if user.hardware == "auto":

@@ -191,8 +191,7 @@ def _check_any_could_run(search_run: SearchLoop) -> None:
 
 
 def _check_any_is_of_its_type(settled: Sequence[Trial], every: Iterable[Trial]) -> None:
-    """Raise `EnvironmentLacks` where all that fitted ran on nodes that are slower than their type: that says nothing of
-    what fits."""
+    """Raise `EnvironmentLacks` where all that fitted ran on nodes that are slower than their type."""
     aside = [trial for trial in every if trial.why_set_aside and isinstance(trial.outcome, Fits)]
     if aside and not any(isinstance(trial.outcome, Fits) for trial in settled):
         raise EnvironmentLacks(

@@ -42,8 +42,7 @@ def drive(arguments: dict[str, Any]) -> None:
 
 @contextmanager
 def _interrupted_as_told() -> Iterator[None]:
-    """An interruption is one, whatever it has become: in the middle of an import, libraries make their own errors of
-    it."""
+    """Raise an interruption as one, though in the middle of an import libraries make their own errors of it."""
     try:
         yield
     except Exception as error:

@@ -15,6 +15,7 @@ from unit.operations.made_trials import (
     fill,
     fits,
     make_job,
+    make_prediction,
     make_trial,
     out_of_memory,
 )
@@ -22,7 +23,6 @@ from unit.operations.made_trials import (
 from autofit import operations
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured
-from autofit.core.outcome import Prediction, Trial
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recommendation import find_hardware
@@ -175,20 +175,11 @@ def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store
     assert "--method any" in str(error.value) and "a card such as a100-40g (39.49 GiB)" in str(error.value)
 
 
-def predicted(trial: Trial, gib: float) -> Trial:
-    """The same, for which so much device memory was predicted."""
-    bytes_ = int(gib * GIB)
-    prediction = Prediction(
-        peak_allocated_bytes=bytes_, device_bytes=bytes_, step_seconds=None, calibrated_on=0, relative_error=None
-    )
-    return replace(trial, prediction=prediction)
-
-
 def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
     """The next cards above the limit would not hold it either."""
     for micro_batch, gib in ((4, 60), (1, 44), (2, 50)):
         trial = make_trial({"method": "full", "micro_batch": micro_batch}, out_of_memory(), limit=15 * GIB)
-        store.add(predicted(trial, gib))
+        store.add(replace(trial, prediction=make_prediction(gib, seconds=None)))
     with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as error:
         operations.recommend(OPTIONS, memory_limit_bytes=15 * GIB, store=store)
     assert "a card such as h100-pcie-80g " in str(error.value)  # an a40 has hardly more than is predicted
@@ -201,7 +192,8 @@ def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
 def test_a_prediction_that_a_trial_has_refuted_is_not_repeated(store: Store, host: bool) -> None:
     """What a host lacked says nothing of the device."""
     outcome = replace(out_of_memory(), host=host)
-    store.add(predicted(make_trial({"method": "full"}, outcome, limit=30 * GIB), 90 if host else 20))
+    prediction = make_prediction(90 if host else 20, seconds=None)
+    store.add(replace(make_trial({"method": "full"}, outcome, limit=30 * GIB), prediction=prediction))
     with pytest.raises(Shortfall) as error:
         operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, store=store)
     assert "predicted" not in str(error.value) and "a card such as a100-40g " in str(error.value)

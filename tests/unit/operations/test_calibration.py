@@ -6,13 +6,23 @@ import logging
 from dataclasses import replace
 
 import pytest
-from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
+from unit.operations.made_trials import (
+    HARDWARE,
+    OLDER,
+    STACK,
+    WORK,
+    crashed,
+    fits,
+    make_job,
+    make_prediction,
+    make_trial,
+)
 from unit.store.test_store_failures import sql
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.device.work_kinds import HOST_LINK
-from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
+from autofit.core.outcome import Outcome, StepWork, Trial
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
@@ -36,10 +46,7 @@ def slower(factor: float, work: StepWork = WORK) -> Outcome:
 
 
 def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None = None, **config: object) -> Trial:
-    prediction = Prediction(
-        peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5, work=work
-    )
-    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=prediction)
+    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=make_prediction(work=work))
 
 
 def factor(found: Rates | None) -> float:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
-from unit.operations.made_trials import HARDWARE, OPTIONS, WORK, fits, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, OPTIONS, fits, make_job, make_prediction, make_trial, out_of_memory
 from unit.operations.test_calibration import CARD
 
-from autofit.core.outcome import Outcome, Prediction, Trial
+from autofit.core.outcome import Outcome, Trial
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.memory.deviation import ONE_CARD, UNKNOWN
@@ -21,13 +21,9 @@ from autofit.prediction.calibration import memory_deviations
 from autofit.store import Store
 from autofit.techniques import complete
 
-SAID = Prediction(
-    peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None, work=WORK
-)
-
 
 def predicted(outcome: Outcome, **values: object) -> Trial:
-    return replace(make_trial(values, outcome, limit=12 * GIB), prediction=SAID)
+    return replace(make_trial(values, outcome, limit=12 * GIB), prediction=make_prediction(10, seconds=None))
 
 
 def add_lora(store: Store) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_job, make_trial
+from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_job, make_prediction, make_trial
 
 from autofit.catalog.models import Model, load
 from autofit.core.device.hardware import Hardware, Stack
@@ -30,8 +30,7 @@ from autofit.core.device.probe import (
 from autofit.core.device.probe_findings import findings
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
-from autofit.core.outcome import Prediction, StepWork, TimedOut
-from autofit.core.units import GIB
+from autofit.core.outcome import StepWork, TimedOut
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
@@ -216,9 +215,7 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
     store.probes.keep(old)
     taken = slower * seconds(WORK, rates_of(old, guess()))
     fitting = fits(1.0, 512 / taken)
-    prediction = Prediction(
-        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
-    )
+    prediction = make_prediction(seconds=taken)
     for minute, micro_batch in enumerate((1, 2)):
         trial = make_trial({"micro_batch": micro_batch}, fitting)
         store.add(replace(trial, prediction=prediction, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
@@ -235,9 +232,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     old, anew = made_probe(), made_probe(recorded_at="2026-01-03T00:00:00+00:00")
     store.probes.keep(old)
     taken = seconds(WORK, rates_of(old, guess()))
-    prediction = Prediction(
-        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
-    )
+    prediction = make_prediction(seconds=taken)
     for number, outcome in enumerate(
         (
             fits(1.0, 512 / taken),
