@@ -32,7 +32,7 @@ def replay_text(result: ReplayResult) -> str:
 
 def _problem(judged: Judged) -> str:
     recorded, problem = judged.recorded, judged.recorded.problem
-    memory, _ = recorded.reference
+    memory = recorded.reference_bytes
     heading = (
         f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "
         f"{_bytes(problem.memory_limit_bytes)}, {recorded.out_of_memory} out of memory; "

@@ -21,7 +21,7 @@ from autofit.bench.replay import replay
 from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
 from autofit.core.errors import AutofitError, NothingFits, UsageError
-from autofit.core.outcome import Fits, Outcome, OutOfMemory
+from autofit.core.outcome import Fits, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations.recording.table_file import is_table, read_table
 
@@ -216,14 +216,6 @@ def in_measurement(**values: Any) -> Callable[[dict[str, Any]], object]:
 
 def in_steps(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda line: line["measurement"]["step_seconds"].update(values)
-
-
-def failed_with(outcome: Outcome) -> Callable[[dict[str, Any]], object]:
-    def change(line: dict[str, Any]) -> None:
-        del line["measurement"]
-        line.update(outcome.to_json())
-
-    return change
 
 
 BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {

@@ -36,7 +36,7 @@ def test_the_truth_of_a_table(table: Recorded, configs: list[Config]) -> None:
     assert table.best.config == configs[0]
     assert {p.config for p in table.frontier} == {configs[0], configs[1], configs[3]}
     assert table.out_of_memory == 2
-    assert table.reference == (pytest.approx(1.1 * 1.5 * GIB), 0.0)
+    assert table.reference_bytes == pytest.approx(1.1 * 1.5 * GIB)
 
 
 def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
