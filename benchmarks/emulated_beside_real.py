@@ -60,10 +60,9 @@ def main() -> int:
 
 
 def trained(table: RecordedTable) -> Iterator[tuple[Config, Measurement]]:
-    """Each config that fitted, with what its first trial measured. Lengths are left out: the table keeps their sum."""
+    """Each config that fitted, with what its trial measured. Lengths are left out: the table keeps their sum."""
     if table.workload.lengths is None:
-        first = {trial.config: trial.outcome for trial in reversed(table.of_all_passes())}
-        yield from ((config, each.measurement) for config, each in first.items() if isinstance(each, Fits))
+        yield from ((t.config, t.outcome.measurement) for t in table.trials if isinstance(t.outcome, Fits))
 
 
 def compared(table: RecordedTable, config: Config, measured: Measurement, home: Path) -> dict[str, Any]:

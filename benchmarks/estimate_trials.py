@@ -3,8 +3,8 @@
     python benchmarks/estimate_trials.py [TABLE ...] [--least 60] [--json FILE]
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one, every recorded table of a processor
-with two cores. Nothing is run and no device is needed. Each config is predicted anew: its last full measurement counts,
-or the mean of a table's passes. Prints every config with its errors, then the figures of each workload and of all:
+with two cores. Nothing is run and no device is needed. Each config is predicted anew: its last full measurement counts.
+Prints every config with its errors, then the figures of each workload and of all:
 
 * groups: the errors of all configs and of those with each value of an axis, and how often fit was misjudged at the
   trials' limit; times are calibrated on all other trials of the workload;
@@ -42,7 +42,7 @@ from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
 from autofit.operations.prediction_residuals import judged
 from autofit.operations.recording.table_file import is_table, read_table
-from autofit.prediction.observed_allocator import with_observed_allocator
+from autofit.prediction.calibration import with_observed_allocator
 from autofit.prediction.probing import rates_of
 from autofit.store import read_lines
 from autofit.techniques import Job
@@ -104,20 +104,12 @@ def fitted(rates: Rates | None, rows: Sequence[Row]) -> Rates | None:
 
 
 def read(file: Path) -> tuple[list[Trial], Probe | None]:
-    """The trials of a recorded table or of an export, and the table's probe. Of several passes, each config has one
-    trial with their mean speed and mean memory."""
+    """The trials of a recorded table or of an export, and the table's probe."""
     if not is_table(file):
         with file.open(encoding="utf-8") as lines:
             return list(read_lines(lines)), None
     table = read_table(file, whole=True)
-    return [_of_mean_memory(trial, table.passes[trial.config]) for trial in table.trials], table.probe
-
-
-def _of_mean_memory(trial: Trial, passes: Sequence[Trial]) -> Trial:
-    if not isinstance(trial.outcome, Fits):
-        return trial
-    size = statistics.fmean(one.outcome.measurement.device_bytes for one in passes if isinstance(one.outcome, Fits))
-    return replace(trial, outcome=Fits(measurement=replace(trial.outcome.measurement, device_bytes=int(size))))
+    return list(table.trials), table.probe
 
 
 def latest(trials: Iterable[Trial]) -> list[list[Trial]]:

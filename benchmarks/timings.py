@@ -128,7 +128,7 @@ def start_up(asked: argparse.Namespace) -> dict[str, Any]:
 def made_trials(count: int) -> Iterator[Trial]:
     """Trials with made-up sizes and speeds, one in five out of memory: only their number matters."""
     job, draw, limit = small_job(), random.Random(0), 13 * GIB
-    base = next(trial for trial in read_table(TABLE).of_all_passes() if isinstance(trial.outcome, Fits))
+    base = next(trial for trial in read_table(TABLE).trials if isinstance(trial.outcome, Fits))
     base = replace(base, workload=job.workload, hardware=job.hardware, stack=job.stack, memory_limit_bytes=limit)
     for number in range(count):
         config = complete({"method": draw.choice(("full", "lora")), "micro_batch": number + 1})

@@ -43,11 +43,11 @@ class Recorded:
         return pareto(self.points)
 
     @cached_property
-    def reference(self) -> tuple[float, float]:
-        """The hypervolume's reference point, which every point beats: bytes and tokens per second. A limit far above
+    def reference_bytes(self) -> float:
+        """The memory of the hypervolume's reference point, which every point beats; its speed is 0. A limit far above
         every config would make all frontiers look alike: then it is 1.1 times the heaviest's memory."""
         heaviest = max(p.measurement.device_bytes for p in self.points)
-        return min(float(self.problem.memory_limit_bytes), 1.1 * heaviest), 0.0
+        return min(float(self.problem.memory_limit_bytes), 1.1 * heaviest)
 
     @cached_property
     def _area(self) -> float:
@@ -60,7 +60,7 @@ class Recorded:
         return self._dominated(fitted) / self._area if self._area else float(bool(fitted))
 
     def _dominated(self, fitted: Iterable[Measurement]) -> float:
-        return hypervolume(((m.device_bytes, m.tokens_per_second) for m in fitted), self.reference)
+        return hypervolume(((m.device_bytes, m.tokens_per_second) for m in fitted), self.reference_bytes)
 
     @property
     def out_of_memory(self) -> int:
@@ -92,15 +92,14 @@ def under(limit: int, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def hypervolume(points: Iterable[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """The area of all (bytes, tokens per second) that some point dominates and that dominate the reference point: less
-    memory and more speed are better. Exact; O(n log n).
+def hypervolume(points: Iterable[tuple[float, float]], most: float) -> float:
+    """The area of all (bytes, tokens per second) that some point dominates, below `most` bytes: less memory and more
+    speed are better. Exact; O(n log n).
 
     In two dimensions it is the area under a staircase (Zitzler and Thiele 1998): in order of memory, each point that is
     faster than all lighter ones adds a strip from its memory to the reference's.
     """
-    most, slowest = reference
-    area, height = 0.0, slowest
+    area, height = 0.0, 0.0
     for memory, speed in sorted(points):
         if memory < most and speed > height:
             area += (most - memory) * (speed - height)

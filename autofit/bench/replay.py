@@ -53,7 +53,6 @@ class Judged:
 
     def to_json(self) -> dict[str, Any]:
         problem, recorded = self.recorded.problem, self.recorded
-        bytes_, speed = recorded.reference
         return {
             "name": problem.name,
             "table": problem.table,
@@ -70,7 +69,7 @@ class Judged:
                 "tokens_per_second": recorded.best.measurement.tokens_per_second,
             },
             "frontier": len(recorded.frontier),
-            "reference_point": {"device_bytes": bytes_, "tokens_per_second": speed},
+            "reference_point": {"device_bytes": recorded.reference_bytes, "tokens_per_second": 0.0},
             "methods": [
                 {"name": name, "not_run": score_or_reason, "score": None}
                 if isinstance(score_or_reason, str)

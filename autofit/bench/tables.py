@@ -16,8 +16,8 @@ from autofit.core.frontier import by_method
 from autofit.core.units import format_bytes
 from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
+from autofit.prediction.calibration import with_observed_allocator
 from autofit.prediction.estimate_cache import EstimateCache, readable
-from autofit.prediction.observed_allocator import with_observed_allocator
 from autofit.prediction.predict_configs import predict_all
 from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
@@ -119,13 +119,13 @@ def predictions_of(
     def report_progress(done: int, total: int) -> None:
         report(f"{table.name}: {done} of {total} configs estimated")
 
-    with readable(store, create=True) as opened:
-        # What is predicted is the same under every limit.
-        limit = table.memory_limit_bytes
-        estimates = predict_all(EstimateCache(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)
-    return Predictions(
-        by_config={config: estimate.timed(job, rates).prediction for config, estimate in estimates.items()}
-    )
+    with readable(store, create=True) as opened:
+        # What is predicted is the same under every limit.
+        limit = table.memory_limit_bytes
+        estimates = predict_all(
+            EstimateCache(job, opened), configs, memory_limit_bytes=limit, rates=rates, report=report_progress
+        )
+    return Predictions(by_config={config: estimate.prediction for config, estimate in estimates.items()})

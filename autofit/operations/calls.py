@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autofit.core.frontier import Frontier, Recommendation
     from autofit.estimate.estimate import Estimate
     from autofit.operations.diagnosing.diagnosis import Diagnosis
-    from autofit.operations.searching.search import SearchResult
+    from autofit.operations.searching.result import SearchResult
     from autofit.search.progress import Progress
 
 

@@ -51,9 +51,12 @@ def examine(
             state="ok",
             found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
         ),
-        *_unused(hardware),
+        *(
+            Check(name="unused device", state="optional", found=gpu, remedy=remedy)
+            for gpu, remedy in (unused_devices() if hardware.kind == "cpu" else ())
+        ),
         *libraries(hardware, stack, offload=build_ops),
-        *(_operations(build_ops) if stack.deepspeed is not None else []),
+        *(_operation(name, build_ops) for name in native_ops.operations() if stack.deepspeed is not None),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
     ]
@@ -64,12 +67,6 @@ def examine(
         skipped = "not checked, because it takes long"
         return checks + [Check(name=name, state="skipped", found=skipped) for name in lasting]
     return checks + [_attempt(name, *check) for name, check in lasting.items()]
-
-
-def _unused(hardware: Hardware) -> list[Check]:
-    """GPUs that are here while the processor would train."""
-    gpus = unused_devices() if hardware.kind == "cpu" else ()
-    return [Check(name="unused device", state="optional", found=gpu, remedy=remedy) for gpu, remedy in gpus]
 
 
 def _package() -> Check:
@@ -97,13 +94,9 @@ def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> lis
     return checks
 
 
-def _operations(build: bool) -> list[Check]:
-    """DeepSpeed's native operations, which only configs that offload need. Where they are to be built, one that every
-    kind of offload needs is missing if it cannot be."""
-    return [_operation(name, build) for name in native_ops.operations()]
-
-
 def _operation(name: str, build: bool) -> Check:
+    """One of DeepSpeed's native operations, which only configs that offload need. Where they are to be built, one that
+    every kind of offload needs is missing if it cannot be."""
     title = f"deepspeed {name}"
     try:
         if build:

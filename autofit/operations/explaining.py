@@ -12,7 +12,8 @@ from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.planning.requests import WorkloadOptions
-from autofit.prediction.estimation import setting, why_not
+from autofit.prediction.calibration import why_not
+from autofit.prediction.estimation import calibrated
 from autofit.techniques import AXES, Job
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Comparison:
         store: str | None = None,
     ) -> None:
         """For a catalog card or this machine's device; nothing is traced yet."""
-        self._job, self._limit, self._rates, self._deviations = setting(options, hardware, memory_limit_bytes, store)
+        self._calibration, self._limit = calibrated(options, hardware, memory_limit_bytes, store)
         self._estimators: dict[int, Estimator] = {}
 
     def explanation(self, before: Config, after: Config) -> Explanation:
@@ -89,7 +90,8 @@ class Comparison:
         reason = self.refused(config)
         if reason is not None:
             raise UsageError(reason)
-        return self._estimator(config).estimate(config, memory_limit_bytes=self._limit).judged(self._deviations)
+        estimate = self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
+        return estimate.judged(self._calibration.deviations)
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""
@@ -118,16 +120,16 @@ class Comparison:
         job = self._job_of(config)
         devices = job.workload.devices
         if devices not in self._estimators:
-            self._estimators[devices] = Estimator(job, self._rates, cache=TraceCache.of_user())
+            self._estimators[devices] = Estimator(job, self._calibration.rates, cache=TraceCache.of_user())
         return self._estimators[devices]
 
     def _job_of(self, config: Config) -> Job:
         """The job or, if nothing is sharded, the same on one device, with as many sequences as each of several has."""
-        workload = self._job.workload
-        if config["sharding"] != "none" or workload.devices == 1:
-            return self._job
-        alone = replace(workload, devices=1, global_batch=workload.batch_per_device)
-        return replace(self._job, workload=alone)
+        job = self._calibration.job
+        if config["sharding"] != "none" or job.workload.devices == 1:
+            return job
+        alone = replace(job.workload, devices=1, global_batch=job.workload.batch_per_device)
+        return replace(job, workload=alone)
 
 
 def _groups() -> list[tuple[str, ...]]:
@@ -143,8 +145,7 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:
-    """The parts of the breakdown that differ by 0.5 % of the larger config's memory or more, largest difference first,
-    in one sentence."""
+    """A sentence on the parts that differ by 0.5 % of the larger config's memory or more, the largest first."""
     least = 0.005 * max(before.device_bytes, after.device_bytes)
     changes = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
     named = sorted((f for f in changes if abs(f[1]) >= least), key=lambda f: -abs(f[1]))

@@ -19,6 +19,8 @@ from autofit.estimate.version import is_current
 from autofit.store import Store, read_lines
 from autofit.techniques import AXES
 
+LATEST = 200
+"""How many of the latest predicted trials `prediction_errors` are the medians of."""
 EVERYTHING = "all"
 """The group of all trials on one hardware."""
 QUANTITIES: dict[str, Callable[[Prediction, Measurement], tuple[float | None, float]]] = {
@@ -164,6 +166,21 @@ def judged(trials: Iterable[Trial]) -> Residuals:
             )
         ),
     )
+
+
+def prediction_errors(store: Store) -> dict[str, float]:
+    """Median of |measured / predicted - 1| of `memory` and of `step_seconds`, over the latest trials that fitted and
+    were traced by this version of the estimator; without those of which there are none. Raises `StoreError`."""
+    memory, seconds = [], []
+    for trial in store.predicted(latest=LATEST):
+        predicted, measured = trial.prediction, trial.measurement
+        if predicted is None or measured is None or predicted.memory_error > 0 or not is_current(predicted):
+            continue  # what a formula or another version of the estimator said
+        memory.append(abs(measured.device_bytes / max(predicted.device_bytes, 1) - 1))
+        if predicted.step_seconds:
+            seconds.append(abs(measured.step_seconds.median / predicted.step_seconds - 1))
+    errors = {"memory": memory, "step_seconds": seconds}
+    return {figure: statistics.median(values) for figure, values in errors.items() if values}
 
 
 def _errors(name: str, pairs: Iterable[tuple[Prediction, Trial]]) -> Iterator[float]:

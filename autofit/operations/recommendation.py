@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from shlex import quote
 
 from autofit.catalog.hardware import card, card_of, matching_cards
@@ -25,6 +24,49 @@ WorkloadQuestion = WorkloadOptions | Workload
 """What a question is about: options that name a model, or a workload already in the store."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """What the store answers to one question: a frontier, and the recommendation read off the same points."""
+
+    question: WorkloadQuestion
+    goal: Goal
+    all_methods: Frontier
+    """Methods outside the goal are listed as alternatives, or suggested if nothing within it fits."""
+    memory_limit_bytes: int
+    store: Store
+
+    @classmethod
+    def of(
+        cls,
+        question: WorkloadQuestion,
+        *,
+        hardware: str = "auto",
+        memory_limit_bytes: int | None = None,
+        goal: Goal | None = None,
+        store: Store,
+    ) -> StoredAnswer:
+        """The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other
+        programs hold of it now, although a search leaves them their part. Raises `NotMeasured`."""
+        goal = goal or Goal()
+        device = find_hardware(hardware, store, search_command(question, goal, memory_limit_bytes))
+        limit = memory_limit_bytes or memory_limit(None, device, question.devices)
+        all_methods = _frontier(question, device, goal, limit, store)
+        return cls(question=question, goal=goal, all_methods=all_methods, memory_limit_bytes=limit, store=store)
+
+    @property
+    def frontier(self) -> Frontier:
+        """Within the goal; it may be empty."""
+        return _of_methods(self.goal, self.all_methods)
+
+    def recommendation(self) -> Recommendation:
+        """Raises as `recommend` does."""
+        found = recommendation(self.all_methods, memory_limit_bytes=self.memory_limit_bytes, goal=self.goal)
+        if found is not None:
+            return found
+        tried = [] if self.frontier.points else _tried_within(self.goal, self.question, self.all_methods, self.store)
+        raise shortfall(self.all_methods, self.memory_limit_bytes, self.goal, tried)
+
+
 def frontier(
     question: WorkloadQuestion,
     *,
@@ -40,7 +82,7 @@ def frontier(
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal = goal or Goal()
-    device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
+    device = find_hardware(hardware, store, search_command(question, goal, memory_limit_bytes))
     measured = _of_methods(goal, _frontier(question, device, goal, memory_limit_bytes, store))
     if not measured.points:
         _tried_within(goal, question, measured, store)
@@ -55,53 +97,16 @@ def recommend(
     goal: Goal | None = None,
     store: Store,
 ) -> Recommendation:
-    """The fastest measured config of the most faithful method that fits, under the stack that `frontier` answers for.
-
-    The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other programs
-    hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
-    `NotMeasured`, naming the search to run, if nothing within the goal was tried.
-    """
-    _, answer = frontier_and_recommendation(
+    """The fastest measured config of the most faithful method that fits, under the stack that `frontier` answers for
+    and the limit of `StoredAnswer.of`. Raises `NothingFits` if nothing fits, and `NotMeasured`, naming the search to
+    run, if nothing within the goal was tried."""
+    return StoredAnswer.of(
         question, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
-    )
-    return answer()
+    ).recommendation()
 
 
-def frontier_and_recommendation(
-    question: WorkloadQuestion,
-    *,
-    hardware: str = "auto",
-    memory_limit_bytes: int | None = None,
-    goal: Goal | None = None,
-    store: Store,
-) -> tuple[Frontier, Callable[[], Recommendation]]:
-    """The frontier within the goal, which may be empty, and what recommends from the same points: it raises as
-    `recommend` does. Raises `NotMeasured`."""
-    goal = goal or Goal()
-    device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
-    limit = memory_limit_bytes or memory_limit(None, device, question.devices)
-    # Methods outside the goal are listed as alternatives, or suggested if nothing within it fits.
-    all_methods = _frontier(question, device, goal, limit, store)
-    return _of_methods(goal, all_methods), lambda: recommendation(
-        all_methods,
-        memory_limit_bytes=limit,
-        goal=goal,
-        tried=lambda: _tried_within(goal, question, all_methods, store),
-    )
-
-
-def recommendation(
-    measured: Frontier,
-    *,
-    memory_limit_bytes: int,
-    goal: Goal,
-    tried: Callable[[], Sequence[Trial]] = tuple,
-) -> Recommendation:
-    """The recommendation read off a frontier under a limit. Raises `NothingFits` if there is none.
-
-    `tried` returns the trials within the goal, among which to find the one that came closest to fitting; it is called
-    only if nothing has fitted at all.
-    """
+def recommendation(measured: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation | None:
+    """The recommendation read off a frontier under a limit; None if nothing within the goal fits."""
     chosen = choose(
         measured.considered,
         memory_limit_bytes=memory_limit_bytes,
@@ -109,7 +114,7 @@ def recommendation(
         changes=lambda config: len(changes(config, goal)),
     )
     if chosen is None:
-        raise _shortfall(measured, memory_limit_bytes, goal, tried)
+        return None
     return Recommendation(
         point=chosen,
         memory_limit_bytes=memory_limit_bytes,
@@ -174,8 +179,7 @@ def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: i
 
 
 def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, store: Store) -> list[Trial]:
-    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `NotMeasured` if
-    there are none."""
+    """The trials of a frontier's context that are within the goal; raises `NotMeasured` if there are none."""
     trials = store.trials(**context_keys(measured.hardware, measured.stack, measured.workload))
     allowed = within(goal, (t.config for t in trials))
     tried = [t for t in trials if allowed(t.config)]
@@ -188,10 +192,10 @@ def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, st
     return tried
 
 
-def _shortfall(measured: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
-    """The error to raise: what came closest to the limit, and which options would help."""
+def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial]) -> Shortfall:
+    """The error where nothing fits: what came closest to the limit, and which options would help. `trials` are those
+    within the goal; they matter where none of its methods has a point."""
     points = [p for p in measured.points if p.method in goal.methods]
-    trials = [] if points else tried()
     if points:
         closest = lightest(points[0], limit)
         how = closest.text
@@ -213,11 +217,11 @@ def _shortfall(measured: Frontier, limit: int, goal: Goal, tried: Callable[[], S
     return Shortfall("; ".join(clauses), memory_limit_bytes=limit, closest=closest.document)
 
 
-def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
+def find_hardware(name: str, store: Store, search: str | None = None) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
     Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
-    no trial has run on, naming the `search` that would answer, which is asked for only then.
+    no trial has run on, naming the `search` command that would answer.
     """
     stored = store.hardware()
     if name == "auto":
@@ -240,7 +244,7 @@ def find_hardware(name: str, store: Store, search: Callable[[], str] | None = No
         card_name = card(name).name  # raises if the name may be several cards'
         remedy = "run a search there"
         if search is not None:
-            remedy = f"run {search()} there, or here with --hardware {card_name} --dry-run for what is predicted"
+            remedy = f"run {search} there, or here with --hardware {card_name} --dry-run for what is predicted"
         raise NotMeasured(f"nothing has been measured on {card_name} yet", remedy=remedy)
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 

@@ -77,8 +77,7 @@ class WorkloadOptions(WorkloadFields):
             raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_INTEGER} to {LARGEST_INTEGER}")
 
     def _check_alone(self) -> None:
-        """Raise `UsageError` for options that say how autofit's own step trains, beside a command that does it
-        itself."""
+        """Raise `UsageError` for options of autofit's own step beside a command that trains by itself."""
         if self.devices > 1:
             raise UsageError(f"--command trains on one device for now: leave --devices {self.devices} out")
         for option, value, instead in (

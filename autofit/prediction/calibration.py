@@ -1,23 +1,29 @@
-"""How fast a device is, as shown by the store's trials on it."""
+"""What the store's trials and probes show of a device: its speed, CUDA there, and how far off predicted memory is."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.hardware import Hardware
+from autofit.core.device.probe import shapes_key
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, Trial
 from autofit.core.prediction import StepWork
+from autofit.core.workload import METHODS
+from autofit.estimate.assumptions import as_probed, rounded_context
+from autofit.estimate.memory.deviation import MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
-from autofit.prediction.probing import probed_guess
+from autofit.prediction.memory_deviations import COMPARED, learned
+from autofit.prediction.probing import rates_of, stored_probe
 from autofit.store import Store
-from autofit.techniques import needs_process_group
+from autofit.techniques import Job, needs_process_group, unsupported
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from autofit.estimate.time.roofline import Rates
 
 LATEST = 50
@@ -30,33 +36,66 @@ TimedSteps = dict[tuple[str, Config], tuple[StepWork, float]]
 _log = logging.getLogger(__name__)
 
 
-def rates_for(
-    hardware: Hardware, stack: Stack, store: Store | None, workload_key: str, model_digest: str | None = None
-) -> Rates | None:
-    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with their
-    expected error on the workload with this key. Where the store has a probe of this very device, the fit starts
-    from that and not from the data sheet, at the shapes of the model with this digest if it was probed there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A job with what trials and probes show of its device."""
+
+    job: Job
+    """With CUDA's allocator and context as they were there."""
+    rates: Rates | None
+    """None for a device about which nothing is known."""
+    deviations: Mapping[str, MemoryDeviation]
+    """How far predicted memory is off, by method."""
+
+    @classmethod
+    def of(cls, job: Job, store: Store | None) -> Calibration:
+        """As the store shows it; without a store, or with one that fails, what is assumed without any trial."""
+        try:
+            return cls(
+                job=as_trials_show(job, store), rates=rates_for(job, store), deviations=memory_deviations(job, store)
+            )
+        except StoreError as error:
+            _log.warning("autofit: predictions are not calibrated by trials: %s", error)
+            return cls.of(job, None)
+
+
+def not_estimated(device: Hardware) -> str | None:
+    """Why nothing can be estimated for a device, in one sentence; None if it can."""
+    if device.is_nvidia or device.kind == "cpu":
+        return None
+    return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
+
+
+def why_not(config: Config, job: Job) -> str | None:
+    """Why `config` cannot be estimated for `job`, in one sentence; None if it can."""
+    return not_estimated(job.hardware) or unsupported(config, job)
+
+
+def rates_for(job: Job, store: Store | None) -> Rates | None:
+    """The rates of the job's hardware under its stack, fitted to the store's trials of any model and workload, with
+    their expected error on this workload. Where the store has a probe of this very device, the fit starts from that and
+    not from the data sheet, at the shapes of the job's model if it was probed there.
 
     A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
-    latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
-    for a device about which nothing is known.
+    latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable, and None for a device about
+    which nothing is known. Raises `StoreError`.
     """
     from autofit.estimate.time.guessed_rates import prior
 
-    guess = prior(hardware)
+    guess = prior(job.hardware)
     if guess is None or store is None:
         return guess
-    try:
-        if is_detected(hardware):
-            guess = probed_guess(guess, hardware, stack, store, model_digest)
-        trials = _trials(hardware, stack, store)
-    except StoreError as error:
-        _log.warning("autofit: speed is guessed, not calibrated: %s", error)
-        return guess
-    return calibrated_for(workload_key, guess, trials)
+    if is_detected(job.hardware):
+        probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
+        guess = guess if probe is None else rates_of(probe, guess, shapes=shapes_key(job.model.digest))
+        trials = latest_fits(job.hardware, store, LATEST, stack_key=job.stack.key)
+    else:
+        trials = latest_fits(job.hardware, store, LATEST)[:LATEST]
+        trials = [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+    return _calibrated_for(job.workload.key, guess, trials)
 
 
-def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
+def _calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
     """`guess` fitted to trials. The error on a workload that none of them has is estimated by leaving out one of their
     workloads at a time."""
     from autofit.estimate.time.fitted_rates import calibrated
@@ -93,12 +132,43 @@ def _latest(newest_first: Iterable[Trial]) -> TimedSteps:
     return {key: (work, measurement.step_seconds.median) for key, (work, measurement) in latest.items()}
 
 
-def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
-    """The latest trials that fitted, newest first."""
-    if is_detected(hardware):
-        return latest_fits(hardware, store, LATEST, stack_key=stack.key)
-    trials = latest_fits(hardware, store, LATEST)[:LATEST]
-    return [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+def as_trials_show(job: Job, store: Store | None) -> Job:
+    """The job with what a probe, or trials of any model, workload and stack, in the store show of CUDA on its hardware:
+    whether the allocator has expandable segments, and the context. Raises `StoreError`.
+
+    For a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial or
+    a probe both stay unknown.
+    """
+    if store is None or job.hardware.kind != "cuda":
+        return job
+    latest = latest_fits(job.hardware, store, 20)  # among which one of autofit's own steps should be
+    return as_probed(with_observed_allocator(job, latest), stored_probe(job.hardware, job.stack, store, None))
+
+
+def with_observed_allocator(job: Job, newest_first: Iterable[Trial]) -> Job:
+    """The job with the allocator and context of the latest trial that fitted on CUDA; unchanged without such a trial.
+    Paged states lie outside the allocator as the context does, so with them the context stays unknown. Trials of
+    users' programs do not count: these choose their allocator."""
+    for trial in newest_first:
+        if trial.workload.program is None and isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
+            measurement = trial.outcome.measurement
+            optimizer = OPTIMIZERS.get(str(trial.config.get("optimizer")))  # an old config may lack it
+            is_paged = optimizer is not None and optimizer.paged
+            outside_bytes = 0 if is_paged else measurement.device_bytes - measurement.peak_reserved_bytes
+            context = rounded_context(outside_bytes) if outside_bytes > 0 else None
+            return replace(job, expandable_segments=measurement.expandable_segments, context_bytes=context)
+    return job
+
+
+def memory_deviations(job: Job, store: Store | None) -> dict[str, MemoryDeviation]:
+    """For each method, how far predictions were from the trials on the job's hardware, of any model, workload and
+    stack. A method without trials has what is assumed. Raises `StoreError`."""
+    unseen = nothing_compared(job.hardware, job.workload.devices)
+    trials: list[Trial] = []
+    if store is not None:
+        for key in hardware_keys(job.hardware, store):
+            trials += (t for t in store.predicted(hardware_key=key, latest=COMPARED) if t.workload.program is None)
+    return {method: learned((t for t in trials if t.config.get("method") == method), unseen) for method in METHODS}
 
 
 def latest_fits(hardware: Hardware, store: Store, most: int, *, stack_key: str | None = None) -> list[Trial]:

@@ -12,12 +12,12 @@ from autofit.core.lattice import Config
 from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
+from autofit.prediction.calibration import Calibration
 from autofit.store import Store
 from autofit.techniques import Job
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.time.roofline import Rates
 
 _log = logging.getLogger(__name__)
 
@@ -100,23 +100,24 @@ class EstimateCache:
 
 
 class CachedEstimator:
-    """Looks estimates up in a cache, and makes those that it lacks."""
+    """Estimates configs under a calibration: looks them up in a cache, and makes those that it lacks."""
 
-    def __init__(self, cache: EstimateCache, rates: Rates | None, make: Callable[[], Estimator]) -> None:
-        """`make` gives the estimator, for the same job and with these rates, and is called only when one is needed."""
-        self.job = cache.job
+    def __init__(self, calibration: Calibration, cache: EstimateCache, make: Callable[[], Estimator]) -> None:
+        """`make` gives the estimator, for the same job and rates, and is called only when one is needed."""
+        self.job = calibration.job
+        self._calibration = calibration
         self._cache = cache
-        self._rates = rates
         self._make = make
         self._new: list[Estimate] = []
 
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
-        """As `Estimator.estimate`."""
+        """As `Estimator.estimate`, with how sure its memory is (`Estimate.judged`)."""
         if estimates := self._cache.find([config], memory_limit_bytes=memory_limit_bytes):
-            return estimates[config].timed(self.job, self._rates)
-        estimate = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
-        self._new.append(estimate)
-        return estimate
+            estimate = estimates[config].timed(self.job, self._calibration.rates)
+        else:
+            estimate = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
+            self._new.append(estimate)
+        return estimate.judged(self._calibration.deviations)
 
     def keep(self) -> None:
         """Keep what had to be made, all at once: a transaction for each would take longer than many an estimate."""

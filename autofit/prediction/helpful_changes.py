@@ -15,10 +15,10 @@ from autofit.core.workload import METHODS, Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
+from autofit.prediction.calibration import why_not
 from autofit.techniques import AXES, complete, holds, lightness
 
 if TYPE_CHECKING:
-    from autofit.estimate.memory.deviation import MemoryDeviation
     from autofit.prediction.estimate_cache import CachedEstimator
 
 GAIN = 0.03
@@ -44,36 +44,28 @@ class Expressible:
 
 
 def advised(
-    estimate: Estimate,
-    estimator: CachedEstimator,
-    refused: Callable[[Config], str | None],
-    report: Callable[[int], None],
-    deviations: Mapping[str, MemoryDeviation] | None,
-    expressible: Expressible,
+    estimate: Estimate, estimator: CachedEstimator, report: Callable[[int], None], expressible: Expressible
 ) -> Estimate:
     """`estimate` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
 
-    `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
-    the number of configs predicted so far; `deviations` are how far memory may be off (`Estimate.judged`).
+    `report` is called with the number of configs predicted so far.
     """
-    judged = estimate if deviations is None else estimate.judged(deviations)
-    neighbourhood = _Neighbourhood(judged, estimator, refused, report, deviations, expressible)
-    if judged.likely_fits:
-        return replace(judged, advice=neighbourhood.faster())
+    neighbourhood = _Neighbourhood(estimate, estimator, report, expressible)
+    if estimate.likely_fits:
+        return replace(estimate, advice=neighbourhood.faster())
     changes = neighbourhood.that_fit()
-    return replace(judged, advice=changes, lightest=None if changes else neighbourhood.lightest())
+    return replace(estimate, advice=changes, lightest=None if changes else neighbourhood.lightest())
 
 
 def effect_of(before: Config, after: Config) -> Effect:
     """The strongest effect of the differences between two configs: none, on the numerics, or on the training."""
-    differ = (axis for axis in AXES if before.get(axis.name) != after.get(axis.name))
-    return max((_strongest_effect(axis, before, after) for axis in differ), default=Effect.EXACT)
-
-
-def _strongest_effect(axis: Axis, before: Config, after: Config) -> Effect:
-    if axis.name == "rank":
-        return Effect.TRAINING
-    return max(axis.effect(config[axis.name]) for config in (before, after) if axis.name in config)
+    effects = [Effect.EXACT]
+    for axis in AXES:
+        name = axis.name
+        if before.get(name) != after.get(name):
+            ends = (axis.effect(config[name]) for config in (before, after) if name in config)
+            effects.append(Effect.TRAINING if name == "rank" else max(ends))
+    return max(effects)
 
 
 class _Neighbourhood:
@@ -81,21 +73,13 @@ class _Neighbourhood:
     default space, or in one value and the lightest step."""
 
     def __init__(
-        self,
-        base: Estimate,
-        estimator: CachedEstimator,
-        refused: Callable[[Config], str | None],
-        report: Callable[[int], None],
-        deviations: Mapping[str, MemoryDeviation] | None,
-        expressible: Expressible,
+        self, base: Estimate, estimator: CachedEstimator, report: Callable[[int], None], expressible: Expressible
     ) -> None:
         job = estimator.job
         self._expressible = expressible
         self._whole_limit = base.memory_limit_bytes + expressible.extra_bytes(base.config)
-        self._deviations = deviations
         self._base = base
         self._estimator = estimator
-        self._refused = refused
         self._report = report
         self._space = load_space(default_space(job.hardware, job.workload.devices))
         self._order = Lattice(axes=AXES, configs=(), holds=holds(job))
@@ -133,8 +117,7 @@ class _Neighbourhood:
         return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
 
     def _to_host(self) -> tuple[Change, ...]:
-        """The fastest change that moves states or weights to the host, which the default space of one card leaves
-        out."""
+        """The fastest change that moves states or weights to the host, which no default space of one card does."""
         if self._estimator.job.hardware.kind == "cpu":
             return ()  # whose host is where everything is anyway
         steps: list[dict[str, Value]] = [{}, {"checkpointing": "full"}, *self._lightest_steps()]
@@ -164,9 +147,8 @@ class _Neighbourhood:
         faster = [e.config for e in self._estimates.values() if not e.likely_fits and self._is_faster(e)]
         base = self._base.config
         differences = [{axis: c[axis] for axis in c if c[axis] != base.get(axis)} for c in faster]
-        lighter = self._lighter_values()
         return self._changed_by(
-            ({**values, a: light} for values in differences for a, light in lighter if a not in values), effect
+            ({**values, a: v} for values in differences for a, v in self._lighter_values() if a not in values), effect
         )
 
     def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
@@ -281,7 +263,7 @@ class _Neighbourhood:
         base, values = self._base.config, config.to_json()
         changed_axes = {axis for axis in config if config[axis] != base.get(axis)}
         ruled_out = (r.excludes(values) and not changed_axes.isdisjoint({*r.only, *r.never}) for r in self._space.rules)
-        return not any(ruled_out) and self._refused(config) is None
+        return not any(ruled_out) and why_not(config, self._estimator.job) is None
 
     def _fitting(self, configs: Iterable[Config]) -> list[Estimate]:
         """The estimates that are likely to fit. Lighter configs are estimated first: one that is heavier than a config
@@ -314,12 +296,9 @@ class _Neighbourhood:
     def _estimate(self, config: Config) -> Estimate:
         if config not in self._estimates:
             limit = self._whole_limit - self._expressible.extra_bytes(config)
-            self._estimates[config] = self._with_deviations(self._estimator.estimate(config, memory_limit_bytes=limit))
+            self._estimates[config] = self._estimator.estimate(config, memory_limit_bytes=limit)
             self._report(len(self._estimates))
         return self._estimates[config]
-
-    def _with_deviations(self, estimate: Estimate) -> Estimate:
-        return estimate if self._deviations is None else estimate.judged(self._deviations)
 
     def _change(self, estimate: Estimate) -> Change:
         before, after = self._base.config, estimate.config

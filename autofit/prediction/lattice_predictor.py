@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autofit.core.errors import StoreError, in_one_line
+from autofit.core.device.probe import Probe
+from autofit.core.device.probe_findings import times_as_slow_as_fp32
+from autofit.core.errors import in_one_line
+from autofit.core.frontier import PRACTICAL
 from autofit.core.lattice import Config
 from autofit.core.outcome import context_keys
 from autofit.core.prediction import Prediction
 from autofit.core.units import MIB
-from autofit.estimate.assumptions import as_probed
 from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.calibration import is_detected
-from autofit.prediction.emulated_formats import Emulated, emulated_configs
+from autofit.prediction.calibration import as_trials_show, is_detected, not_estimated, rates_for
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.prediction.estimation import not_estimated
 from autofit.prediction.memory_deviations import COMPARED, learned
-from autofit.prediction.observed_allocator import as_trials_show
 from autofit.prediction.predict_configs import configs_to_trace, predict_all, processes
 from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.techniques.axes.precision import product_format
 
 ESTIMATING_SHARE = 0.3
 """Share of a time budget that estimating may take: configs that it does not come to are left unpredicted."""
@@ -43,56 +43,30 @@ _log = logging.getLogger(__name__)
 class LatticePredictor:
     """Predicts the lattice of one search. What that needs may be loaded before it is asked for."""
 
-    job: Job
-    configs: Sequence[Config]
-    """The configs that may fit."""
-    memory_limit_bytes: int
-    seconds: float | None
-    """The search's time budget, None if it has none."""
+    plan: Plan
+    request: SearchRequest
     store: Store
-    one_host: bool
-    """All trials run on this machine and share its host memory. On a cluster Ray chooses each trial's machine, so each
-    trial is judged as if alone there."""
-    tried: Sequence[Config] = ()
-    """Others of which the store has trials: they show how far predictions err, where they were predicted before."""
-    predicts: bool = True
-    """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     probes: bool = False
-    """Whether this machine's device is probed first, unless the store has its rates."""
+    """Whether this machine's device is probed first, unless the store has its rates; a cluster's device never is."""
     _cache: EstimateCache | None = field(init=False, default=None)
-    _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
-    """The configs that are not traced."""
-
-    @classmethod
-    def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
-        """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
-        one_host = request.ray_address is None
-        return cls(
-            job=as_trials_show(plan.job, store),
-            configs=plan.possible,
-            tried=_tried_beyond_limit(plan, store),
-            memory_limit_bytes=plan.limits.memory_bytes,
-            seconds=plan.limits.seconds,
-            store=store,
-            one_host=one_host,
-            predicts=request.predict,
-            probes=probes and one_host,
-        )
+    _tried: Sequence[Config] = field(init=False, default=())
+    """Configs that cannot fit, of which the store has trials under a higher limit: they show how far predictions err,
+    where they were predicted before."""
+    _emulated: Mapping[Config, float] = field(init=False, default_factory=dict)
+    """The configs that are not traced (`_emulated_configs`)."""
 
     def get_ready(self) -> None:
         """Probe the device, and begin to load, in the background, what `predict` will need; that a load fails is left
         for `predict` to meet."""
         from autofit.estimate import sweep
 
-        if not self.predicts:
+        if not self.request.predict:
             return
-        self._probe()  # before anything else that would disturb it is begun
         try:
-            cache, only_known = self._estimates()
-            configs, limit = [*self.configs, *self.tried], self.memory_limit_bytes
-            sweep.get_ready(
-                configs_to_trace(cache, configs, memory_limit_bytes=limit, only_known=only_known), processes()
-            )
+            cache, configs, only_known = self._prepared()
+            limit = self.plan.limits.memory_bytes
+            missing = configs_to_trace(cache, configs, memory_limit_bytes=limit, only_known=only_known)
+            sweep.get_ready(missing, processes())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -102,19 +76,20 @@ class LatticePredictor:
         `report` is called with the number of configs estimated and their total. A failure is logged in one line and
         costs only the predictions.
         """
-        job, store = self.job, self.store
-        if not self.predicts:
-            return self._by_formula(self.configs)
+        possible, limits = self.plan.possible, self.plan.limits
+        if not self.request.predict:
+            return self._by_formula(possible)
         try:
-            self._probe()
-            cache, only_known = self._estimates()
+            cache, configs, only_known = self._prepared()
+            job, store = cache.job, self.store
             estimates = predict_all(
                 cache,
-                [*self.configs, *self.tried],
-                memory_limit_bytes=self.memory_limit_bytes,
+                configs,
+                memory_limit_bytes=limits.memory_bytes,
+                rates=rates_for(job, store),
                 only_known=only_known,
                 report=report,
-                seconds=None if self.seconds is None else ESTIMATING_SHARE * self.seconds,
+                seconds=None if limits.seconds is None else ESTIMATING_SHARE * limits.seconds,
             )
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own_keys = (job.workload.key, job.stack.key)
@@ -122,15 +97,17 @@ class LatticePredictor:
             foreign = (trial for trial in predicted if (trial.workload.key, trial.stack.key) != own_keys)
             earlier = [trial for trial in foreign if trial.workload.program == job.workload.program]
             by_config = {c: as_of_program(e.prediction, job) for c, e in estimates.items()}
-            for config, emulated in self._emulated.items():
-                if config not in estimates and emulated.twin in estimates:
-                    by_config[config] = emulated.predicted(config, by_config[emulated.twin])
+            for config, slower in self._emulated.items():
+                if config not in estimates and _in_fp32(config) in estimates:
+                    by_config[config] = _from_fp32(config, by_config[_in_fp32(config)], slower)
             deviation = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
             predictions = Predictions(by_config=by_config, memory_deviation=deviation)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
-            return self._by_formula(self.configs)
-        others = self._by_formula([c for c in self.configs if c not in estimates])
+            return self._by_formula(possible)
+        others = self._by_formula([c for c in possible if c not in estimates])
+        # On a cluster Ray chooses each trial's machine, so each trial is judged as if alone there.
+        is_one_host = self.request.ray_address is None
         return replace(
             predictions,
             beyond_host={
@@ -138,22 +115,8 @@ class LatticePredictor:
                 **{c: e.host_short_bytes for c, e in estimates.items() if e.host_short_bytes},
             },
             host_bytes={c: e.machine_host_bytes for c, e in estimates.items()},
-            shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
+            shared_host_bytes=(job.hardware.host_memory_bytes or None) if is_one_host else None,
         )
-
-    def _probe(self) -> None:
-        # Of a device for which nothing is estimated, rates are of no use.
-        if self.probes and is_detected(self.job.hardware) and not_estimated(self.job.hardware) is None:
-            make_sure(
-                self.job.model,
-                self.job.hardware,
-                self.job.stack,
-                self.store,
-                ranks=self.job.workload.devices,
-                budget_seconds=self.seconds,
-            )
-            self.job = as_probed(self.job, stored_probe(self.job.hardware, self.job.stack, self.store, None))
-        self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Predictions:
         """Predictions without a trace: which of these offload more than the host holds. A failure costs only that."""
@@ -163,23 +126,30 @@ class LatticePredictor:
         try:
             from autofit.estimate.sharding.hosted import host_short_bytes  # PyTorch with it, which takes seconds
 
-            lacking = {config: host_short_bytes(config, self.job) for config in offloading}
+            lacking = {config: host_short_bytes(config, self.plan.job) for config in offloading}
         except Exception as failure:
             _log.warning("autofit: the host's memory is not held against the configs: %s", in_one_line(failure))
             return Predictions()
         return Predictions(beyond_host={config: size for config, size in lacking.items() if size})
 
-    def _estimates(self) -> tuple[EstimateCache, set[Config]]:
-        """The estimates made before, and the configs of which no others are worth making."""
+    def _prepared(self) -> tuple[EstimateCache, list[Config], set[Config]]:
+        """The estimates made before, the configs to predict, and those of them whose estimates are not worth making.
+        The device is probed first: whatever is begun before would disturb that."""
+        job, store, possible, seconds = self.plan.job, self.store, self.plan.possible, self.plan.limits.seconds
         if self._cache is None:
-            job = self.job
-            stored = stored_probe(job.hardware, job.stack, self.store, job.model.digest)
-            self._emulated = emulated_configs(self.configs, stored)
-            self._cache = EstimateCache(job, self.store)
-        only_known = {*self._emulated, *self.tried}
-        if self.seconds is not None and ESTIMATING_SHARE * self.seconds < FIRST_ESTIMATES_SECONDS:
-            only_known.update(self.configs)  # those made before cost nothing
-        return self._cache, only_known
+            # Of a device for which nothing is estimated, rates are of no use.
+            is_here = self.request.ray_address is None and is_detected(job.hardware)
+            if self.probes and is_here and not_estimated(job.hardware) is None:
+                make_sure(job, store, budget_seconds=seconds)
+            recorded = store.attempts(**context_keys(job.hardware, job.stack, job.workload))
+            may_fit = set(possible)
+            self._tried = [c for c in self.plan.lattice.configs if c in recorded and c not in may_fit]
+            self._emulated = _emulated_configs(possible, stored_probe(job.hardware, job.stack, store, job.model.digest))
+            self._cache = EstimateCache(as_trials_show(job, store), store)
+        only_known = {*self._emulated, *self._tried}
+        if seconds is not None and ESTIMATING_SHARE * seconds < FIRST_ESTIMATES_SECONDS:
+            only_known.update(possible)  # those made before cost nothing
+        return self._cache, [*possible, *self._tried], only_known
 
 
 def as_of_program(prediction: Prediction, job: Job) -> Prediction:
@@ -194,12 +164,35 @@ def as_of_program(prediction: Prediction, job: Job) -> Prediction:
     )
 
 
-def _tried_beyond_limit(plan: Plan, store: Store) -> list[Config]:
-    """The configs of the lattice that cannot fit, of which the store has trials under a higher limit."""
-    job, possible = plan.job, set(plan.possible)
-    try:
-        recorded = store.attempts(**context_keys(job.hardware, job.stack, job.workload))
-    except StoreError as error:
-        _log.warning("autofit: what was tried before cannot be looked up: %s", error)
-        return []
-    return [config for config in plan.lattice.configs if config in recorded and config not in possible]
+def _in_fp32(config: Config) -> Config:
+    return config.replace(precision="fp32")
+
+
+def _emulated_configs(configs: Iterable[Config], probe: Probe | None) -> dict[Config, float]:
+    """The configs in a number format that the device emulates so slowly that they are not practical, if the same in
+    fp32 is among `configs`; each with how many times slower products are. They are predicted from the same in fp32: two
+    thirds of a space are in 16 bits, and tracing them all would take most of the time before the first trial."""
+    if probe is None:
+        return {}
+    every = dict.fromkeys(configs)
+    ratios = times_as_slow_as_fp32(probe)
+    slower = {config: ratios.get(product_format(config), 1.0) for config in every}
+    return {c: ratio for c, ratio in slower.items() if ratio * PRACTICAL > 1.0 and _in_fp32(c) in every}
+
+
+def _from_fp32(config: Config, same_in_fp32: Prediction, slower: float) -> Prediction:
+    """The prediction for `config` from that for the same config in fp32, in which products are so many times faster. It
+    has no work, so that no trial of it corrects the device's rates."""
+    # Training in 16 bits throughout takes half the memory of fp32, and what does not shrink.
+    share = 0.6 if config["precision"] in ("bf16", "fp16") else 1.0
+    return replace(
+        same_in_fp32,
+        peak_allocated_bytes=int(share * same_in_fp32.peak_allocated_bytes),
+        peak_reserved_bytes=None,
+        device_bytes=int(share * same_in_fp32.device_bytes),
+        step_seconds=same_in_fp32.step_seconds and slower * same_in_fp32.step_seconds,
+        micro_step_seconds=same_in_fp32.micro_step_seconds and slower * same_in_fp32.micro_step_seconds,
+        work=None,
+        # Mixed precision keeps weights in fp32 and activations in 16 bits.
+        memory_error=0.5,
+    )

@@ -1,22 +1,15 @@
-"""How far off predicted memory is, as shown by the store's trials on the hardware."""
+"""How far off predicted memory is, as shown by trials on the hardware."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
-from itertools import chain
 from statistics import fmean, pvariance
 
-from autofit.core.device.hardware import Hardware
-from autofit.core.errors import StoreError
 from autofit.core.normal import mean_above
 from autofit.core.outcome import Trial
-from autofit.core.workload import METHODS
-from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation, nothing_compared
+from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.estimate.version import is_current
-from autofit.prediction.calibration import hardware_keys
-from autofit.store import Store
 
 COMPARED = 1000
 """Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
@@ -25,17 +18,6 @@ WORTH = 3.0
 all earlier ones together are worth."""
 LEAST = 0.01
 """Deviation below which no number of comparisons takes it: two runs of one config differ by that much."""
-
-_log = logging.getLogger(__name__)
-
-
-def memory_deviations(hardware: Hardware, store: Store | None, devices: int = 1) -> dict[str, MemoryDeviation]:
-    """For each method, how far predictions were from the trials on this hardware, of any model, workload and stack.
-
-    A method without trials, or a store that fails or is None, leaves what is assumed of so many `devices`.
-    """
-    trials, unseen = _predicted(hardware, store), nothing_compared(hardware, devices)
-    return {method: learned((t for t in trials if t.config.get("method") == method), unseen) for method in METHODS}
 
 
 def learned(trials: Iterable[Trial], unseen: MemoryDeviation = NOTHING_COMPARED) -> MemoryDeviation:
@@ -78,15 +60,3 @@ def normal_of(errors: list[float], unseen: float) -> tuple[float, float]:
     seen = fmean(errors)
     squares = WORTH * unseen**2 + count * pvariance(errors, seen) + WORTH * count / (WORTH + count) * seen**2
     return count * seen / (WORTH + count), math.sqrt(squares / (WORTH + count))
-
-
-def _predicted(hardware: Hardware, store: Store | None) -> list[Trial]:
-    if store is None:
-        return []
-    try:
-        keys = hardware_keys(hardware, store)
-        trials = chain.from_iterable(store.predicted(hardware_key=key, latest=COMPARED) for key in keys)
-        return [trial for trial in trials if trial.workload.program is None]
-    except StoreError as error:
-        _log.warning("autofit: how far off predicted memory is cannot be looked up: %s", error)
-        return []

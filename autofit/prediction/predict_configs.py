@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
-from autofit.prediction.calibration import rates_for
+from autofit.prediction.calibration import not_estimated
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.prediction.estimation import not_estimated
 from autofit.trial.machine.detection import cores
 from autofit.trial.measure.process_memory import host_available
+
+if TYPE_CHECKING:
+    from autofit.estimate.time.roofline import Rates
 
 _log = logging.getLogger(__name__)
 
@@ -23,19 +26,20 @@ def predict_all(
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
+    rates: Rates | None = None,
     only_known: Collection[Config] = (),
     report: Callable[[int, int], None] = lambda done, total: None,
     seconds: float | None = None,
 ) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, timed at this hardware's speed. What the `cache` lacks is made and
-    kept, but for `only_known`.
+    """Every config's estimate, in the order given, with the time that it takes at `rates`, if they are given. What the
+    `cache` lacks is made and kept, but for `only_known`.
 
     `report` is called with the number done and the total. Each config must be supported. One that cannot be traced is
     estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all are left out: the
     estimator does not cover the device, or it failed, which is only logged, because no prediction is worth ending a
     search for. So are those that would be begun after `seconds`, if they are given.
     """
-    job, store = cache.job, cache.store
+    job = cache.job
     estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
     missing = configs_to_trace(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
     before, possible = len(estimates), len(estimates) + len(missing)
@@ -57,7 +61,6 @@ def predict_all(
             new = {}
         cache.keep(new.values())
         estimates |= new
-    rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
     return {config: estimates[config].timed(job, rates) for config in configs if config in estimates}
 
 

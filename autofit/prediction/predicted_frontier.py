@@ -15,11 +15,10 @@ from autofit.estimate.estimate import Estimate
 from autofit.planning.nothing_fits import Shortfall, holder
 from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
+from autofit.prediction.calibration import Calibration, not_estimated
 from autofit.prediction.estimate_cache import EstimateCache, readable
-from autofit.prediction.estimation import not_estimated, site
+from autofit.prediction.estimation import site
 from autofit.prediction.helpful_changes import GAIN
-from autofit.prediction.memory_deviations import memory_deviations
-from autofit.prediction.observed_allocator import as_trials_show
 from autofit.prediction.predict_configs import predict_all
 from autofit.techniques import Job, changes
 from autofit.trial.machine.detection import requested_card
@@ -100,10 +99,10 @@ def predict_frontier(
     configs, reason = plan.lattice.configs, not_estimated(job.hardware)
     possible = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
-        observed_job = as_trials_show(job, store)
-        unjudged = predict_all(EstimateCache(observed_job, store), possible, memory_limit_bytes=limit, report=report)
-        deviations = memory_deviations(job.hardware, store, job.workload.devices)
-    predicted = {config: estimate.judged(deviations) for config, estimate in unjudged.items()}
+        calibration = Calibration.of(job, store)
+        cache = EstimateCache(calibration.job, store)
+        unjudged = predict_all(cache, possible, memory_limit_bytes=limit, rates=calibration.rates, report=report)
+    predicted = {config: estimate.judged(calibration.deviations) for config, estimate in unjudged.items()}
     estimates = list(predicted.values())
     fitting = [e for e in estimates if e.fits]
     if estimates and not fitting:
@@ -117,6 +116,20 @@ def predict_frontier(
         recommendation=recommended(worthwhile, request.goal),
         seconds=time.monotonic() - started,
     )
+
+
+def predicted_recommendation(request: SearchRequest) -> dict[str, Any] | None:
+    """What a search is predicted to recommend, with the keys of a measured recommendation; None if no speed can be
+    predicted. Raises `UsageError`, and `NothingFits`."""
+    frontier = predict_frontier(request)
+    if frontier.recommendation is None:
+        return None
+    job = frontier.plan.job
+    return {
+        **frontier.recommendation.to_json(),
+        "memory_limit_bytes": frontier.plan.limits.memory_bytes,
+        **{name: getattr(job, name).to_json() for name in ("hardware", "workload", "stack")},
+    }
 
 
 def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:

@@ -244,29 +244,12 @@ def _apart(steps: Sequence[MeasuredStep], timed: list[TimedWork], rates: Rates) 
     return [(added, added_seconds), (rest, rest_seconds)]
 
 
-def probed_guess(guess: Rates, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Rates:
-    """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
-    there is none, at those of another. Raises `StoreError`."""
-    stored = stored_probe(hardware, stack, store, model_digest)
-    if stored is None:
-        return guess
-    return rates_of(stored, guess, shapes=None if model_digest is None else shapes_key(model_digest))
-
-
-def make_sure(
-    model: Model,
-    hardware: Hardware,
-    stack: Stack,
-    store: Store,
-    *,
-    ranks: int = 1,
-    budget_seconds: float | None = None,
-) -> None:
-    """Probe the device unless the store has it, within a tenth of a search's time budget or 30 s, beside loading the
-    libraries. A slow device measures less of itself rather than take the trials' time. A failure costs only what the
-    probe would have shown."""
+def make_sure(job: Job, store: Store, *, budget_seconds: float | None = None) -> None:
+    """Probe the job's device unless the store has it, within a tenth of a search's time budget or 30 s, beside loading
+    the libraries. A slow device measures less of itself rather than take the trials' time. A failure costs only what
+    the probe would have shown."""
     most_seconds = math.inf if budget_seconds is None else max(0.1 * budget_seconds, 30.0)
     try:
-        probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
+        probed(job.model, job.hardware, job.stack, store, ranks=job.workload.devices, most_seconds=most_seconds)
     except (AutofitError, device_lock.GivenUp, OSError, ValueError) as error:
         _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

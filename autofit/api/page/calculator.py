@@ -14,7 +14,7 @@ from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions
 from autofit.operations.service.prediction_process import PredictionProcess
-from autofit.operations.service.predictions import estimated
+from autofit.prediction.estimation import estimated
 from autofit.techniques import AXES
 
 ROUTES = APIRouter(route_class=PageRoute)

@@ -21,7 +21,7 @@ from autofit.core.outcome import Fits, OutOfMemory, Trial, context_keys
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.export.charts.frontier_chart import axis_titles, title
-from autofit.operations.recommendation import frontier_and_recommendation
+from autofit.operations.recommendation import StoredAnswer
 from autofit.planning.lattices import within
 from autofit.planning.requests import memory_limit
 from autofit.store import Store
@@ -64,10 +64,10 @@ def frontier(request: Request, query: Annotated[Question, Query()], store: Opene
 
 def _answer(question: ResolvedQuestion, store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    frontier, recommend = frontier_and_recommendation(question.workload, **question.conditions, store=store)
-    recommended, message = None, None
+    answer = StoredAnswer.of(question.workload, **question.conditions, store=store)
+    frontier, recommended, message = answer.frontier, None, None
     try:
-        recommended = recommend()
+        recommended = answer.recommendation()
     except NothingFits as error:
         message = str(error)
     hardware, devices = frontier.hardware, frontier.workload.devices

@@ -14,7 +14,7 @@ from autofit.core.outcome import Trial
 from autofit.core.units import LARGEST_INTEGER
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import of_trial
-from autofit.operations.service.predictions import estimated
+from autofit.prediction.estimation import estimated
 from autofit.techniques import AXES, changes
 
 ROUTES = APIRouter(route_class=PageRoute)

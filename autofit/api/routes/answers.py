@@ -19,7 +19,7 @@ from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, T
 from autofit.catalog.hardware import matching_cards
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.recommendation import recommend, search_command
-from autofit.operations.service.predictions import predicted_recommendation
+from autofit.prediction.predicted_frontier import predicted_recommendation
 from autofit.store import Store
 
 ROUTES = APIRouter(route_class=Strict)

@@ -10,7 +10,7 @@ from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import WorkloadBody, only_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import as_bytes
-from autofit.operations.service.predictions import estimated
+from autofit.prediction.estimation import estimated
 
 ROUTES = APIRouter(route_class=Strict)
 

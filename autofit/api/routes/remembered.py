@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -92,5 +91,5 @@ async def look(store: Store, work: Callable[[], T]) -> T:
 def of_question(request: Request, question: WorkloadQuestion, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = question if isinstance(question, Workload) else question.resolve()[1]
-    key = find_hardware(hardware, store, partial(search_command, question)).key
+    key = find_hardware(hardware, store, search_command(question)).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))

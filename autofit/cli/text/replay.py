@@ -32,7 +32,7 @@ def replay_text(result: ReplayResult) -> str:
 
 def _problem(judged: Judged) -> str:
     recorded, problem = judged.recorded, judged.recorded.problem
-    memory, _ = recorded.reference
+    memory = recorded.reference_bytes
     of_method = f" of {recorded.best.method}" if len(problem.methods) > 1 else ""
     heading = (
         f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "

@@ -14,7 +14,7 @@ from autofit.techniques.short_text import short
 if TYPE_CHECKING:
     from autofit.core.frontier import Recommendation
     from autofit.operations import OverDevices, OverHardware, SearchResult
-    from autofit.operations.searching.disturbed import Disturbed
+    from autofit.operations.searching.result import Disturbed
 
 
 WIDE = 0.5

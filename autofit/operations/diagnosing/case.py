@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from autofit.catalog.models import Model, load, shape
+from autofit.catalog.models import Model, shape
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, PHASES
@@ -15,19 +14,16 @@ from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
-from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest, Remedy
-from autofit.planning.requests import WorkloadOptions
+from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
+from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
-from autofit.prediction.helpful_changes import Expressible, changed
+from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
-from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
-from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
 from autofit.trainers.json_settings import settings_in_text
-from autofit.trainers.run import NotCounted, Run, Where
+from autofit.trainers.run import Run
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import TrainerFiles
 
 ROOM = 0.08
 """Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
@@ -51,9 +47,7 @@ class Case(Expressible):
     def __init__(
         self,
         file: SourceFile,
-        trainer: TrainerFiles,
-        request: DiagnosisRequest,
-        where: Where,
+        reader: RunReader,
         *,
         edited: Mapping[KeyPath, Any] | None = None,
         effect: Effect = Effect.EXACT,
@@ -61,12 +55,13 @@ class Case(Expressible):
     ) -> None:
         """With `edited`, the file with these edits, whose effect is `effect`: changes are then those edits and what
         helps beside them. `missed_bytes` are what predictions missed of the file as it is."""
-        self._file, self._trainer, self._request, self._where = file, trainer, request, where
+        request, where = reader.request, reader.where
+        self._file, self._reader, self._request = file, reader, request
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
         self._in_text = settings_in_text(self._values, where)
-        self.run = self._read(self._values)
-        self.options = self._options()
+        self.run = reader.read(self._values)
+        self.options = reader.options(self.run)
         model, _ = self.options.resolve()
         self._extra_bytes = bytes_beyond_formats(self.run, model)
         config = self.run.config
@@ -112,11 +107,10 @@ class Case(Expressible):
         if not whole.likely_fits:
             if self.run.narrower is not None:
                 key, value = self.run.narrower
-                remedies = _more_faithful(
-                    self._with_key(key, value, Effect.NUMERICS).diagnosed(report).remedies, remedies
-                )
-            if (fewer := self._fewer_evaluated(estimate)) is not None:
-                remedies = self._with_key(*fewer, Effect.EXACT).diagnosed(report).remedies or remedies
+                narrower = self._edited_by({(key,): value}, Effect.NUMERICS)
+                remedies = _more_faithful(narrower.diagnosed(report).remedies, remedies)
+            if fewer := self._fewer_evaluated(estimate):
+                remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -141,37 +135,32 @@ class Case(Expressible):
     def _asks_for_bf16(self, card: str) -> str:
         return f"{self._file.name} asks for bf16, which {card} only emulates"
 
-    def _fewer_evaluated(self, estimate: Estimate) -> tuple[str, int] | None:
-        """The file's key for how many sequences to evaluate, and the most at which evaluation fits; None if it fits, or
-        never would. `estimate` is that of the file as it is."""
+    def _fewer_evaluated(self, estimate: Estimate) -> dict[KeyPath, Any]:
+        """The edit that evaluates as many sequences at once as fit; none if what the file asks for fits, or none would.
+        `estimate` is that of the file as it is."""
         evaluates = self.run.evaluates
         if evaluates is None or self._evaluation_fits(estimate):
-            return None
+            return {}
         powers = (1 << n for n in reversed(range(evaluates.sequences.bit_length())))
         for fewer in (power for power in powers if power < evaluates.sequences):
             options = replace(self.options, eval_batch=fewer)
             estimation = Estimation.of(options, self.run.config, hardware=self._request.hardware)
             if self._evaluation_fits(estimation.estimate()):
-                return evaluates.key, fewer
-        return None
+                return {(evaluates.key,): fewer}
+        return {}
 
     def _evaluation_fits(self, estimate: Estimate) -> bool:
         """Whether evaluation alone stays within the limit, with room for the prediction's error."""
         outside_phase = estimate.breakdown["context"] + self._extra_bytes
         return estimate.phase_peaks[EVALUATION] * (1.0 + ROOM) + outside_phase <= self.estimation.memory_limit_bytes
 
-    def _with_key(self, key: str, value: Any, effect: Effect) -> Case:
-        """The file with another value of a key, beside what it is edited to already."""
-        return self._edited_by({(key,): value}, effect)
-
     def _edited_by(self, edits: Mapping[KeyPath, Any], effect: Effect) -> Case:
+        """The file with other values of keys, beside what it is edited to already."""
         edited, effect = {**self._edited, **edits}, max(self._effect, effect)
-        case = partial(Case, self._file, self._trainer, self._request, self._where)
-        return case(edited=edited, effect=effect, missed_bytes=self._missed_bytes)
+        return Case(self._file, self._reader, edited=edited, effect=effect, missed_bytes=self._missed_bytes)
 
     def _missed_by_prediction(self) -> int:
-        """How many bytes more than predicted the failed run's tensors needed: at least those in use and those requested
-        together."""
+        """By how many bytes what the failed run's tensors held and requested exceeds the prediction."""
         needed = None if self._request.failure is None else self._request.failure.needed_bytes
         return 0 if needed is None else max(0, needed - self._step_bytes(self.estimation.estimate()))
 
@@ -193,54 +182,6 @@ class Case(Expressible):
                 f"the format of its weights takes {extra} more, and there are {format_bytes(limit)}: name a larger card"
             )
         return self.estimation.estimate()
-
-    def _read(self, values: Mapping[str, Any]) -> Run:
-        """The run that keys ask for, with what the user says beside them."""
-        run = self._trainer.read(values, self._where)
-        if by_liger(run.config) and not self._has_known_kernels(run):
-            key = next(key for key in values if "liger" in key)
-            not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
-            run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
-        if not self._request.also:
-            return run
-        if run.narrower is not None and self._request.also.get("precision") == "bf16":
-            # Said of frozen weights that the file alone would load in fp32.
-            narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
-            run = replace(run, beyond=narrow, narrower=None)
-        return replace(run, config=changed(run.config, self._request.also))
-
-    def _source(self, run: Run) -> str | None:
-        """What names the model; None where neither the file nor the user does."""
-        return run.model if self._request.model is None else self._request.model
-
-    def _has_known_kernels(self, run: Run) -> bool:
-        """Whether it is known what Liger's kernels take in this run; a model that is not found is named later. Trials
-        refuse them beside what their own selective checkpointing keeps, which is not what trainers keep."""
-        if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
-            return False
-        try:
-            source = self._source(run)
-            return source is None or load(source).config["model_type"] in MODEL_TYPES
-        except UsageError:
-            return True
-
-    def _options(self) -> WorkloadOptions:
-        run, request, source = self.run, self._request, self._source(self.run)
-        seq_len = run.seq_len if request.seq_len is None else request.seq_len
-        assert source is not None and seq_len is not None  # `diagnose` has asked for what is missing
-        try:
-            load(source)
-        except UsageError as error:
-            raise UsageError(f"{error}; say what it is built like: --model NAME (`autofit models`)") from error
-        return WorkloadOptions(
-            trainer=_with_habits(run),
-            model=source,
-            seq_len=seq_len,
-            global_batch=run.global_batch,
-            lora_dropout=run.lora_dropout,
-            devices=run.devices,
-            eval_batch=None if run.evaluates is None else run.evaluates.sequences,
-        )
 
     def _whole(self, estimate: Estimate, run: Run) -> Estimate:
         """`estimate` with what the frozen weights' format adds and what predictions missed, under the real limit."""
@@ -304,11 +245,12 @@ class Case(Expressible):
     def nearest_expressible(self, config: Config) -> Config | None:
         """The config that the file asks for once it is edited towards `config`, which it may be unable to express; None
         where it cannot be edited so."""
-        values = self._values
+        values, read = self._values, self._reader.read
         try:
             after = replace(self._task, config=config)
-            edits = edits_for(self._trainer, values, self._task, after, lambda k: self._read(k).config, self._in_text)
-            run = self._read(applied(values, edits))
+            trainer = self._reader.trainer
+            edits = edits_for(trainer, values, self._task, after, lambda k: read(k).config, self._in_text)
+            run = read(applied(values, edits))
         except UsageError:  # the trainer refuses it
             return None
         if not edits or run.global_batch != self.run.global_batch:
@@ -346,13 +288,6 @@ def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence
     if not some or not others:
         return some or others
     return min(some, others, key=lambda remedies: max(remedy.change.effect for remedy in remedies))
-
-
-def _with_habits(run: Run) -> str | None:
-    """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
-    than the nearest config: the answer's uncounted keys then say so."""
-    trainer = TRAINERS.get(run.trainer)
-    return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
 
 
 def bytes_beyond_formats(run: Run, model: Model) -> int:

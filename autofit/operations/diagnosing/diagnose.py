@@ -12,6 +12,7 @@ from autofit.core.units import format_bytes
 from autofit.core.workload import check_count
 from autofit.operations.diagnosing.case import Case
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest
+from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
@@ -35,13 +36,12 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
-    diagnosis = Case(file, trainer, user, where).diagnosed(report)
+    diagnosis = Case(file, RunReader(trainer=trainer, request=user, where=where)).diagnosed(report)
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:
-    """The request with the card and the limit that the error's text names, where the user names none; and notes on
-    them."""
+    """The request with the card and limit of the error's text, where the user names none; and notes on them."""
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:
         if user.hardware == "auto":

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +84,27 @@ def record(
         plan = resolve(request, pool)
         job, limit = plan.job, plan.limits.memory_bytes
         opened.enter_context(_locked(file))
-        outcomes = _recorded_outcomes(file, _header(plan), job.hardware, partial(_probed, request, plan))
+        outcomes = _begun(file, request, plan)
         configs = [config for config in _chosen(plan, request.max_trials, covering=covering) if config not in outcomes]
         before, total = len(outcomes), len(outcomes) + len(configs)
         report(before, total, None)
 
-        def requests() -> Iterator[TrialRequest]:
-            for config in itertools.takewhile(lambda _: time.monotonic() < ends, configs):
-                yield TrialRequest(
-                    job=job,
-                    config=config,
-                    memory_limit_bytes=limit,
-                    deadline_seconds=deadline,
-                    allowance_seconds=trial_seconds,
-                    timing_seconds=TIMING_SECONDS,
-                    rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
-                )
+        def trial_of(config: Config) -> TrialRequest:
+            return TrialRequest(
+                job=job,
+                config=config,
+                memory_limit_bytes=limit,
+                deadline_seconds=deadline,
+                allowance_seconds=trial_seconds,
+                timing_seconds=TIMING_SECONDS,
+                rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
+            )
 
         if configs and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
             _check_site(pool, job.hardware, job.stack)
-            for trial_request, attempt in _run_all(pool, requests()):
+            in_time = itertools.takewhile(lambda _: time.monotonic() < ends, configs)
+            for trial_request, attempt in _run_all(pool, map(trial_of, in_time)):
                 table_file.append(file, table_file.line_of(trial_request.config, attempt))
                 outcomes[trial_request.config] = attempt.outcome
                 report(len(outcomes), total, trial_request.trial(attempt))
@@ -117,12 +116,6 @@ def record(
         outcomes=dict(Counter(outcome.kind for outcome in outcomes.values())),
         file=str(file),
     )
-
-
-def _header(plan: Plan) -> dict[str, Any]:
-    """What a recording is of: another one is not continued."""
-    of_job = {name: getattr(plan.job, name).to_json() for name in ("hardware", "stack", "workload")}
-    return {**of_job, "space": plan.space, "memory_limit_bytes": plan.limits.memory_bytes}
 
 
 def _chosen(plan: Plan, most: int | None, *, covering: bool) -> list[Config]:
@@ -215,6 +208,27 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
                 yield request, attempt
 
 
+def _begun(file: Path, request: SearchRequest, plan: Plan) -> dict[Config, Outcome]:
+    """The outcomes that `file` already holds of the same recording; a file that is empty, or was left while this header
+    was being written, gets the header, with a probe of the device."""
+    job = plan.job
+    of_job = {name: getattr(job, name).to_json() for name in ("hardware", "stack", "workload")}
+    header = {"schema": table_file.SCHEMA, **of_job, "space": plan.space}
+    header["memory_limit_bytes"] = plan.limits.memory_bytes
+    text, content = json.dumps(header)[:-1].encode(), file.read_bytes()
+    if text.startswith(content) or (content.startswith(text) and b"\n" not in content):
+        os.truncate(file, 0)
+        table_file.append(file, {**header, "recorded_at": now(), **_probed(request, plan)})
+        return {}
+    table = table_file.read_table(file)
+    # Another machine with the same device may have more host memory.
+    for name in table_file.SAME:
+        if table.header[name] != header[name] and (name != "hardware" or table.hardware.key != job.hardware.key):
+            raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
+    table_file.drop_torn_line(file)
+    return {trial.config: trial.outcome for trial in table.trials}
+
+
 def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
     """A probe of the device, taken before the first trial, as a field of the header; none where the device is not in
     this machine or cannot be probed."""
@@ -226,23 +240,3 @@ def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
     except EnvironmentLacks as error:
         _log.warning("autofit: recording without a probe: %s", error)
         return {}
-
-
-def _recorded_outcomes(
-    file: Path, header: dict[str, Any], hardware: Hardware, probed: Callable[[], dict[str, Any]]
-) -> dict[Config, Outcome]:
-    """The outcomes that `file` already holds of the same recording; a file that is empty, or was left while this header
-    was being written, gets the header, with what `probed` gives."""
-    first_line = {"schema": table_file.SCHEMA, **header}
-    text, content = json.dumps(first_line)[:-1].encode(), file.read_bytes()
-    if text.startswith(content) or (content.startswith(text) and b"\n" not in content):
-        os.truncate(file, 0)
-        table_file.append(file, {**first_line, "recorded_at": now(), **probed()})
-        return {}
-    table = table_file.read_table(file)
-    # Another machine with the same device may have more host memory.
-    for name in table_file.SAME:
-        if table.header[name] != header[name] and (name != "hardware" or table.hardware.key != hardware.key):
-            raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
-    table_file.drop_torn_line(file)
-    return {row.config: row.outcome for row in table.rows}

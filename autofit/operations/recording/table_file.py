@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, Trial, machinery_failed
+from autofit.core.outcome import Fits, Trial, machinery_failed
 from autofit.core.workload import Workload
-from autofit.operations.recording.pooling import pooled
 from autofit.store.exchange import checked, config_of, outcome_of, read_values
 from autofit.techniques import complete
 from autofit.trial.attempt import Attempt
@@ -27,19 +25,8 @@ SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
-ROW_FIELDS = {"config", "pass", "seconds", "device_state"}
-"""What a row has besides a trial's outcome; `device_state` is absent where it was not observed. `pass`, absent in the
-first, is of tables of earlier versions, in which a config may have several trials."""
-
-
-class Row(NamedTuple):
-    """A recorded trial."""
-
-    number: int
-    """The pass, from 1 on."""
-    config: Config
-    outcome: Outcome
-    seconds: float
+ROW_FIELDS = {"config", "seconds", "device_state"}
+"""What a row has besides a trial's outcome; `device_state` is absent where it was not observed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +40,8 @@ class RecordedTable:
     stack: Stack
     workload: Workload
     memory_limit_bytes: int
-    rows: tuple[Row, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    """One per config, in the order in which they ran."""
     probe: Probe | None = None
     """What a probe of the device showed before the first trial; None where none was taken."""
 
@@ -62,61 +50,34 @@ class RecordedTable:
         """The file's name without its suffix."""
         return self.file.stem
 
-    @cached_property
-    def trials(self) -> tuple[Trial, ...]:
-        """One per config, however many passes were recorded."""
-        return tuple(pooled(self.passes).values())
-
-    @cached_property
-    def passes(self) -> dict[Config, list[Trial]]:
-        trials: dict[Config, list[Trial]] = defaultdict(list)
-        for trial in self.of_all_passes():
-            trials[trial.config].append(trial)
-        return trials
-
-    def of_all_passes(self) -> list[Trial]:
-        """The trials of all passes, in the order in which they ran."""
-        return [
-            Trial(
-                config=row.config,
-                workload=self.workload,
-                hardware=self.hardware,
-                stack=self.stack,
-                memory_limit_bytes=self.memory_limit_bytes,
-                outcome=row.outcome,
-                seconds=row.seconds,
-                recorded_at=str(self.header.get("recorded_at", "")),
-            )
-            for row in self.rows
-        ]
-
 
 def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
     """The table in `file`. Raises `UsageError`, naming the row, for anything that `autofit bench record` has not
-    written, and for a config that is twice in one pass: nobody knows which of its outcomes is right.
+    written, and for a config that is there twice: nobody knows which of its outcomes is right.
 
     An unfinished last line, which a recording leaves if it is killed while writing, is left out. If the table is to be
     `whole`, it is refused, and so is one without a trial; but one that ends with a whole row may be an unfinished
     recording all the same, or one of `--max-trials`.
     """
     lines, refused = _lines(file, whole=whole), partial(wrong, file)
-    rows = read_values(lines, chain([partial(_of_header, file)], repeat(lambda body: _row(table, body))), refused)
-    header = next(rows, None)
+    values = read_values(lines, chain([partial(_of_header, file)], repeat(lambda body: _trial(table, body))), refused)
+    header = next(values, None)
     if header is None:
         raise UsageError(f"{file} is empty: it has no header")
     table: RecordedTable = header[1]
-    rows_by_config: dict[tuple[int, Config], tuple[int, Row]] = {}
-    for number, row in rows:
-        earlier, _ = rows_by_config.setdefault((row.number, row.config), (number, row))
-        if earlier != number:
-            raise wrong(file, number, f"repeats the config of row {earlier}: {row.config}")
-    if whole and not rows_by_config:
+    rows: dict[Config, int] = {}
+    trials: list[Trial] = []
+    for number, trial in values:
+        if (earlier := rows.setdefault(trial.config, number)) != number:
+            raise wrong(file, number, f"repeats the config of row {earlier}: {trial.config}")
+        trials.append(trial)
+    if whole and not trials:
         raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
-    return replace(table, rows=tuple(row for _, row in rows_by_config.values()))
+    return replace(table, trials=tuple(trials))
 
 
 def _of_header(file: Path, header: dict[str, Any]) -> RecordedTable:
-    """The table without its rows. Raises `ValueError` for what is no header that this version reads."""
+    """The table without its trials. Raises `ValueError` for what is no header that this version reads."""
     if header.get("schema") != SCHEMA:
         raise ValueError(f"schema {header.get('schema')!r}, and this version reads {SCHEMA}")
     missing = [name for name in SAME if name not in header]
@@ -195,8 +156,8 @@ def _lines(file: Path, *, whole: bool) -> list[str]:
     return lines[: max(1, len(lines) - 1)]
 
 
-def _row(table: RecordedTable, line: dict[str, Any]) -> Row:
-    """Raises `ValueError` or `UsageError` for what is no trial, or for figures that no trial can have."""
+def _trial(table: RecordedTable, line: dict[str, Any]) -> Trial:
+    """The trial of a row. Raises `ValueError` or `UsageError` for what is none, or for figures that none can have."""
     if "schema" in line:
         raise ValueError("the header of another recording: a file can hold only one")
     config = config_of(line)
@@ -208,12 +169,20 @@ def _row(table: RecordedTable, line: dict[str, Any]) -> Row:
     outcome = outcome_of({name: line[name] for name in line.keys() - ROW_FIELDS})
     if machinery_failed(outcome):
         raise ValueError("a failure of the machinery says nothing about its config")
-    number, seconds = checked(int, {"pass": 1, **line}, "pass"), checked(float, line, "seconds")
-    _check_above_zero("pass", number)
+    seconds = checked(float, line, "seconds")
     _check_above_zero("seconds", seconds)
     if isinstance(outcome, Fits):
         _check_measurement(outcome, table)
-    return Row(number, config, outcome, seconds)
+    return Trial(
+        config=config,
+        workload=table.workload,
+        hardware=table.hardware,
+        stack=table.stack,
+        memory_limit_bytes=table.memory_limit_bytes,
+        outcome=outcome,
+        seconds=seconds,
+        recorded_at=str(table.header.get("recorded_at", "")),
+    )
 
 
 def _check_measurement(outcome: Fits, table: RecordedTable) -> None:

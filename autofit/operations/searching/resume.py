@@ -1,16 +1,20 @@
-"""Searches in the store: one that has already answered the question, one to resume, and what each has found."""
+"""Searches in the store: one that has already answered the question, one to resume, and how each ends."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.errors import AutofitError, NothingFits, StoreError, in_one_line
 from autofit.operations.service.submission import digest_of
+from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest
-from autofit.store import Lease, Store, new_owner
+from autofit.store import Heartbeat, Lease, LeaseLost, Store, new_owner
 from autofit.store import Search as StoredSearch
 
 if TYPE_CHECKING:
@@ -38,11 +42,12 @@ def begin(
     """
     job = plan.job
     question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
-    alike = store.searches(stack_key=job.stack.key, workload_key=job.workload.key)
-    answered = None if request.fresh else _already_answered(alike, question, request)
+    stored = store.searches(stack_key=job.stack.key, workload_key=job.workload.key)
+    alike = [earlier for earlier in stored if earlier.request.get("question") == question]
+    answered = None if request.fresh else _already_answered(alike, request)
     if answered is not None and runner_lease is None:
         return Claimed(search_id=answered, lease=None, is_answered=True)
-    resumed = _resumable_fresh(alike, question) if request.fresh else None
+    resumed = _resumable_fresh(alike) if request.fresh else None
     lease = store.queue.begin(
         resumed or uuid.uuid4().hex if runner_lease is None else runner_lease.search_id,
         new_owner() if runner_lease is None else runner_lease.owner,
@@ -70,6 +75,39 @@ def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:
     return replace(limits, max_trials=trials, seconds=seconds)
 
 
+class DrivenSearch(Heartbeat):
+    """What this process does under a lease, as a context manager: the lease is kept meanwhile, and how the search ends
+    is stored, whatever ends it."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        super().__init__(store.queue, lease)
+        self.result: dict[str, Any] = {}
+        """What the search has found, to be stored with its end."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            self.result["reason"] = str(error) if isinstance(error, AutofitError) else in_one_line(error)
+        if isinstance(error, Shortfall):
+            self.result |= error.facts()
+        # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
+        with suppress(StoreError, LeaseLost):
+            if isinstance(error, KeyboardInterrupt) and self.lease.is_runners:
+                self._queue.give_back(self.lease, "its driver was interrupted")
+            else:
+                self._queue.end(self.lease, _ending(error), self.result)
+
+
+def _ending(error: BaseException | None) -> str:
+    if error is None:
+        return "succeeded"
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled"
+    return "nothing_fits" if isinstance(error, NothingFits) else "failed"
+
+
 def results(search_run: SearchLoop) -> dict[str, Any]:
     """What is stored of a search that has run, to be repeated by `repeat_findings`."""
     return {
@@ -81,25 +119,21 @@ def results(search_run: SearchLoop) -> dict[str, Any]:
     }
 
 
-def _already_answered(alike: Sequence[StoredSearch], question: dict[str, Any], request: SearchRequest) -> str | None:
-    """The id of a finished search that asked the same question with at least this budget; None if there is none."""
-    for earlier in alike:
-        earlier_request = earlier.request
-        if not _is_answer(earlier) or earlier_request.get("question") != question:
-            continue
-        if _at_least(earlier_request["max_trials"], request.max_trials) and _at_least(
-            earlier_request["seconds"], request.time_budget_seconds
+def _already_answered(alike: Sequence[StoredSearch], request: SearchRequest) -> str | None:
+    """The id of a finished search for the same question that had at least this budget; None if there is none."""
+    for earlier in filter(_is_answer, alike):
+        budget = earlier.request
+        if _at_least(budget["max_trials"], request.max_trials) and _at_least(
+            budget["seconds"], request.time_budget_seconds
         ):
             return earlier.search_id
     return None
 
 
-def _resumable_fresh(alike: Sequence[StoredSearch], question: dict[str, Any]) -> str | None:
+def _resumable_fresh(alike: Sequence[StoredSearch]) -> str | None:
     """The id of a `fresh` search for the same question that was interrupted or has failed, to be resumed with its own
     trials. None if there is none, or if a later search has answered the question."""
     for earlier in alike:
-        if earlier.request.get("question") != question:
-            continue
         if _is_answer(earlier):
             return None
         if earlier.request.get("fresh") and earlier.state in ("cancelled", "failed"):
@@ -122,6 +156,5 @@ def repeat_findings(search_run: SearchLoop, store: Store, search_id: str) -> Non
     earlier = store.search(search_id)
     result = (earlier.result or {}) if earlier is not None else {}
     if result.get("ruled_out") is not None:
-        search_run.progress.ruled_out = int(result["ruled_out"])
-    if result.get("regret_bound") is not None:
-        search_run.progress.regret_bound = float(result["regret_bound"])
+        search_run.progress.ruled_out = result["ruled_out"]
+    search_run.progress.regret_bound = result.get("regret_bound")

@@ -27,7 +27,8 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
     state = LatticeState.of(plan)
     acquisition = Acquisition(plan, state)
     with Store.open(request.store) as store:
-        predictions = LatticePredictor.of(plan, request, store, probes=False).predict(lambda done, total: None)
+        predictor = LatticePredictor(plan=plan, request=request, store=store)
+        predictions = predictor.predict(lambda done, total: None)
     for config in predictions.beyond_host:
         state.rule_out(config, "host memory is predicted not to suffice")
     acquisition.use(predictions)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
-from autofit.core.outcome import Trial
+from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, Trial, Unsupported
 
 if TYPE_CHECKING:
     from autofit.operations.self_test.bench import Bench
@@ -60,6 +60,23 @@ class Finding(Document):
     def to_json(self) -> dict[str, Any]:
         """As a JSON object. Hardware and stack are not repeated: the report has them."""
         return {**Document.to_json(self), "trials": [_trial_json(trial) for trial in self.trials]}
+
+
+def unfit(trial: Trial) -> Finding | None:
+    """The finding for a trial without a measurement; None for one that fitted."""
+    outcome = trial.outcome
+    if isinstance(outcome, Fits):
+        return None
+    verdict = {Unsupported: Verdict.REFUSED, Diverged: Verdict.DIFFERS}.get(type(outcome), Verdict.FAILED)
+    return Finding(verdict=verdict, reason=_reason(outcome), trials=(trial,))
+
+
+def _reason(outcome: Outcome) -> str:
+    assert not isinstance(outcome, Fits)
+    if isinstance(outcome, Unsupported):
+        return outcome.reason
+    lines = outcome.stderr_tail.splitlines()[-3:] if isinstance(outcome, Crashed) else []  # the JSON has all
+    return " | ".join([f"{outcome.kind}: {outcome.reason}", *(line.strip() for line in lines if line.strip())])
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

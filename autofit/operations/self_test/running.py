@@ -20,7 +20,6 @@ from autofit.operations.doctor import libraries
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.finding import Check, CheckResult, Finding, Report, Verdict
-from autofit.operations.self_test.judging import cut
 from autofit.probe.shapes import usual_model
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import version
@@ -138,7 +137,7 @@ def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
     finding = _in_thread(check, bench, may_take)
     taken = time.monotonic() - started
     if may_take < check.most_seconds and any(isinstance(trial.outcome, TimedOut) for trial in finding.trials):
-        finding = replace(cut(may_take), trials=finding.trials)
+        finding = replace(_cut(may_take), trials=finding.trials)
     return replace(finding, seconds=taken)
 
 
@@ -162,5 +161,10 @@ def _in_thread(check: Check, bench: Bench, may_take: float) -> Finding:
     except queue.Empty:
         bench.close()
         if may_take < check.most_seconds:
-            return cut(may_take)  # which says nothing of the check
+            return _cut(may_take)  # which says nothing of the check
         return Finding(verdict=Verdict.FAILED, reason=f"hangs: no answer after {format_duration(may_take)}")
+
+
+def _cut(seconds: float) -> Finding:
+    """The finding for a check that the time limit ended."""
+    return Finding(verdict=Verdict.NOT_RUN, reason=f"cut by the time limit after {format_duration(seconds)}")

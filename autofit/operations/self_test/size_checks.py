@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, TimedOut, Trial
+from autofit.core.outcome import Fits, Measurement, OutOfMemory, TimedOut, Trial
 from autofit.core.units import MIB, format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.operations.self_test.bench import TINY, Bench
-from autofit.operations.self_test.finding import Check, Finding, Verdict
-from autofit.operations.self_test.judging import memory_gap, size_figure, unfit
+from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
 
@@ -78,7 +77,7 @@ def _method(method: str, bench: Bench, until: float) -> Finding:
         return refused
     return Finding(
         verdict=Verdict.WORKS,
-        figure=f"{job.model.name}, {config['precision']}: {size_figure(trial, predicted)}",
+        figure=f"{job.model.name}, {config['precision']}: {_figure(trial, predicted)}",
         trials=(trial,),
         predicted=predicted,
     )
@@ -156,7 +155,7 @@ def _predictions(bench: Bench, until: float) -> Finding:
     failed = [predicted for _, predicted in fitted if predicted.get("defect")]
     errors = sorted({str(predicted["error"]) for predicted in failed})
     at_real_size = [(t.measurement, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
-    gaps = [memory_gap(measured, predicted) for measured, predicted in at_real_size if measured is not None]
+    gaps = [_memory_gap(measured, predicted) for measured, predicted in at_real_size if measured is not None]
     estimate_count = sum("error" not in predicted for _, predicted in fitted)
     figure = f"{estimate_count} of {len(fitted)} estimates made"
     if gaps:
@@ -166,3 +165,20 @@ def _predictions(bench: Bench, until: float) -> Finding:
         return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
     verdict = Verdict.FAILED if errors else Verdict.WORKS
     return Finding(verdict=verdict, figure=figure, reason=" | ".join(errors), measured=measured)
+
+
+def _figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
+    """A real run's speed and its memory: seen by the driver, allocated, and predicted."""
+    measured = trial.measurement
+    assert measured is not None
+    figure = f"{measured.tokens_per_second:,.0f} tokens/s, driver-seen {format_bytes(measured.device_bytes)}"
+    if measured.peak_allocated_bytes != measured.device_bytes:
+        figure += f", allocated {format_bytes(measured.peak_allocated_bytes)}"
+    if "error" in predicted:
+        return f"{figure}, not predicted ({predicted['error']})"
+    return f"{figure}, predicted {format_bytes(predicted['device_bytes'])} ({_memory_gap(measured, predicted):+.1%})"
+
+
+def _memory_gap(measured: Measurement, predicted: Mapping[str, Any]) -> float:
+    """Relative difference of the predicted from the driver-seen memory."""
+    return float(predicted["device_bytes"] / measured.device_bytes - 1.0)

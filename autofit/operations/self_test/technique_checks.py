@@ -8,12 +8,13 @@ from functools import partial
 from autofit.catalog.space import ADAPTER_AXES
 from autofit.core.errors import spelled
 from autofit.core.lattice import Axis, Config, Value
-from autofit.core.outcome import Trial
+from autofit.core.outcome import Diverged, Measurement, Trial
 from autofit.core.workload import Effect
 from autofit.operations.self_test.bench import TINY_BATCH, Bench
-from autofit.operations.self_test.finding import Check, Finding, Verdict
-from autofit.operations.self_test.judging import same, tiny_figure, unfit
+from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
+from autofit.search.correctness import against, first_known
 from autofit.techniques import AXES, complete
+from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE, allowed
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
 """Values to try on axes that list none: any number is valid there."""
@@ -120,3 +121,51 @@ def _against(
         trials=(trial,),
         predicted=predicted,
     )
+
+
+def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
+    """How a trial's losses or gradient differ from the plain run's by more than rounding, in words. None if they do
+    not, or if an emulated card has computed nothing. Without `updates_alike` only the first step, before any update, is
+    compared."""
+    if trial.hardware.is_emulated:
+        return None
+    measured, expected = trial.measurement, plain.measurement
+    assert measured is not None and expected is not None
+    if updates_alike:
+        outcome = against(trial, plain).outcome
+        return outcome.reason if isinstance(outcome, Diverged) else None
+    gap, tolerance = loss_gap(measured, expected), allowed(REFERENCE_TOLERANCE, trial.config)
+    if abs(gap) > tolerance:
+        return f"the first loss is {gap:+.2%} off plain training's: rounding explains {tolerance:.1%}"
+    norm_gap, tolerance = gradient_gap(measured, expected), allowed(GRADIENT_TOLERANCE, trial.config)
+    if norm_gap is not None and abs(norm_gap) > tolerance:
+        return f"the first gradient's norm is {norm_gap:+.2%} off plain training's: rounding explains {tolerance:.1%}"
+    return None
+
+
+def loss_gap(measured: Measurement, expected: Measurement) -> float:
+    """Relative difference of the first step's loss."""
+    return measured.losses[0] / expected.losses[0] - 1.0
+
+
+def gradient_gap(measured: Measurement, expected: Measurement) -> float | None:
+    """Relative difference of the first gradient's norm; None where loss scaling overflowed throughout."""
+    norm, expected_norm = first_known(measured.gradient_norms), first_known(expected.gradient_norms)
+    return None if norm is None or not expected_norm else norm / expected_norm - 1.0
+
+
+def tiny_figure(trial: Trial, plain: Trial | None) -> str:
+    """A tiny run's step time; with a plain run also how the two compare, unless the card computes nothing."""
+    measured = trial.measurement
+    assert measured is not None
+    step = measured.step_seconds.median
+    figure = f"step {1000 * step:.1f} ms"
+    if plain is None or plain is trial or trial.hardware.is_emulated:
+        return figure
+    expected = plain.measurement
+    assert expected is not None
+    figure += f", {step / expected.step_seconds.median:.1f}x plain; loss {loss_gap(measured, expected):+.2%}"
+    norm_gap = gradient_gap(measured, expected)
+    if norm_gap is None or plain.config["method"] != trial.config["method"]:
+        return figure
+    return f"{figure}, gradient {norm_gap:+.2%}"

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from autofit.core.errors import AutofitError, Interrupted
-from autofit.operations.service.driven_search import DrivenSearch
+from autofit.operations.searching.resume import DrivenSearch
 from autofit.operations.service.submission import from_json
 from autofit.store import Lease, Store
 from autofit.workers.watch import end_with
@@ -42,8 +42,7 @@ def drive(arguments: dict[str, Any]) -> None:
 
 @contextmanager
 def _interrupted_as_told() -> Iterator[None]:
-    """An interruption is one, whatever it has become: in the middle of an import, libraries make their own errors of
-    it."""
+    """Raise an interruption as one, though in the middle of an import libraries make their own errors of it."""
     try:
         yield
     except Exception as error:

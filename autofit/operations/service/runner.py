@@ -32,8 +32,6 @@ MOST_DEATHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
 NOTICE = b"autofit: "
 """How a line begins that a driver writes for people: that it waits its turn, that it leaves a node out."""
-MOST_BYTES = 65536
-"""Read at once of what a driver has written."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,8 +171,8 @@ def _names(hardware: Hardware) -> list[str]:
 def _pass_on(errors: IO[str], position: int) -> int:
     """Log the notices among the whole lines after `position`; returns the position after these lines. The file's own
     offset is the driver's, too: it must not move."""
-    chunk = os.pread(errors.fileno(), MOST_BYTES, position)
-    lines = chunk[: chunk.rfind(b"\n") + 1] if len(chunk) < MOST_BYTES else chunk
+    written = os.pread(errors.fileno(), os.fstat(errors.fileno()).st_size, position)
+    lines = written[: written.rfind(b"\n") + 1]
     for line in lines.splitlines():
         if line.startswith(NOTICE):
             _log.warning("%s", line.decode(errors="replace"))

@@ -24,7 +24,7 @@ from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations import SearchRequest, WorkloadOptions
 from autofit.operations.service import prediction_process
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
-from autofit.operations.service.predictions import estimated
+from autofit.prediction.estimation import estimated
 from autofit.store import Store
 
 WORKLOAD = {"model": MODEL, "seq_len": 128, "global_batch": 4}

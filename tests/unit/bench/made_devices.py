@@ -86,16 +86,16 @@ def practical(recorded: Recorded) -> list[Point]:
     of the next that fits. Those of two methods where that is `UNDECIDED`."""
     fitting = {p.method for p in recorded.points}
     bests = [recorded.best_of(method) for method in recorded.problem.methods if method in fitting]
-    found: list[Point] = []
+    result: list[Point] = []
     for best, following in pairwise([*bests, None]):
         share = math.inf
         if following is not None:
             share = best.measurement.tokens_per_second / following.measurement.tokens_per_second / PRACTICAL
         if share >= 1.0 / UNDECIDED:
-            found.append(best)
+            result.append(best)
         if share >= UNDECIDED:
             break
-    return found
+    return result
 
 
 def timed(trial: Trial, factor: float) -> Trial:

@@ -29,8 +29,8 @@ SLOW_PAIR = MadeDevice(slow={(("checkpointing", "none"), ("precision", "bf16")):
 )
 def test_the_recommendation_and_its_bound_survive_a_wrong_belief(device: MadeDevice, method: str) -> None:
     """All but one of six within 10 % of the best, and no slower than stated; half within 5 %."""
-    found = [searched(problems()[method], device, seed) for seed in range(SEEDS)]
-    regrets = sorted(min(regret(recommended(trace), best) for best in practical(made)) for made, trace in found)
+    result = [searched(problems()[method], device, seed) for seed in range(SEEDS)]
+    regrets = sorted(min(regret(recommended(trace), best) for best in practical(made)) for made, trace in result)
     assert statistics.median(regrets) <= 0.05
     assert regrets[SEEDS - 2] <= 0.10
-    assert sum(trace.stated is not None and bound_holds(trace, made) for made, trace in found) >= SEEDS - 1
+    assert sum(trace.stated is not None and bound_holds(trace, made) for made, trace in result) >= SEEDS - 1

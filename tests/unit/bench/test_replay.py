@@ -21,7 +21,7 @@ from autofit.bench.replay import replay
 from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
 from autofit.core.errors import AutofitError, NothingFits, UsageError
-from autofit.core.outcome import Fits, Outcome, OutOfMemory
+from autofit.core.outcome import Fits, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations.recording.table_file import is_table, read_table
 
@@ -59,22 +59,22 @@ def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
-    told: list[str] = []
-    found = replay([table], methods=CHEAP, seeds=2, report=told.append)
-    assert [judged.recorded.problem.name for judged in found.problems] == [
+    lines: list[str] = []
+    result = replay([table], methods=CHEAP, seeds=2, report=lines.append)
+    assert [judged.recorded.problem.name for judged in result.problems] == [
         f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora", "any")
     ]
-    assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in told)
-    for judged in found.problems:
+    assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in lines)
+    for judged in result.problems:
         problem = judged.recorded.problem
-        own = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
-        assert set(problem.configs) == set(own) and len(problem.methods) == (3 if problem.method == "any" else 1)
+        configs = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
+        assert set(problem.configs) == set(configs) and len(problem.methods) == (3 if problem.method == "any" else 1)
         best = truth.outcome(judged.recorded.best.config, LIMIT)
         assert isinstance(best, Fits) and best.measurement == judged.recorded.best.measurement
         assert list(judged.scores) == list(CHEAP)
         for score in judged.scores.values():
             assert not isinstance(score, str) and score.seeds == 2
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    document = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert document["seeds"] == 2 and document["left_out"] == []
     full = document["problems"][0]
     assert full["configs"] == full["fitting"] + full["out_of_memory"] and full["memory_limit_bytes"] == LIMIT
@@ -93,11 +93,11 @@ def test_two_at_a_time_are_the_same(table: Path) -> None:
 @pytest.mark.usefixtures("no_estimates")
 def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp_path: Path) -> None:
     whole = replay([table], methods=CHEAP[1:], seeds=2).to_json()
-    told: list[str] = []
+    lines: list[str] = []
 
     def interrupted(line: str) -> None:
-        told.append(line)
-        if len(told) == 11:
+        lines.append(line)
+        if len(lines) == 11:
             raise KeyboardInterrupt
 
     def replayed(report: Callable[[str], None]) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp
 
     with pytest.raises(KeyboardInterrupt):
         replayed(interrupted)
-    assert replayed(told.append) == whole
-    ran = [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in told]
+    assert replayed(lines.append) == whole
+    ran = [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in lines]
     assert len(set(ran)) == len(ran) == 4 * len(CHEAP[1:]) * 2
     # Every method has its first seed before any has its second.
     assert ["seed 1" in search for search in ran] == [True] * 12 + [False] * 12
     assert replayed(lambda line: pytest.fail(f"run twice: {line}")) == whole
     # More seeds are added to those that are kept.
-    replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=told.append)
-    for line, method in zip(told[-4:], ("full", "lora", "qlora", "any"), strict=True):
+    replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=lines.append)
+    for line, method in zip(lines[-4:], ("full", "lora", "qlora", "any"), strict=True):
         assert f"of 4: cpu-of-tests/{method}: checklist, seed 3: " in line
 
 
@@ -137,8 +137,8 @@ def test_the_best_of_a_whole_table_is_that_of_the_most_faithful_method_that_fits
 @pytest.mark.usefixtures("no_estimates")
 def test_a_limit_below_the_tables(table: Path, truth: Truth) -> None:
     limit = GIB
-    found = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: limit)
-    for judged in found.problems:
+    result = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: limit)
+    for judged in result.problems:
         trials = judged.recorded.trials
         assert {c for c, t in trials.items() if isinstance(t.outcome, Fits)} == {
             c for c in trials if truth.memory(c) <= limit
@@ -152,8 +152,8 @@ def test_a_limit_below_the_tables(table: Path, truth: Truth) -> None:
 @pytest.mark.usefixtures("no_estimates")
 def test_methods_of_which_nothing_fits_are_named(table: Path, truth: Truth) -> None:
     least = {m: min(truth.memory(c) for c in truth.lattice.configs if c["method"] == m) for m in ("full", "qlora")}
-    found = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: least["full"] - 1)
-    assert "cpu-of-tests/full" in found.left_out
+    result = replay([table], methods=["checklist"], seeds=1, limit_of=lambda recorded: least["full"] - 1)
+    assert "cpu-of-tests/full" in result.left_out
     with pytest.raises(NothingFits, match=r"nothing of cpu-of-tests fits .*higher --memory-limit"):
         replay([table], limit_of=lambda recorded: least["qlora"] - 1)
 
@@ -180,8 +180,8 @@ def test_the_tables_of_a_checkout_are_the_default(table: Path, tmp_path: Path, m
     (tmp_path / "export.jsonl").write_text('{"schema": 1, "autofit": "0.1.0"}\n')
     (tmp_path / "notes.jsonl").write_text("none\n")
     monkeypatch.setattr(reading, "RECORDED", tmp_path)
-    found = replay(methods=["checklist"], seeds=1)
-    assert {judged.recorded.problem.table for judged in found.problems} == {"cpu-of-tests"}
+    result = replay(methods=["checklist"], seeds=1)
+    assert {judged.recorded.problem.table for judged in result.problems} == {"cpu-of-tests"}
 
 
 def test_every_recorded_table_of_this_checkout_is_whole() -> None:
@@ -192,10 +192,10 @@ def test_every_recorded_table_of_this_checkout_is_whole() -> None:
 
 
 def test_a_whole_table_is_read_as_it_was_written(table: Path, truth: Truth) -> None:
-    found = read_table(table, whole=True)
-    assert (found.name, found.memory_limit_bytes, found.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
-    assert [t.config for t in found.trials] == list(truth.lattice.configs)
-    assert [t.outcome for t in found.trials] == [truth.outcome(t.config, LIMIT) for t in found.trials]
+    result = read_table(table, whole=True)
+    assert (result.name, result.memory_limit_bytes, result.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
+    assert [t.config for t in result.trials] == list(truth.lattice.configs)
+    assert [t.outcome for t in result.trials] == [truth.outcome(t.config, LIMIT) for t in result.trials]
 
 
 def changed(number: int, change: Callable[[dict[str, Any]], object]) -> Callable[[Lines], Lines]:
@@ -218,14 +218,6 @@ def in_steps(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda line: line["measurement"]["step_seconds"].update(values)
 
 
-def failed_with(outcome: Outcome) -> Callable[[dict[str, Any]], object]:
-    def change(line: dict[str, Any]) -> None:
-        del line["measurement"]
-        line.update(outcome.to_json())
-
-    return change
-
-
 BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "other schema": (changed(0, lambda h: h.update(schema=2)), r"row 1: schema 2, and this version reads 1"),
     "export": (lambda lines: [{"schema": 1, "autofit": "0.1.0"}], r"row 1: .*hardware, stack, workload"),
@@ -246,14 +238,6 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
     "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
     "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: repeats the config of row 4"),
-    "a config twice in a pass": (
-        lambda lines: [*lines, {**lines[3], "pass": 2}, {**lines[3], "pass": 2}],
-        r"row \d+: repeats the config of row \d+",
-    ),
-    "no such pass": (
-        changed(1, lambda line: line.update({"pass": 0})),
-        r"row \d+: pass is 0, and must be above 0",
-    ),
     "no config": (changed(1, lambda line: line.pop("config")), r"row \d+: config is missing"),
     "no measurement": (changed(1, lambda line: line.pop("measurement")), r"row \d+: measurement: field required"),
     "no seconds": (changed(1, lambda line: line.pop("seconds")), r"row \d+: seconds is missing"),
@@ -328,9 +312,9 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
     with pytest.raises(UsageError, match="row 2: a failure of the machinery"):
         replay([write(tmp_path / "t.jsonl", [lines[0], failed])])
     # A config's own crash is a row like any other.
-    own = {**failed, **crashed().to_json()}
+    row = {**failed, **crashed().to_json()}
     other = {"config": lines[2]["config"], **fits(1.0, 10).to_json(), "seconds": 5.0}
-    assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], own, other]), whole=True).trials) == 2
+    assert len(read_table(write(tmp_path / "u.jsonl", [lines[0], row, other]), whole=True).trials) == 2
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def problem_of(table: str, method: str) -> Recorded:
     """A problem of a recorded table, with estimates of its configs alone: those of a whole table take longer."""
     (whole,) = read([RECORDED / f"{table}.jsonl"])
     recorded = next(r for r in problems_of([whole]) if r.problem.method == method)
-    part = replace(whole, rows=tuple(row for row in whole.rows if row.config in recorded.trials))
+    part = replace(whole, trials=tuple(trial for trial in whole.trials if trial.config in recorded.trials))
     return replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(part)))
 
 
@@ -43,10 +43,10 @@ def test_the_best_of_a_recorded_table_is_found_in_a_few_trials(table: str, metho
     """To 1 %: after at most 8 trials, of which at most one runs out of memory (medians). Most full fine-tunings of the
     tables run out, and no QLoRA config does. A whole table has all methods, as a search gets
     them by default. The limit of the last cuts through what its best configs need."""
-    found = judged(problem_of(table, method))
-    ended = found.ended
-    assert found.near == SEEDS
-    assert found.trials.median is not None and found.trials.median <= 8
+    result = judged(problem_of(table, method))
+    ended = result.ended
+    assert result.near == SEEDS
+    assert result.trials.median is not None and result.trials.median <= 8
     assert ended is not None and ended.seeds == ended.within_stated == SEEDS
     assert ended.out_of_memory.median is not None and ended.out_of_memory.median <= 1
     assert ended.trials.median is not None and ended.trials.median <= 12

@@ -36,19 +36,19 @@ def test_the_truth_of_a_table(table: Recorded, configs: list[Config]) -> None:
     assert table.best.config == configs[0]
     assert {p.config for p in table.frontier} == {configs[0], configs[1], configs[3]}
     assert table.out_of_memory == 2
-    assert table.reference == (pytest.approx(1.1 * 1.5 * GIB), 0.0)
+    assert table.reference_bytes == pytest.approx(1.1 * 1.5 * GIB)
 
 
 def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
     made = trace(table, [configs[i] for i in (4, 1, 2, 6, 3, 0)], seconds=2.0)
     assert trials_to(made, table.best) == 5
-    found = score(table, [made])
-    assert (found.near, found.trials, found.seconds) == (
+    result = score(table, [made])
+    assert (result.near, result.trials, result.seconds) == (
         1,
         Quantiles(median=5, p90=5),
         Quantiles(median=10.0, p90=10.0),
     )
-    assert found.out_of_memory.median == 1  # the crash is none
+    assert result.out_of_memory.median == 1  # the crash is none
 
 
 def test_out_of_memory_counts_until_the_best_is_there(table: Recorded, configs: list[Config]) -> None:
@@ -66,9 +66,9 @@ def test_what_was_never_reached_is_no_number(table: Recorded, configs: list[Conf
         ([reaches] * 5 + [never] * 5, None, None, 5),  # half of them is not more than half
         ([never], None, None, 0),
     ):
-        found = score(table, traces)
-        assert (found.trials, found.near) == (Quantiles(median=median, p90=p90), seeds)
-        assert (found.seconds.median is None) == (median is None)
+        result = score(table, traces)
+        assert (result.trials, result.near) == (Quantiles(median=median, p90=p90), seeds)
+        assert (result.seconds.median is None) == (median is None)
     assert math.isinf(regret(trace(table, [configs[4]]).runs, table.best))
     assert regret(never.runs, table.best) == pytest.approx(0.5)
 

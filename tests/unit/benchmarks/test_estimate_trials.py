@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
 from autofit.core.outcome import Crashed, Fits, OutOfMemory, Trial
@@ -66,16 +65,6 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
     assert script.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
     assert script.latest([short, crashed]) == [[short]]
     assert script.latest([crashed]) == []
-
-
-def test_passes_are_pooled(script: ModuleType, tmp_path: Path) -> None:
-    first = [(8, fits(1, 10)), (16, fits(1, 20)), (64, fits(1, 80))]
-    second = [(8, fits(1.5, 30)), (16, fits(1.1, 20)), (64, OutOfMemory(reason="no room"))]
-    lines = lines_of([make_trial({"rank": rank, "method": "lora"}, end) for rank, end in (*first, *second)])
-    file = write(tmp_path / "t.jsonl", [*lines[:4], *({**line, "pass": 2} for line in lines[4:])])
-    measured = [t.outcome.measurement for t in script.read(file)[0] if isinstance(t.outcome, Fits)]
-    assert [m.tokens_per_second for m in measured] == pytest.approx([300**0.5, 20.0])
-    assert [m.device_bytes / 2**30 for m in measured] == pytest.approx([1.25, 1.05])
 
 
 def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType, rows: Any) -> None:

@@ -261,6 +261,7 @@ def test_a_recommendation_warns_of_a_leak() -> None:
         [point], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
     )
     answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+    assert answer is not None
     assert "warning: memory grew by about 1.00 GiB a step" in recommendation_text(answer)
 
 
@@ -273,6 +274,7 @@ def test_what_an_emulated_card_has_shown_is_said_to_be_no_speed() -> None:
             [point], hardware=hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
         )
         answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+        assert answer is not None
         texts = frontier_text(frontier), recommendation_text(answer), trial_text(replace(trial, hardware=hardware))
         assert [EMULATED in text for text in texts] == [hardware.is_emulated] * 3
 

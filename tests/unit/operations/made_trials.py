@@ -9,7 +9,7 @@ from typing import Any
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
-from autofit.core.prediction import StepWork
+from autofit.core.prediction import Prediction, StepWork
 from autofit.core.units import GIB
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import WorkloadOptions
@@ -75,6 +75,18 @@ def out_of_memory() -> OutOfMemory:
 def crashed() -> Crashed:
     """A trial that ended by a signal."""
     return Crashed(reason="killed by SIGSEGV", signal="SIGSEGV", exit_code=-11, stderr_tail="Segmentation fault")
+
+
+def make_prediction(gib: float = 1.0, *, seconds: float | None = 1.0, work: StepWork | None = WORK) -> Prediction:
+    """A prediction of so much memory and of a step's time, by data sheets alone."""
+    return Prediction(
+        peak_allocated_bytes=int(gib * GIB),
+        device_bytes=int(gib * GIB),
+        step_seconds=seconds,
+        calibrated_on=0,
+        relative_error=None if seconds is None else 0.5,
+        work=work,
+    )
 
 
 def make_trial(

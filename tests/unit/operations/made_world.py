@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from unit.operations.made_trials import OPTIONS
 from unit.search.made_truth import FakePool, Truth
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Outcome
+from autofit.core.units import GIB
+from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
 from autofit.operations import SearchRequest
 from autofit.operations.recording import record as recording
 from autofit.operations.searching import search as searching
+from autofit.planning.plan import Limits, Plan
 from autofit.prediction import lattice_predictor
-from autofit.techniques import AXES
+from autofit.prediction.lattice_predictor import LatticePredictor
+from autofit.store import Store
+from autofit.techniques import AXES, Job
 from autofit.trial.machine.detection import detect
 from autofit.trial.request import TrialRequest
 
@@ -48,3 +55,17 @@ class World:
         truth = Truth(job, Lattice(axes=AXES, configs=()), seed=1)  # outcomes are asked of it, and no configs
         self.pools.append(FakePool(truth, special=self.special, on_wait=self.on_wait))
         return self.pools[-1]
+
+
+def predictor_of(
+    job: Job, store: Store, configs: Sequence[Config], *, seconds: float | None = None, **request: Any
+) -> LatticePredictor:
+    """The predictor of a search on these configs under 1 GiB, with `seconds` for all of it."""
+    plan = Plan(
+        job=job,
+        lattice=Lattice(axes=AXES, configs=tuple(configs)),
+        lower_bounds=dict.fromkeys(configs, 1),
+        goal=Goal(),
+        limits=Limits(memory_bytes=GIB, seconds=seconds),
+    )
+    return LatticePredictor(plan=plan, request=SearchRequest(workload=OPTIONS, **request), store=store)

@@ -15,6 +15,7 @@ from unit.operations.made_trials import (
     fill,
     fits,
     make_job,
+    make_prediction,
     make_trial,
     out_of_memory,
 )
@@ -22,8 +23,6 @@ from unit.operations.made_trials import (
 from autofit import operations
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured
-from autofit.core.outcome import Trial
-from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recommendation import find_hardware
@@ -49,8 +48,8 @@ def add(store: Store, values: dict[str, object], outcome: object, hardware: Hard
 def test_the_newest_stack_that_measured_answers(filled: Store) -> None:
     newer = replace(STACK, torch="2.14.0")
     fill(filled, [({"method": "full"}, fits(30, 3000))], job=make_job(stack=newer))
-    found = operations.frontier(OPTIONS, store=filled)
-    assert (found.stack.torch, len(found.points)) == ("2.14.0", 1)
+    result = operations.frontier(OPTIONS, store=filled)
+    assert (result.stack.torch, len(result.points)) == ("2.14.0", 1)
 
 
 def test_failures_under_a_newer_stack_hide_nothing_that_an_older_one_measured(filled: Store) -> None:
@@ -76,9 +75,9 @@ def test_a_card_with_another_power_limit_is_found_by_the_cards_name(store: Store
 
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:
     fill(store, [({}, fits(3, 100))], job=make_job(replace(OPTIONS, seed=3)))
-    with pytest.raises(EnvironmentLacks) as lacking:
+    with pytest.raises(EnvironmentLacks) as error:
         operations.frontier(replace(OPTIONS, lora_dropout=0.1, devices=2), store=store)
-    text = str(lacking.value)
+    text = str(error.value)
     assert "with seq-len 128 and global-batch 4 and lora-dropout 0.1 and devices 2 has not been measured" in text
     assert "(measured: seq-len 128 global-batch 4 seed 3)" in text
 
@@ -99,8 +98,8 @@ def test_a_higher_rank_is_for_who_lets_the_training_change(store: Store, allow: 
     assert answer.point.config["rank"] == rank
     higher = "rank=64 instead of 8 changes the training itself"
     assert answer.changes_training == ((higher,) if rank == 64 else ())
-    found = operations.frontier(OPTIONS, goal=Goal(allow=allow), store=store)
-    assert {p.config["rank"] for p in found.points} == {rank}
+    result = operations.frontier(OPTIONS, goal=Goal(allow=allow), store=store)
+    assert {p.config["rank"] for p in result.points} == {rank}
 
 
 def test_the_lowest_rank_that_was_measured_answers_and_what_it_changes_is_said(store: Store) -> None:
@@ -122,13 +121,13 @@ def test_a_method_that_was_asked_for_changes_nothing(filled: Store) -> None:
 
 
 def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
-    with pytest.raises(NothingFits) as nothing:
+    with pytest.raises(NothingFits) as error:
         operations.recommend(OPTIONS, memory_limit_bytes=GIB, store=filled)
-    assert nothing.value.exit_code == 3
-    assert "nothing that was measured fits 1.00 GiB: the closest takes 2.00 GiB (" in str(nothing.value)
-    assert "method=qlora" in str(nothing.value)
+    assert error.value.exit_code == 3
+    assert "nothing that was measured fits 1.00 GiB: the closest takes 2.00 GiB (" in str(error.value)
+    assert "method=qlora" in str(error.value)
     # Every lever is pulled already but these.
-    levers = str(nothing.value).partition("what would help: ")[2].split(", ")
+    levers = str(error.value).partition("what would help: ")[2].split(", ")
     higher = "a higher --memory-limit (h100-80g has 80.00 GiB)"
     assert levers[:4] == [higher, "--space offload", "--allow training", "--seq-len 64"]
     assert levers[4].startswith("a card such as ") and len(levers) == 5
@@ -146,15 +145,15 @@ def test_out_of_memory_alone_is_called_that(store: Store) -> None:
     add(store, {"method": "full", "micro_batch": 4}, out_of_memory())
     add(store, {"method": "full", "micro_batch": 2}, out_of_memory())
     add(store, {"method": "full", "micro_batch": 4, "checkpointing": "full"}, out_of_memory())
-    with pytest.raises(Shortfall, match=r"every trial ran out of memory, the closest under 80.00 GiB: ") as told:
+    with pytest.raises(Shortfall, match=r"every trial ran out of memory, the closest under 80.00 GiB: ") as error:
         operations.recommend(OPTIONS, store=store)
-    closest = told.value.to_json()["closest"]
+    closest = error.value.to_json()["closest"]
     assert closest["config"] == complete({"method": "full", "micro_batch": 2}).to_json()
     assert (closest["outcome"], closest["requested_bytes"], closest["provenance"]) == (
         *("out_of_memory", 2 * GIB, "measured"),
     )
-    assert str(complete({"method": "full", "micro_batch": 2})) in str(told.value)
-    assert "--seq-len 64" in str(told.value) and "a card such as " in str(told.value)
+    assert str(complete({"method": "full", "micro_batch": 2})) in str(error.value)
+    assert "--seq-len 64" in str(error.value) and "a card such as " in str(error.value)
 
 
 def test_where_results_contradict_each_other_alone_that_is_said(store: Store) -> None:
@@ -169,31 +168,22 @@ def test_where_results_contradict_each_other_alone_that_is_said(store: Store) ->
 def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store) -> None:
     store.add(make_trial({"method": "full", "micro_batch": 1}, out_of_memory(), limit=40 * GIB))
     store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory(), limit=30 * GIB))
-    with pytest.raises(Shortfall, match=r"the closest under 30.00 GiB") as told:
+    with pytest.raises(Shortfall, match=r"the closest under 30.00 GiB") as error:
         operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, goal=Goal(method="full"), store=store)
-    assert told.value.to_json()["closest"]["trial_limit_bytes"] == 30 * GIB
+    assert error.value.to_json()["closest"]["trial_limit_bytes"] == 30 * GIB
     # What would hold more than is known to be too little, with a margin: the next card, of 31.36 GiB, might not.
-    assert "--method any" in str(told.value) and "a card such as a100-40g (39.49 GiB)" in str(told.value)
-
-
-def predicted(trial: Trial, gib: float) -> Trial:
-    """The same, for which so much device memory was predicted."""
-    bytes_ = int(gib * GIB)
-    prediction = Prediction(
-        peak_allocated_bytes=bytes_, device_bytes=bytes_, step_seconds=None, calibrated_on=0, relative_error=None
-    )
-    return replace(trial, prediction=prediction)
+    assert "--method any" in str(error.value) and "a card such as a100-40g (39.49 GiB)" in str(error.value)
 
 
 def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
     """The next cards above the limit would not hold it either."""
     for micro_batch, gib in ((4, 60), (1, 44), (2, 50)):
         trial = make_trial({"method": "full", "micro_batch": micro_batch}, out_of_memory(), limit=15 * GIB)
-        store.add(predicted(trial, gib))
-    with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as told:
+        store.add(replace(trial, prediction=make_prediction(gib, seconds=None)))
+    with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as error:
         operations.recommend(OPTIONS, memory_limit_bytes=15 * GIB, store=store)
-    assert "a card such as h100-pcie-80g " in str(told.value)  # an a40 has hardly more than is predicted
-    closest = told.value.to_json()["closest"]
+    assert "a card such as h100-pcie-80g " in str(error.value)  # an a40 has hardly more than is predicted
+    closest = error.value.to_json()["closest"]
     assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (44 * GIB, 29 * GIB)
     assert closest["config"] == complete({"method": "full", "micro_batch": 1}).to_json()
 
@@ -202,28 +192,31 @@ def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
 def test_a_prediction_that_a_trial_has_refuted_is_not_repeated(store: Store, host: bool) -> None:
     """What a host lacked says nothing of the device."""
     outcome = replace(out_of_memory(), host=host)
-    store.add(predicted(make_trial({"method": "full"}, outcome, limit=30 * GIB), 90 if host else 20))
-    with pytest.raises(Shortfall) as told:
+    prediction = make_prediction(90 if host else 20, seconds=None)
+    store.add(replace(make_trial({"method": "full"}, outcome, limit=30 * GIB), prediction=prediction))
+    with pytest.raises(Shortfall) as error:
         operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, store=store)
-    assert "predicted" not in str(told.value) and "a card such as a100-40g " in str(told.value)
-    closest = told.value.to_json()["closest"]
+    assert "predicted" not in str(error.value) and "a card such as a100-40g " in str(error.value)
+    closest = error.value.to_json()["closest"]
     assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (None, None)
 
 
 def test_where_nothing_ran_out_the_last_failure_came_closest(store: Store) -> None:
     add(store, {"method": "full"}, crashed())
-    with pytest.raises(Shortfall, match=r"of 1 trials none has fitted, the closest under 80.00 GiB: crashed: ") as told:
+    with pytest.raises(
+        Shortfall, match=r"of 1 trials none has fitted, the closest under 80.00 GiB: crashed: "
+    ) as error:
         operations.recommend(OPTIONS, store=store)
-    assert told.value.to_json()["closest"]["outcome"] == "crashed"
-    assert "`autofit doctor`" in str(told.value) and "what would help" not in str(told.value)
+    assert error.value.to_json()["closest"]["outcome"] == "crashed"
+    assert "`autofit doctor`" in str(error.value) and "what would help" not in str(error.value)
 
 
 def test_what_was_never_tried_within_the_goal_says_which_search_would(store: Store) -> None:
     add(store, {"method": "lora"}, fits(8, 2600))
     goal = Goal(method="qlora", min_rank=16, allow=Effect.EXACT)
-    with pytest.raises(EnvironmentLacks, match=r"none of the 1 trials .* is within --method qlora") as lacking:
+    with pytest.raises(EnvironmentLacks, match=r"none of the 1 trials .* is within --method qlora") as error:
         operations.recommend(OPTIONS, goal=goal, store=store)
-    assert lacking.value.remedy.endswith("--global-batch 4 --method qlora --min-rank 16 --allow exact")
+    assert error.value.remedy.endswith("--global-batch 4 --method qlora --min-rank 16 --allow exact")
 
 
 def test_hardware_that_is_here_is_meant_first(filled: Store) -> None:
@@ -237,10 +230,10 @@ def test_of_several_measured_elsewhere_none_is_meant(filled: Store) -> None:
     add(filled, {"method": "full"}, fits(12, 900), A100)
     here, _ = detect()
     assert find_hardware("auto", filled) == here
-    with pytest.raises(EnvironmentLacks) as lacking:
+    with pytest.raises(EnvironmentLacks) as error:
         operations.frontier(OPTIONS, store=filled)
     # The user cannot guess that the answer is one --hardware away.
-    assert "h100-80g" in str(lacking.value) and "a100-40g" in str(lacking.value)
+    assert "h100-80g" in str(error.value) and "a100-40g" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a100-40g", "A100-40G"])

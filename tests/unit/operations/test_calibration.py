@@ -6,18 +6,28 @@ import logging
 from dataclasses import replace
 
 import pytest
-from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
+from unit.operations.made_trials import (
+    HARDWARE,
+    OLDER,
+    STACK,
+    WORK,
+    crashed,
+    fits,
+    make_job,
+    make_prediction,
+    make_trial,
+)
 from unit.store.test_store_failures import sql
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.core.device.work_kinds import HOST_LINK
 from autofit.core.outcome import Outcome, Trial
-from autofit.core.prediction import Prediction, StepWork
+from autofit.core.prediction import StepWork
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
-from autofit.prediction.calibration import rates_for
+from autofit.prediction.calibration import Calibration, rates_for
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -26,9 +36,9 @@ CARD = Hardware(name="h100-80g", kind="cuda", device_name="h100-80g", memory_byt
 
 
 def guess() -> Rates:
-    found = prior(HARDWARE)
-    assert found is not None
-    return found
+    result = prior(HARDWARE)
+    assert result is not None
+    return result
 
 
 def slower(factor: float, work: StepWork = WORK) -> Outcome:
@@ -37,13 +47,7 @@ def slower(factor: float, work: StepWork = WORK) -> Outcome:
 
 
 def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None = None, **config: object) -> Trial:
-    said = Prediction(
-        peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5, work=work
-    )
-    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=said)
-
-
-OWN = make_job().workload.key
+    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=make_prediction(work=work))
 
 
 def factor(found: Rates | None) -> float:
@@ -52,14 +56,14 @@ def factor(found: Rates | None) -> float:
 
 
 def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: Store) -> None:
-    assert rates_for(HARDWARE, STACK, None, OWN) == guess()
+    assert rates_for(make_job(), None) == guess()
     store.add(make_trial({"method": "lora"}, slower(2)))
     store.add(predicted(slower(2), work=None))
     store.add(predicted(slower(2), work=OLDER))
     store.add(predicted(crashed()))
     job = make_job()
     store.add(predicted(slower(2), job=replace(job, workload=replace(job.workload, program="python train.py"))))
-    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
+    assert rates_for(make_job(), store) == guess()
 
 
 def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Store) -> None:
@@ -68,10 +72,10 @@ def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Stor
     for trial in (predicted(slower(9)), predicted(slower(2)), predicted(slower(2), job=longer)):
         store.add(trial)
     store.add(predicted(slower(2), rank=16))
-    found = rates_for(HARDWARE, STACK, store, OWN)
-    assert found is not None and found.calibrated_on == 3
-    assert factor(found) == pytest.approx(2, rel=1e-3)
-    assert found.relative_error < 1e-3
+    result = rates_for(make_job(), store)
+    assert result is not None and result.calibrated_on == 3
+    assert factor(result) == pytest.approx(2, rel=1e-3)
+    assert result.relative_error < 1e-3
 
 
 def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(store: Store) -> None:
@@ -83,15 +87,14 @@ def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(st
             store.add(predicted(slower(times), job=other, rank=rank))
 
     of(1024, 2.0)
-    alone = rates_for(HARDWARE, STACK, store, OWN)
+    alone = rates_for(make_job(), store)
     assert alone is not None and alone.relative_error == pytest.approx(0.5)  # what the guess misses them by
     assert factor(alone) == pytest.approx(2, rel=1e-3)
     of(512, 2.2)
-    both = rates_for(HARDWARE, STACK, store, OWN)
+    both = rates_for(make_job(), store)
     assert both is not None and 0.08 < both.relative_error < 0.11
-    known = replace(job.workload, seq_len=512).key
-    asked = rates_for(HARDWARE, STACK, store, known)
-    assert asked is not None and asked.relative_error < both.relative_error and factor(asked) == factor(both)
+    covered = rates_for(replace(job, workload=replace(job.workload, seq_len=512)), store)
+    assert covered is not None and covered.relative_error < both.relative_error and factor(covered) == factor(both)
 
 
 def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(store: Store) -> None:
@@ -100,39 +103,38 @@ def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(st
     other = replace(job, workload=replace(job.workload, seq_len=1024))
     for rank in range(1, 21):
         store.add(predicted(slower(1.0), job=other, rank=rank))
-    found = rates_for(HARDWARE, STACK, store, OWN)
-    assert found is not None and found.calibrated_on == 20
-    assert found.relative_error == pytest.approx(guess().relative_error / 2)
-    known = rates_for(HARDWARE, STACK, store, other.workload.key)
-    assert known is not None and known.relative_error < 0.01
+    result = rates_for(make_job(), store)
+    assert result is not None and result.calibrated_on == 20
+    assert result.relative_error == pytest.approx(guess().relative_error / 2)
+    covered = rates_for(other, store)
+    assert covered is not None and covered.relative_error < 0.01
 
 
 def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
     store.add(predicted(slower(2), job=make_job(hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))))
     store.add(predicted(slower(2), job=make_job(stack=replace(STACK, torch="2.14.0"))))
-    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
+    assert rates_for(make_job(), store) == guess()
 
 
 def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: Store) -> None:
     store.add(predicted(slower(7), job=make_job(stack=replace(STACK, torch="2.12.0"))))
     store.add(predicted(slower(3)))
     here = replace(STACK, torch="2.13.0+cpu")
-    assert factor(rates_for(CARD, here, store, OWN)) == pytest.approx(3, rel=1e-3)
-    assert factor(rates_for(replace(CARD, name="a100-80g", device_name="a100-80g"), here, store, OWN)) != pytest.approx(
-        3
-    )
+    assert factor(rates_for(make_job(hardware=CARD, stack=here), store)) == pytest.approx(3, rel=1e-3)
+    another = replace(CARD, name="a100-80g", device_name="a100-80g")
+    assert factor(rates_for(make_job(hardware=another, stack=here), store)) != pytest.approx(3)
 
 
 def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -> None:
     unlisted = replace(HARDWARE, name="rtx-a6000-48g", device_name="NVIDIA RTX A6000", capability="8.6")
-    first = rates_for(unlisted, STACK, store, OWN)
+    first = rates_for(make_job(hardware=unlisted), store)
     assert first is not None and first.calibrated_on == 0 and first.stand_in is not None
     for rank in (8, 16, 32):
         trial = predicted(fits(10, 512 / (3 * seconds(WORK, first))), job=make_job(hardware=unlisted), rank=rank)
         store.add(trial)
-    found = rates_for(unlisted, STACK, store, OWN)
-    assert found is not None and (found.calibrated_on, found.relative_error < 0.1) == (3, True)
-    assert seconds(WORK, found) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
+    result = rates_for(make_job(hardware=unlisted), store)
+    assert result is not None and (result.calibrated_on, result.relative_error < 0.1) == (3, True)
+    assert seconds(WORK, result) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
 
 
 def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Store) -> None:
@@ -141,12 +143,12 @@ def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Stor
     waiting = replace(WORK, waits={HOST_LINK: waited / seconds_per_byte(HARDWARE)[HOST_LINK]})
     for rank in (8, 16, 32):
         store.add(predicted(slower(2), rank=rank))
-    before = rates_for(HARDWARE, STACK, store, OWN)
+    before = rates_for(make_job(), store)
     taken = 2 * seconds(WORK, guess()) + 3 * waited
     for offload in ("optimizer", "params"):
         store.add(predicted(fits(10, 512 / taken), work=waiting, offload=offload))
     store.add(predicted(slower(9), sharding="ddp"))
-    after = rates_for(HARDWARE, STACK, store, OWN)
+    after = rates_for(make_job(), store)
     assert before is not None and after is not None
     assert (before.waiting, after.calibrated_on) == (1.0, 5), "what only communicates shows nothing here"
     assert after.as_array() == pytest.approx(before.as_array())
@@ -157,7 +159,7 @@ def test_a_trial_of_a_throttled_card_teaches_nothing_where_its_config_has_anothe
     hot = CardState(uuid="GPU-a", throttle_mask=0x20)
     store.add(predicted(slower(2)))
     store.add(replace(predicted(slower(9)), device_state=DeviceState(seconds=1.0, cards=(hot,))))
-    assert factor(rates_for(HARDWARE, STACK, store, OWN)) == pytest.approx(2.0)
+    assert factor(rates_for(make_job(), store)) == pytest.approx(2.0)
 
 
 def test_a_store_that_fails_costs_the_calibration_alone(
@@ -166,5 +168,5 @@ def test_a_store_that_fails_costs_the_calibration_alone(
     store.add(predicted(slower(2)))
     sql(f"sqlite:///{path}", "DROP TABLE trials")
     with caplog.at_level(logging.WARNING):
-        assert rates_for(HARDWARE, STACK, store, OWN) == guess()
-    assert "not calibrated" in caplog.text
+        assert Calibration.of(make_job(), store) == Calibration.of(make_job(), None)
+    assert len(caplog.records) == 1 and "not calibrated by trials" in caplog.text

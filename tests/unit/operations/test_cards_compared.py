@@ -36,8 +36,8 @@ def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> No
     assert measured.seconds(12345) == pytest.approx(10.0)
     assert (predicted.trial, predicted.device_bytes) == (None, before["l4"].device_bytes)
     assert [after[name].to_json()["provenance"] for name in CARDS] == ["measured", "predicted"]
-    said = cards_text(list(after.values()), {"h100-80g": 3600.0}, 10**9).splitlines()
-    heading, of_card = said[2], next(line for line in said if line.startswith("h100-80g "))
+    lines = cards_text(list(after.values()), {"h100-80g": 3600.0}, 10**9).splitlines()
+    heading, of_card = lines[2], next(line for line in lines if line.startswith("h100-80g "))
     assert heading.split()[-3:] == ["tokens", "time", "cost"]
     assert "has trained" in of_card and "measured" in of_card and of_card.endswith("9.4 d  8.1e+05")
 
@@ -64,11 +64,11 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
 
 def test_a_card_that_trains_in_another_format_says_so(tmp_path: Path) -> None:
     cards = {**CARDS, "t4": CONFIG.replace(precision="fp16-mixed")}
-    said = cards_text(estimate_cards(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
-    assert [", in " in line for line in said.splitlines()[3:]] == [
-        line.startswith("t4 ") for line in said.splitlines()[3:]
+    text = cards_text(estimate_cards(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
+    assert [", in " in line for line in text.splitlines()[3:]] == [
+        line.startswith("t4 ") for line in text.splitlines()[3:]
     ]
-    assert "fits, in fp16-mixed" in said
+    assert "fits, in fp16-mixed" in text
     alone = cards_text(estimate_cards(OPTIONS, {"t4": cards["t4"]}, store=str(tmp_path / "store.db")), {})
     assert ", in " not in alone
 
@@ -113,8 +113,8 @@ def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:
     hourly = several.cost(1.0)
     assert hourly is not None and several.tokens_per_second is not None
     assert hourly == pytest.approx(several.devices / 3600 / several.tokens_per_second * 1e6)
-    said = cards_text([several], {})
-    assert said.startswith(f"No card is sure to hold it alone: {several.devices} x h100-80g with sharding=fsdp do.")
+    text = cards_text([several], {})
+    assert text.startswith(f"No card is sure to hold it alone: {several.devices} x h100-80g with sharding=fsdp do.")
 
     (asked_for,) = estimate_cards(
         replace(OPTIONS, devices=2), {"h100-80g": full.replace(sharding="ddp")}, memory_limit_bytes=limit
@@ -142,10 +142,10 @@ def test_where_several_cards_cannot_share_the_batch_the_row_says_why(
     global_batch: int, micro_batch: int, reason: str | None
 ) -> None:
     full = {"h100-80g": complete({"method": "full", "micro_batch": micro_batch, "checkpointing": "full"})}
-    asked = replace(OPTIONS, global_batch=global_batch)
-    (alone,) = estimate_cards(asked, full)
+    options = replace(OPTIONS, global_batch=global_batch)
+    (alone,) = estimate_cards(options, full)
     assert alone.device_bytes is not None and alone.reason is None
-    (row,) = estimate_cards(asked, full, memory_limit_bytes=alone.device_bytes * 3 // 4)
+    (row,) = estimate_cards(options, full, memory_limit_bytes=alone.device_bytes * 3 // 4)
     assert (row.fits, row.reason) == (reason is None, reason and f"several cannot share it: {reason}")
     if reason is not None:
         assert f"does not fit, several cannot share it: {reason}" in cards_text([row], {})

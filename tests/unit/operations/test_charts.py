@@ -46,25 +46,25 @@ FRONTIERS = {
 
 @pytest.mark.parametrize("name", FRONTIERS)
 def test_a_figure_shows_every_point_of_every_method(name: str) -> None:
-    found = FRONTIERS[name]
-    shown = traces(found)
-    assert [t["name"] for t in shown] == [m for m in METHODS if any(p.method == m for p in found.points)]
-    assert sum(len(t["x"]) for t in shown) == len(found.points)
-    for trace in shown:
-        own = [p for p in found.points if p.method == trace["name"]]
-        assert list(trace["x"]) == [p.measurement.device_bytes / 2**30 for p in own]
-        assert list(trace["y"]) == [p.measurement.tokens_per_second for p in own]
-        assert all(str(p.config["checkpointing"]) in text for p, text in zip(own, trace["text"], strict=True))
-        assert list(trace["error_y"]["array"]) == [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in own]
+    result = FRONTIERS[name]
+    drawn = traces(result)
+    assert [t["name"] for t in drawn] == [m for m in METHODS if any(p.method == m for p in result.points)]
+    assert sum(len(t["x"]) for t in drawn) == len(result.points)
+    for trace in drawn:
+        points = [p for p in result.points if p.method == trace["name"]]
+        assert list(trace["x"]) == [p.measurement.device_bytes / 2**30 for p in points]
+        assert list(trace["y"]) == [p.measurement.tokens_per_second for p in points]
+        assert all(str(p.config["checkpointing"]) in text for p, text in zip(points, trace["text"], strict=True))
+        assert list(trace["error_y"]["array"]) == [p.tokens_per_second * (p.relative_spread or 0.0) / 2 for p in points]
 
 
 def test_of_several_devices_a_figure_shows_the_speed_of_all_and_of_each() -> None:
-    found = FRONTIERS["several devices"]
-    (trace,) = traces(found)
-    assert list(trace["customdata"]) == [p.measurement.tokens_per_second / 4 for p in found.points]
+    result = FRONTIERS["several devices"]
+    (trace,) = traces(result)
+    assert list(trace["customdata"]) == [p.measurement.tokens_per_second / 4 for p in result.points]
     assert "%{customdata:,.0f} of each device" in trace["hovertemplate"]
     assert "of each" not in traces(FRONTIERS["one method"])[0]["hovertemplate"]
-    assert frontier_chart.axis_titles(found) == (
+    assert frontier_chart.axis_titles(result) == (
         "peak memory of each device, GiB",
         "tokens per second of all 4 devices",
     )
@@ -84,7 +84,7 @@ def test_a_picture_is_a_png(name: str) -> None:
 
 
 def test_pictures_of_different_frontiers_differ() -> None:
-    assert len({frontier_chart.png(found) for found in FRONTIERS.values()}) == len(FRONTIERS)
+    assert len({frontier_chart.png(result) for result in FRONTIERS.values()}) == len(FRONTIERS)
 
 
 def test_the_title_says_what_is_shown() -> None:

@@ -79,8 +79,8 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
 ) -> None:
     config = tmp_path / "args.yml"
     config.write_text(f"per_device_train_batch_size: 1\n{text}")
-    asked = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
-    known, unknown = (diagnosed(config, model=model, **asked) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
+    options = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
+    known, unknown = (diagnosed(config, model=model, **options) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
     assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
     assert unknown.run.config.get("kernels") is None and unknown.run.config["loss"] == "fused"
     assert [part.key for part in unknown.run.not_counted] == [text.split("\n")[-2].partition(":")[0]]
@@ -96,10 +96,10 @@ def estimated(path: Path, **asked: Any) -> Estimate:
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
     if shutil.which("patch") is None:
         pytest.skip("patch is not installed")
-    found = diagnosed(config, memory_limit="4GiB", model="smollm2-135m")
-    assert not found.fits and found.estimate.device_bytes > 4 * GIB
-    assert {role for remedy in found.remedies for role in remedy.change.roles} == {"smallest", "fastest", "safest"}
-    for remedy in found.remedies:
+    result = diagnosed(config, memory_limit="4GiB", model="smollm2-135m")
+    assert not result.fits and result.estimate.device_bytes > 4 * GIB
+    assert {role for remedy in result.remedies for role in remedy.change.roles} == {"smallest", "fastest", "safest"}
+    for remedy in result.remedies:
         assert remedy.diff is not None and remedy.change.estimate.likely_fits
         copy = tmp_path / "copy.yml"
         copy.write_text(AXOLOTL)
@@ -110,12 +110,12 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
 
 
 def test_the_document_says_everything(config: Path) -> None:
-    found = diagnosed(config, model="smollm2-135m").to_json()
-    assert json.loads(json.dumps(found)) == found
-    assert (found["trainer"], found["seq_len"], found["global_batch"]) == ("axolotl", 512, 16)
-    assert found["estimate"]["fits"] and found["estimate"]["advice"] == []
-    assert all({"roles", "change", "settings", "diff", "estimate"} <= change.keys() for change in found["changes"])
-    assert found["traceback"] is None and found["unknown_keys"] == [] and found["assumed"]
+    result = diagnosed(config, model="smollm2-135m").to_json()
+    assert json.loads(json.dumps(result)) == result
+    assert (result["trainer"], result["seq_len"], result["global_batch"]) == ("axolotl", 512, 16)
+    assert result["estimate"]["fits"] and result["estimate"]["advice"] == []
+    assert all({"roles", "change", "settings", "diff", "estimate"} <= change.keys() for change in result["changes"])
+    assert result["traceback"] is None and result["unknown_keys"] == [] and result["assumed"]
 
 
 def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -> None:
@@ -131,36 +131,36 @@ def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -
 
 
 def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
-    found = diagnosed(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
-    assert found.estimate.hardware == "rtx-4090" and found.failure is not None
-    assert found.estimate.memory_limit_bytes == int(23.64 * GIB) - found.failure.elsewhere_bytes
-    assert "rtx-3090" in found.notes[0] and "is the error of this run?" in found.notes[-2]
+    result = diagnosed(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
+    assert result.estimate.hardware == "rtx-4090" and result.failure is not None
+    assert result.estimate.memory_limit_bytes == int(23.64 * GIB) - result.failure.elsewhere_bytes
+    assert "rtx-3090" in result.notes[0] and "is the error of this run?" in result.notes[-2]
 
 
 def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> None:
     """Of the file and of what is advised: a run that has failed at 13 GiB does not fit in 12."""
     short = ERROR.replace("12.00 GiB", "10.00 GiB")
     plain = diagnosed(config, model="smollm2-135m", memory_limit="12GiB")
-    found = diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=short)
+    result = diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=short)
     missed = 13 * GIB - plain.estimate.peak_allocated_bytes
-    assert plain.fits and not found.fits and missed > 0
-    assert found.estimate.peak_allocated_bytes == 13 * GIB
-    assert sum(found.estimate.breakdown.values()) == found.estimate.device_bytes
-    assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in found.remedies)
+    assert plain.fits and not result.fits and missed > 0
+    assert result.estimate.peak_allocated_bytes == 13 * GIB
+    assert sum(result.estimate.breakdown.values()) == result.estimate.device_bytes
+    assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
     of_evaluation = short + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
     assert diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=of_evaluation).fits
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
-    found = diagnosed(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
-    assert found.estimate.memory_limit_bytes > 79 * GIB
-    assert found.notes[0] == "the error is of another card, with 23.64 GiB"
+    result = diagnosed(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
+    assert result.estimate.memory_limit_bytes > 79 * GIB
+    assert result.notes[0] == "the error is of another card, with 23.64 GiB"
 
 
 def test_an_error_that_rounds_its_card_up_sets_the_cards_own_limit(config: Path) -> None:
-    found = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("23.64 GiB", "23.65 GiB"))
-    assert found.failure is not None
-    assert found.estimate.memory_limit_bytes + found.failure.elsewhere_bytes == card("rtx-4090").memory_bytes
+    result = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("23.64 GiB", "23.65 GiB"))
+    assert result.failure is not None
+    assert result.estimate.memory_limit_bytes + result.failure.elsewhere_bytes == card("rtx-4090").memory_bytes
 
 
 FACTORY = """\
@@ -180,11 +180,11 @@ def test_what_runs_out_of_memory_in_its_evaluation_is_told_to_evaluate_fewer(tmp
     """Training one sequence at a time fits, evaluating 8, the default, does not."""
     path = tmp_path / "sft.yaml"
     path.write_text(FACTORY)
-    found = diagnosed(path, model="smollm2-135m", memory_limit="6GiB")
-    assert not found.fits and found.estimate.peak_phase == "evaluation"
-    assert max(size for phase, size in found.estimate.phase_peaks.items() if phase != "evaluation") < 5 * GIB
-    assert "per_device_eval_batch_size is 8 unless it is set" in found.run.assumed
-    remedy = found.remedies[0]
+    result = diagnosed(path, model="smollm2-135m", memory_limit="6GiB")
+    assert not result.fits and result.estimate.peak_phase == "evaluation"
+    assert max(size for phase, size in result.estimate.phase_peaks.items() if phase != "evaluation") < 5 * GIB
+    assert "per_device_eval_batch_size is 8 unless it is set" in result.run.assumed
+    remedy = result.remedies[0]
     assert remedy.settings == {"per_device_eval_batch_size": 4} and remedy.change.effect.label == "exact"
     assert remedy.change.estimate.likely_fits
     assert remedy.diff is not None and "+per_device_eval_batch_size: 4" in remedy.diff
@@ -212,16 +212,16 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     narrow = estimated(path, model="smollm2-1.7b", hardware="a100-40g")
     assert wide.device_bytes - narrow.device_bytes > 3 * GIB
     path.write_text(TRL)
-    found = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{(wide.device_bytes + narrow.device_bytes) // 2} B")
-    (remedy,) = found.remedies
+    result = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{(wide.device_bytes + narrow.device_bytes) // 2} B")
+    (remedy,) = result.remedies
     assert remedy.settings == {"dtype": "bfloat16"} and remedy.change.effect.label == "numerics"
     assert remedy.diff is not None and "+dtype: bfloat16" in remedy.diff
     assert remedy.change.estimate.device_bytes == narrow.device_bytes
-    said = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
-    assert said.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
+    diagnosis = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
+    assert diagnosis.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
         "as the user says beside the file"
     )
-    assert not any("fp32" in note for note in said.notes)
+    assert not any("fp32" in note for note in diagnosis.notes)
     smaller = diagnosed(path, model="smollm2-1.7b", memory_limit=f"{narrow.device_bytes * 9 // 10} B")
     assert smaller.remedies and all(r.settings["dtype"] == "bfloat16" for r in smaller.remedies)
     assert all(len(r.settings) > 1 for r in smaller.remedies)
@@ -232,28 +232,28 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')
-    asked = "method=qlora,rank=16,checkpointing=full"
-    found = estimated(path, model="smollm2-135m", seq_len=256, also=asked)
+    also = "method=qlora,rank=16,checkpointing=full"
+    result = estimated(path, model="smollm2-135m", seq_len=256, also=also)
     same = autofit.estimate(
         "smollm2-135m",
-        found.config,
+        result.config,
         hardware="rtx-4090",
         seq_len=256,
         global_batch=2,
         trainer="transformers",
         advice=False,
     )
-    assert (found.device_bytes, found.peak_allocated_bytes) == (same.device_bytes, same.peak_allocated_bytes)
+    assert (result.device_bytes, result.peak_allocated_bytes) == (same.device_bytes, same.peak_allocated_bytes)
     plain = autofit.estimate(
-        "smollm2-135m", found.config, hardware="rtx-4090", seq_len=256, global_batch=2, advice=False
+        "smollm2-135m", result.config, hardware="rtx-4090", seq_len=256, global_batch=2, advice=False
     )
     assert same.peak_allocated_bytes > plain.peak_allocated_bytes
 
 
 def test_logits_are_recognised_by_their_size(config: Path) -> None:
     logits = 8 * 512 * 49152 * 4 / GIB
-    found = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
-    assert any("are the logits" in note for note in found.notes)
+    result = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
+    assert any("are the logits" in note for note in result.notes)
 
 
 def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> No
         "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
         "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\nbf16: true\n"
     )
-    found = diagnosed(path, hardware="h100-80g", devices=2, memory_limit="14500MiB")
-    smallest = next(remedy for remedy in found.remedies if "smallest" in remedy.change.roles)
+    result = diagnosed(path, hardware="h100-80g", devices=2, memory_limit="14500MiB")
+    smallest = next(remedy for remedy in result.remedies if "smallest" in remedy.change.roles)
     assert dict(smallest.settings) == {"enable_liger_kernel": True}
     assert set(smallest.change.values) == {"kernels", "loss"}
 
@@ -278,9 +278,9 @@ def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
         diagnosed(path)
     with pytest.raises(UsageError, match="say it with --seq-len"):
         diagnosed(path, model="smollm2-135m")
-    found = diagnosed(path, model="smollm2-135m", seq_len=256, also="method=lora,rank=16")
-    assert (found.run.config["method"], found.run.config["rank"], found.fits) == ("lora", 16, True)
-    assert all(remedy.change.estimate.config["rank"] == 16 for remedy in found.remedies)
+    result = diagnosed(path, model="smollm2-135m", seq_len=256, also="method=lora,rank=16")
+    assert (result.run.config["method"], result.run.config["rank"], result.fits) == ("lora", 16, True)
+    assert all(remedy.change.estimate.config["rank"] == 16 for remedy in result.remedies)
     short = diagnosed(path, model="smollm2-135m", seq_len=256, memory_limit="500MiB")
     assert not short.remedies and "--also method=lora" in short.notes[-1]
 
@@ -351,30 +351,30 @@ def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
 ) -> None:
     config = tmp_path / name
     config.write_text(text)
-    found = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
-    assert not found.fits and found.estimate.fits
-    (remedy,) = found.remedies
+    result = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
+    assert not result.fits and result.estimate.fits
+    (remedy,) = result.remedies
     assert remedy.change.roles == ("smallest",) and remedy.change.effect is Effect.NUMERICS
     assert remedy.diff is not None
     assert [line for line in remedy.diff.splitlines()[2:] if line[0] in "+-"] == diff
-    said = f"{config} asks for bf16, which t4 only emulates"
-    assert found.emulated is not None and found.emulated.startswith(said)
-    assert diagnosis_text(found).startswith(said)
+    reason = f"{config} asks for bf16, which t4 only emulates"
+    assert result.emulated is not None and result.emulated.startswith(reason)
+    assert diagnosis_text(result).startswith(reason)
     edited = SourceFile.read(config).changed({tuple(key.split(".")): value for key, value in remedy.settings.items()})
     assert edited is not None
     config.write_text(edited)
     again = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
     assert again.emulated is None and again.run.config["precision"] == "fp16-mixed"
-    assert again.estimate.device_bytes == found.estimate.device_bytes
+    assert again.estimate.device_bytes == result.estimate.device_bytes
 
 
 def test_what_does_not_fit_in_fp16_either_changes_both_at_once(tmp_path: Path) -> None:
     config = tmp_path / "axolotl.yml"
     lines = ("base_model: x", "adapter: lora", "lora_r: 8", "sequence_len: 2048", "micro_batch_size: 32", "bf16: true")
     config.write_text("\n".join(lines))
-    found = diagnosed(config, hardware="t4", model="smollm2-135m")
-    assert found.emulated and not found.estimate.likely_fits and found.remedies
-    for remedy in found.remedies:
+    result = diagnosed(config, hardware="t4", model="smollm2-135m")
+    assert result.emulated and not result.estimate.likely_fits and result.remedies
+    for remedy in result.remedies:
         assert remedy.settings["fp16"] is True and len(remedy.settings) > 1
 
 

@@ -80,10 +80,10 @@ def test_a_prediction_says_what_the_estimate_says() -> None:
 
 
 def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
-    known = EstimateCache(JOB, store)
-    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {}
-    known.keep([ESTIMATE])
-    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {ESTIMATE.config: ESTIMATE}
+    cache = EstimateCache(JOB, store)
+    assert cache.find(BOTH, memory_limit_bytes=80 * GIB) == {}
+    cache.keep([ESTIMATE])
+    assert cache.find(BOTH, memory_limit_bytes=80 * GIB) == {ESTIMATE.config: ESTIMATE}
     (tight,) = find(store, limit=19 * GIB)
     assert tight == replace(ESTIMATE, memory_limit_bytes=19 * GIB)
     assert not tight.fits
@@ -107,10 +107,10 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
 def test_what_was_made_with_another_context_is_known_with_this_one(store: Store) -> None:
     keep(store, ESTIMATE)
     larger = replace(JOB, context_bytes=3 * GIB)
-    (found,) = find(store, job=larger)
-    assert found.device_bytes == ESTIMATE.device_bytes + 2 * GIB and found.breakdown["context"] == 3 * GIB
-    assert found.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
-    assert sum(found.breakdown.values()) == found.device_bytes
+    (result,) = find(store, job=larger)
+    assert result.device_bytes == ESTIMATE.device_bytes + 2 * GIB and result.breakdown["context"] == 3 * GIB
+    assert result.peak_reserved_bytes == ESTIMATE.peak_reserved_bytes
+    assert sum(result.breakdown.values()) == result.device_bytes
     assert find(store, job=larger, limit=22 * GIB) == [], "the allocator may have to give back"
     paged = replace(ESTIMATE, config=ESTIMATE.config.replace(optimizer="paged-adamw-8bit"))
     assert paged.under(80 * GIB, 3 * GIB) is None, "more may be paged out"
@@ -126,9 +126,9 @@ def test_borrowed_fragmentation_decides_under_no_limit_what_fits(store: Store) -
 
 def test_what_is_borrowed_says_so() -> None:
     job = make_job()
-    own, borrowed = (replace(ESTIMATE, borrowed_error=error).timed(job, None).assumptions for error in (0.0, 0.1))
-    (said,) = set(borrowed) - set(own)
-    assert "may be up to 10% higher" in said
+    plain, borrowed = (replace(ESTIMATE, borrowed_error=error).timed(job, None).assumptions for error in (0.0, 0.1))
+    (sentence,) = set(borrowed) - set(plain)
+    assert "may be up to 10% higher" in sentence
 
 
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:
@@ -147,13 +147,13 @@ def test_without_a_store_nothing_is_known() -> None:
 
 
 def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    known = EstimateCache(JOB, store)
+    cache = EstimateCache(JOB, store)
     with locked(path), caplog.at_level(logging.WARNING):
-        known.keep([ESTIMATE])
-        known.keep([ESTIMATE])
+        cache.keep([ESTIMATE])
+        cache.keep([ESTIMATE])
     assert "locked by another process" in caplog.text
     assert len(caplog.records) == 1, "what fails once is not waited for again"
-    assert known.find(BOTH, memory_limit_bytes=80 * GIB) == {}
+    assert cache.find(BOTH, memory_limit_bytes=80 * GIB) == {}
     assert find(store) == []
 
 

@@ -83,13 +83,13 @@ def lora() -> Explanation:
 
 
 def test_every_byte_of_the_difference_is_told(lora: Explanation) -> None:
-    for found in (lora, explained("sharding=none,loss=full", "method=lora,sharding=fsdp,loss=chunked")):
+    for result in (lora, explained("sharding=none,loss=full", "method=lora,sharding=fsdp,loss=chunked")):
         assert (
-            sum(found.after.breakdown[part] - size for part, size in found.before.breakdown.items())
-            == found.difference_bytes
+            sum(result.after.breakdown[part] - size for part, size in result.before.breakdown.items())
+            == result.difference_bytes
         )
-        assert -sum(step.saved_bytes for step in found.steps) == found.difference_bytes
-        assert found.difference_bytes == found.after.device_bytes - found.before.device_bytes
+        assert -sum(step.saved_bytes for step in result.steps) == result.difference_bytes
+        assert result.difference_bytes == result.after.device_bytes - result.before.device_bytes
 
 
 @pytest.mark.parametrize(("model", "devices"), [("llama-3.1-8b", 1), ("smollm2-135m", 2)])
@@ -109,9 +109,9 @@ def test_lora_leaves_zero_2_little_to_share(lora: Explanation) -> None:
 
 
 def test_one_device_stands_beside_several_with_as_many_sequences_each() -> None:
-    found = explained("method=full,sharding=none", "method=full,sharding=fsdp")
-    assert found.before.config["sharding"] == "none"
-    (step,) = found.steps
+    result = explained("method=full,sharding=none", "method=full,sharding=fsdp")
+    assert result.before.config["sharding"] == "none"
+    (step,) = result.steps
     assert step.saved_bytes == pytest.approx(134_515_008 * 16 // 2, abs=134_515_008 * BESIDE)
 
 

@@ -17,17 +17,17 @@ from autofit.catalog.hardware import card
 from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Config, Lattice, Value
 from autofit.core.units import GIB, MIB
-from autofit.core.workload import Effect, Workload
+from autofit.core.workload import METHODS, Effect, Workload
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.memory.deviation import nothing_compared
 from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
+from autofit.prediction.calibration import Calibration, why_not
 from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache
-from autofit.prediction.estimation import why_not
 from autofit.prediction.helpful_changes import GAIN, Expressible, _Neighbourhood, effect_of
-from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
 BATCH = 8
@@ -38,7 +38,7 @@ EXACT: dict[str, tuple[Value, ...]] = {
     "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
     "loss": ("fused", "chunked", "full"),
 }
-UNKNOWN = memory_deviations(CUDA_HARDWARE, None, devices=2)  # as of what is small
+UNKNOWN = dict.fromkeys(METHODS, nothing_compared(CUDA_HARDWARE, devices=2))  # as of what is small
 """How far memory may be off where no trial was compared."""
 CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
 
@@ -86,16 +86,10 @@ def fastest(estimates: list[Estimate]) -> float:
 
 def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -> Estimation:
     """Of an estimator whose predictions were never compared with a trial."""
-    found = Estimation(
-        job=by.job,
-        rates=by.rates,
-        config=of,
-        memory_limit_bytes=limit,
-        deviations=UNKNOWN,
-        store=store,
-    )
-    vars(found)["estimator"] = by
-    return found
+    calibration = Calibration(job=by.job, rates=by.rates, deviations=UNKNOWN)
+    result = Estimation(calibration=calibration, config=of, memory_limit_bytes=limit, store=store)
+    vars(result)["estimator"] = by
+    return result
 
 
 def advised(of: Config, limit: int) -> Estimate:
@@ -104,19 +98,19 @@ def advised(of: Config, limit: int) -> Estimate:
 
 def advice(of: Config, limit: int) -> dict[str, Change]:
     """The changes by their roles."""
-    found = advised(of, limit)
-    assert found.lightest is None
-    return {role: change for change in found.advice for role in change.roles}
+    result = advised(of, limit)
+    assert result.lightest is None
+    return {role: change for change in result.advice for role in change.roles}
 
 
 def exact_changes(of: Config, changes: int) -> list[Config]:
     """Every config that differs from `of` in so many exact axes."""
-    found = []
+    result = []
     for axes in itertools.combinations(EXACT, changes):
         for values in itertools.product(*(EXACT[axis] for axis in axes)):
             if all(value != of[axis] for axis, value in zip(axes, values, strict=True)):
-                found.append(of.replace(**dict(zip(axes, values, strict=True))))
-    return [c for c in found if why_not(c, estimator().job) is None]
+                result.append(of.replace(**dict(zip(axes, values, strict=True))))
+    return [c for c in result if why_not(c, estimator().job) is None]
 
 
 HEAVY = config(f"method=full,precision=bf16-mixed,micro_batch={BATCH},checkpointing=none,loss=full")
@@ -141,8 +135,8 @@ def test_a_value_that_goes_without_saying_may_be_changed() -> None:
     """Liger's kernels take less than torch's operations, and move fewer bytes."""
     by = Estimator(replace(make_job(), stack=replace(STACK, liger_kernel="0.8.5")), RATES)
     limit = (predicted(HEAVY).device_bytes + predicted(HEAVY.replace(kernels="liger")).device_bytes) // 2
-    found = asking(by, HEAVY, limit).advised()
-    assert any(change.values.get("kernels") == "liger" for change in found.advice)
+    result = asking(by, HEAVY, limit).advised()
+    assert any(change.values.get("kernels") == "liger" for change in result.advice)
 
 
 def is_lighter(config: Config) -> bool:
@@ -152,9 +146,9 @@ def is_lighter(config: Config) -> bool:
 
 def test_what_may_fit_is_told_what_is_likely_to() -> None:
     limit = int(predicted(HEAVY).device_bytes * 1.01)
-    found = advised(HEAVY, limit)
-    assert found.fits and not found.likely_fits
-    assert found.advice and all(change.estimate.likely_fits for change in found.advice)
+    result = advised(HEAVY, limit)
+    assert result.fits and not result.likely_fits
+    assert result.advice and all(change.estimate.likely_fits for change in result.advice)
 
 
 def test_two_exact_changes_come_before_one_that_only_may_fit_or_rounds_otherwise() -> None:
@@ -225,10 +219,10 @@ def changes_among(
     beside: dict[Effect, list[Config]] | None = None,
 ) -> tuple[Change, ...]:
     """The changes to `heavy`, which does not fit, where no other configs are near, or beside the lightest step."""
-    found = neighbourhood(predicted(heavy))
-    monkeypatch.setattr(found, "_lighter", lambda effect, changes: near.get(effect, []))
-    monkeypatch.setattr(found, "_beside_the_lightest_step", lambda effect: (beside or {}).get(effect, []))
-    return found.that_fit()
+    result = neighbourhood(predicted(heavy))
+    monkeypatch.setattr(result, "_lighter", lambda effect, changes: near.get(effect, []))
+    monkeypatch.setattr(result, "_beside_the_lightest_step", lambda effect: (beside or {}).get(effect, []))
+    return result.that_fit()
 
 
 def test_what_other_weights_take_is_counted_for_each_change() -> None:
@@ -242,9 +236,9 @@ def test_what_other_weights_take_is_counted_for_each_change() -> None:
         def extra_bytes(self, config: Config) -> int:
             return beside if config["method"] == "lora" else 0
 
-    found = near.advised(expressible=Wide())
-    assert {change.values.get("method") for change in found.advice} == {"qlora"}
-    assert all(change.estimate.memory_limit_bytes == limit for change in found.advice)
+    result = near.advised(expressible=Wide())
+    assert {change.values.get("method") for change in result.advice} == {"qlora"}
+    assert all(change.estimate.memory_limit_bytes == limit for change in result.advice)
 
 
 def test_what_would_be_faster_but_for_memory_gets_a_lighter_value_beside_it() -> None:
@@ -262,14 +256,14 @@ def test_what_would_be_faster_but_for_memory_gets_a_lighter_value_beside_it() ->
 def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_error_are_named() -> None:
     light = config("method=qlora,precision=bf16,micro_batch=1,checkpointing=offload,loss=chunked,optimizer=adamw-8bit")
     limit = too_little(light)
-    found = advised(light, limit)
-    assert found.advice == ()
-    assert found.lightest is not None
-    assert found.lightest.estimate.config == light
-    assert found.lightest.card is not None
+    result = advised(light, limit)
+    assert result.advice == ()
+    assert result.lightest is not None
+    assert result.lightest.estimate.config == light
+    assert result.lightest.card is not None
     # T4 and V100 are smaller, and have no bf16.
-    assert found.lightest.card not in ("t4", "v100-16g")
-    named = replace(found.lightest.estimate, memory_limit_bytes=card(found.lightest.card).memory_bytes)
+    assert result.lightest.card not in ("t4", "v100-16g")
+    named = replace(result.lightest.estimate, memory_limit_bytes=card(result.lightest.card).memory_bytes)
     assert named.likely_fits
     heavy = advised(HEAVY.replace(optimizer="sgd"), limit)
     assert heavy.advice == () and heavy.lightest is not None
@@ -288,8 +282,11 @@ def test_a_card_that_would_be_full_is_not_named() -> None:
 
 def neighbourhood(asked: Estimate) -> _Neighbourhood:
     """What is near to it, of which nothing has been measured."""
-    made = CachedEstimator(EstimateCache(estimator().job, None), RATES, estimator)
-    return _Neighbourhood(asked, made, lambda config: None, lambda done: None, UNKNOWN, Expressible())
+    job = estimator().job
+    job = replace(job, stack=replace(job.stack, deepspeed="0.19.8"))  # which offload needs
+    calibration = Calibration(job=job, rates=RATES, deviations=UNKNOWN)
+    made = CachedEstimator(calibration, EstimateCache(job, None), estimator)
+    return _Neighbourhood(asked, made, lambda done: None, Expressible())
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
@@ -326,18 +323,18 @@ def test_the_fastest_config_has_nothing_faster_beside_it() -> None:
 def test_without_a_speed_what_does_not_fit_is_still_helped() -> None:
     of = make_job(CPU)
     heavy = config(f"method=full,precision=fp32,micro_batch={BATCH},checkpointing=none,loss=full")
-    found = Estimator(of, None).estimate(heavy, memory_limit_bytes=80 * GIB)
-    asked = asking(Estimator(of, None), heavy, 80 * GIB)
-    assert asked.advised().advice == ()
-    changes = asking(asked.estimator, heavy, found.device_bytes * 3 // 4).advised().advice
+    result = Estimator(of, None).estimate(heavy, memory_limit_bytes=80 * GIB)
+    estimation = asking(Estimator(of, None), heavy, 80 * GIB)
+    assert estimation.advised().advice == ()
+    changes = asking(estimation.estimator, heavy, result.device_bytes * 3 // 4).advised().advice
     assert changes
     assert all(change.effect is Effect.EXACT and change.estimate.likely_fits for change in changes)
 
 
 def test_progress_is_told_as_configs_are_predicted() -> None:
-    told: list[int] = []
-    asking(estimator(), HEAVY, 80 * GIB).advised(told.append)
-    assert told == list(range(2, len(told) + 2))
+    counts: list[int] = []
+    asking(estimator(), HEAVY, 80 * GIB).advised(counts.append)
+    assert counts == list(range(2, len(counts) + 2))
 
 
 class Untraceable(Estimator):
@@ -382,9 +379,9 @@ def test_the_time_stated_is_that_of_this_answer_with_its_advice(
 ) -> None:
     seconds = iter(range(0, 10_000, 10))
     monkeypatch.setattr("autofit.prediction.estimation.time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    asked = kept(estimator(), tmp_path, 80 * GIB)
-    made = asked.advised().seconds_to_estimate
-    assert made == asked.advised().seconds_to_estimate == asked.estimate().seconds_to_estimate == 10
+    estimation = kept(estimator(), tmp_path, 80 * GIB)
+    made = estimation.advised().seconds_to_estimate
+    assert made == estimation.advised().seconds_to_estimate == estimation.estimate().seconds_to_estimate == 10
 
 
 @pytest.mark.parametrize(
@@ -429,8 +426,8 @@ def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
 
 
 def test_the_lightest_that_fits_trains_what_was_asked_for_if_that_fits_too() -> None:
-    asked = complete({"method": "lora", "rank": 16, "precision": "bf16", "micro_batch": 8, "loss": "full"})
-    heavy = replace(predicted(asked), memory_limit_bytes=4 * GIB)
-    found = neighbourhood(heavy).lightest().estimate
-    assert found.likely_fits
-    assert [found.config[axis] for axis in ("method", "rank", "optimizer")] == ["lora", 16, asked["optimizer"]]
+    adapters = complete({"method": "lora", "rank": 16, "precision": "bf16", "micro_batch": 8, "loss": "full"})
+    heavy = replace(predicted(adapters), memory_limit_bytes=4 * GIB)
+    result = neighbourhood(heavy).lightest().estimate
+    assert result.likely_fits
+    assert [result.config[axis] for axis in ("method", "rank", "optimizer")] == ["lora", 16, adapters["optimizer"]]

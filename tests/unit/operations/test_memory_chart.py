@@ -14,7 +14,7 @@ from autofit.core.units import GIB, format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.export.charts import memory_chart
 from autofit.operations import Estimation
-from autofit.prediction.memory_deviations import memory_deviations
+from autofit.prediction.calibration import Calibration
 from autofit.techniques import complete, parse
 
 ACCUMULATED = "method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full"
@@ -43,11 +43,9 @@ def asked(name: str) -> Estimation:
     hardware, text = CASES[name]
     stack = replace(STACK, deepspeed="installed")
     return Estimation(
-        job=job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH),
-        rates=None,
+        calibration=Calibration.of(job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH), None),
         config=complete(parse(text)),
         memory_limit_bytes=GIB,
-        deviations=memory_deviations(hardware, None),
     )
 
 
@@ -62,26 +60,26 @@ def course(name: str) -> memory_chart.StepMemory:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_course_has_the_estimates_peak_and_what_it_holds(name: str) -> None:
-    found, drawn = estimate(name), course(name)
+    result, drawn = estimate(name), course(name)
     at = int(np.flatnonzero(drawn.events == drawn.peak)[0])
-    held = {n: size for n, size in found.breakdown.items() if n in drawn.levels}
+    held = {n: size for n, size in result.breakdown.items() if n in drawn.levels}
     assert {n: int(level[at]) for n, level in drawn.levels.items()} == held
     assert drawn.totals.max() == drawn.totals[at] == sum(held.values())
-    assert found.phase_peaks[drawn.peak_phase] == max(found.phase_peaks.values())
+    assert result.phase_peaks[drawn.peak_phase] == max(result.phase_peaks.values())
     assert min(level.min() for level in drawn.levels.values()) >= 0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_on_the_device_is_left_out_but_what_no_event_shows(name: str) -> None:
-    found, drawn = estimate(name), course(name)
+    result, drawn = estimate(name), course(name)
     beyond = {"fragmentation", "context"} - set(drawn.levels)
-    assert drawn.totals.max() == found.device_bytes - sum(found.breakdown[one] for one in beyond)
+    assert drawn.totals.max() == result.device_bytes - sum(result.breakdown[one] for one in beyond)
     if CASES[name][0] is CPU_HARDWARE:
-        assert drawn.totals.max() == found.device_bytes == found.peak_allocated_bytes
+        assert drawn.totals.max() == result.device_bytes == result.peak_allocated_bytes
         assert drawn.levels["fragmentation"].min() > 0
     else:
-        paged = found.device_bytes - found.breakdown["context"] - found.peak_reserved_bytes
-        assert drawn.totals.max() == found.peak_allocated_bytes + paged
+        paged = result.device_bytes - result.breakdown["context"] - result.peak_reserved_bytes
+        assert drawn.totals.max() == result.peak_allocated_bytes + paged
         assert (paged > 0) == (name == "paged states")
         assert drawn.levels["optimizer"].min() >= paged, "small states beside the paged ones"
 
@@ -109,8 +107,8 @@ def test_few_points_are_enough_and_none_is_lost() -> None:
 
 
 def figure(name: str) -> dict[str, Any]:
-    found = asked(name)
-    return dict(memory_chart.figure(found.timeline(), estimate(name), found.job).to_dict())
+    result = asked(name)
+    return dict(memory_chart.figure(result.timeline(), estimate(name), result.job).to_dict())
 
 
 @pytest.mark.parametrize("name", ["accumulated", "paged states", "offloaded on a processor"])

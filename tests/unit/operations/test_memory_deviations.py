@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from jobs import tiny_model
-from unit.operations.made_trials import HARDWARE, WORK, fits, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, OPTIONS, fits, make_job, make_prediction, make_trial, out_of_memory
 from unit.operations.test_calibration import CARD
-from unit.store.test_store_failures import sql
 
 from autofit.core.outcome import Outcome, Trial
-from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.memory.deviation import ONE_CARD, UNKNOWN
 from autofit.operations import Estimation, WorkloadOptions
-from autofit.prediction.memory_deviations import memory_deviations
+from autofit.prediction.calibration import memory_deviations
 from autofit.store import Store
 from autofit.techniques import complete
 
-SAID = Prediction(
-    peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None, work=WORK
-)
-
 
 def predicted(outcome: Outcome, **values: object) -> Trial:
-    return replace(make_trial(values, outcome, limit=12 * GIB), prediction=SAID)
+    return replace(make_trial(values, outcome, limit=12 * GIB), prediction=make_prediction(10, seconds=None))
 
 
 def add_lora(store: Store) -> None:
@@ -48,51 +41,44 @@ def add_lora(store: Store) -> None:
 def test_where_nothing_was_compared_nothing_is_known(store: Store) -> None:
     store.add(make_trial({"method": "lora"}, fits(11, 100)))
     for opened in (None, store):
-        found = memory_deviations(HARDWARE, opened)
-        assert set(found) == {"full", "lora", "qlora"}
-        assert {(one.mean, one.deviation, one.compared_on) for one in found.values()} == {(0.0, ONE_CARD, 0)}
-        assert {one.deviation for one in memory_deviations(HARDWARE, opened, devices=2).values()} == {UNKNOWN}
+        result = memory_deviations(make_job(), opened)
+        assert set(result) == {"full", "lora", "qlora"}
+        assert {(one.mean, one.deviation, one.compared_on) for one in result.values()} == {(0.0, ONE_CARD, 0)}
+        on_two = make_job(replace(OPTIONS, devices=2))
+        assert {one.deviation for one in memory_deviations(on_two, opened).values()} == {UNKNOWN}
 
 
 def test_a_users_program_shows_nothing_of_autofits_own_step(store: Store) -> None:
     trial = predicted(fits(11, 100), method="lora")
     store.add(replace(trial, workload=replace(trial.workload, program="python train.py")))
-    assert memory_deviations(HARDWARE, store)["lora"].compared_on == 0
+    assert memory_deviations(make_job(), store)["lora"].compared_on == 0
 
 
 def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
     add_lora(store)
     store.add(predicted(out_of_memory(), method="full"))
-    found = memory_deviations(HARDWARE, store)
-    assert found["lora"].compared_on == 20
-    assert found["lora"].mean == pytest.approx(0.09, abs=0.015)
-    assert ONE_CARD / 2 < found["lora"].deviation < UNKNOWN / 2, "a tenth more is more than was to be expected"
-    assert (found["full"].compared_on, found["qlora"].compared_on) == (1, 0)
-    assert found["full"].mean > 0  # it ran out at a limit above what was predicted
-    assert found == memory_deviations(CARD, store), "a card that is not here errs as the one that was measured"
+    result = memory_deviations(make_job(), store)
+    assert result["lora"].compared_on == 20
+    assert result["lora"].mean == pytest.approx(0.09, abs=0.015)
+    assert ONE_CARD / 2 < result["lora"].deviation < UNKNOWN / 2, "a tenth more is more than was to be expected"
+    assert (result["full"].compared_on, result["qlora"].compared_on) == (1, 0)
+    assert result["full"].mean > 0  # it ran out at a limit above what was predicted
+    assert result == memory_deviations(make_job(hardware=CARD), store), (
+        "a card that is not here errs as the one that was measured"
+    )
     elsewhere = replace(HARDWARE, device_name="NVIDIA H100 NVL")
-    assert memory_deviations(elsewhere, store)["lora"].compared_on == 0
-
-
-def test_a_store_that_fails_costs_the_comparison_alone(
-    store: Store, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    add_lora(store)
-    sql(f"sqlite:///{path}", "DROP TABLE trials")
-    with caplog.at_level(logging.WARNING):
-        assert memory_deviations(HARDWARE, store)["lora"].compared_on == 0
-    assert "how far off predicted memory is" in caplog.text
+    assert memory_deviations(make_job(hardware=elsewhere), store)["lora"].compared_on == 0
 
 
 def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
     options = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4)
     config = complete({"method": "lora", "checkpointing": "full"})
-    asked = partial(Estimation.of, options, config, hardware="h100-80g", store=path)
-    needed = asked().estimate().device_bytes
+    estimation = partial(Estimation.of, options, config, hardware="h100-80g", store=path)
+    needed = estimation().estimate().device_bytes
 
     def certainty() -> str | None:
-        return asked(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
+        return estimation(memory_limit_bytes=int(1.13 * needed)).estimate().certainty
 
     assert certainty() == "likely"
     add_lora(store)

@@ -46,10 +46,10 @@ def strongest(config: Config, *, besides: tuple[str, ...] = ("method",)) -> Effe
 def test_nothing_goes_further_than_allowed(space: str, allow: Effect) -> None:
     if space in ("full", "qlora") and allow == Effect.EXACT:
         pytest.skip("a space whose very point is another precision or optimizer")
-    found = narrowed(space, allow=allow)
-    assert found.lattice.configs
-    assert all(strongest(c) <= allow for c in found.lattice.configs)
-    assert len(set(found.lattice.configs)) == len(found.lattice.configs)
+    result = narrowed(space, allow=allow)
+    assert result.lattice.configs
+    assert all(strongest(c) <= allow for c in result.lattice.configs)
+    assert len(set(result.lattice.configs)) == len(result.lattice.configs)
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -77,8 +77,8 @@ def test_the_cpu_space_by_what_is_allowed() -> None:
 
 def test_a_chunked_loss_of_one_chunk_is_the_full_one() -> None:
     """256 rows are a chunk: of the micro-batches of 128 tokens only those of four sequences have two."""
-    found = narrowed("cpu", hardware=CPU)
-    kept = Counter((c["loss"], c["micro_batch"]) for c in found.lattice.configs)
+    result = narrowed("cpu", hardware=CPU)
+    kept = Counter((c["loss"], c["micro_batch"]) for c in result.lattice.configs)
     assert set(kept) == {("full", 1), ("full", 2), ("full", 4), ("chunked", 4)}
     assert len(set(kept.values())) == 1, "what is not listed twice is not lost"
     without_full = narrowed("long-context", hardware=CPU)
@@ -105,26 +105,26 @@ def test_what_a_model_cannot_do_is_left_out_with_the_reason(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_users_method_is_the_only_one(method: str) -> None:
-    found = narrowed("single-gpu", method=method)
-    assert methods(found) == {method}
+    result = narrowed("single-gpu", method=method)
+    assert methods(result) == {method}
     every = narrowed("single-gpu")
     assert methods(every) == set(METHODS)
-    assert found.lattice.configs == tuple(c for c in every.lattice.configs if c["method"] == method)
+    assert result.lattice.configs == tuple(c for c in every.lattice.configs if c["method"] == method)
 
 
 @pytest.mark.parametrize("space", ["single-gpu", "lora", "cpu"])
 @pytest.mark.parametrize("min_rank", [8, 12, 64])
 def test_the_rank_is_the_users_floor(space: str, min_rank: int) -> None:
     """Higher ranks cost memory and time, and change the training: without leave they are not searched."""
-    found = narrowed(space, min_rank=min_rank)
-    assert {c.get("rank") for c in found.lattice.configs} <= {None, min_rank}
-    assert len(found.lattice.configs) == len(narrowed(space).lattice.configs)
+    result = narrowed(space, min_rank=min_rank)
+    assert {c.get("rank") for c in result.lattice.configs} <= {None, min_rank}
+    assert len(result.lattice.configs) == len(narrowed(space).lattice.configs)
 
 
 @pytest.mark.parametrize("min_rank", [8, 32])
 def test_ranks_are_searched_where_training_may_change(min_rank: int) -> None:
-    found = narrowed("lora", allow=Effect.TRAINING, min_rank=min_rank)
-    ranks = {c.number("rank") for c in found.lattice.configs}
+    result = narrowed("lora", allow=Effect.TRAINING, min_rank=min_rank)
+    ranks = {c.number("rank") for c in result.lattice.configs}
     assert len(ranks) > 1
     assert min(ranks) == min_rank
 
@@ -171,21 +171,21 @@ def test_a_space_of_higher_ranks_is_searched_from_its_lowest(tmp_path: Path) -> 
 def test_what_cannot_work_here_is_counted_by_its_reason() -> None:
     without = replace(STACK, bitsandbytes=None)
     job = make_job(stack=without)
-    found = narrow(load_space("single-gpu"), Goal(), job)
-    assert "qlora" not in methods(found)
-    assert any("bitsandbytes" in reason for reason in found.unsupported)
-    assert all(count > 0 for count in found.unsupported.values())
-    assert all(unsupported(c, job) is None for c in found.lattice.configs)
+    result = narrow(load_space("single-gpu"), Goal(), job)
+    assert "qlora" not in methods(result)
+    assert any("bitsandbytes" in reason for reason in result.unsupported)
+    assert all(count > 0 for count in result.unsupported.values())
+    assert all(unsupported(c, job) is None for c in result.lattice.configs)
 
 
 def test_every_config_of_the_space_is_accounted_for() -> None:
     job = make_job(replace(OPTIONS, seq_len=2048))  # tokens enough that no two names are of one program
-    found = narrow(load_space("single-gpu"), Goal(method="full"), job)
+    result = narrow(load_space("single-gpu"), Goal(method="full"), job)
     listed = list(load_space("single-gpu").configs(AXES, batch=OPTIONS.global_batch))
     full = [c for c in listed if c["method"] == "full"]
-    unsupported_full = sum(found.unsupported.values())
+    unsupported_full = sum(result.unsupported.values())
     beyond_full = sum(strongest(c) > Effect.NUMERICS for c in full)
-    assert len(found.lattice.configs) + unsupported_full + beyond_full == len(full)
+    assert len(result.lattice.configs) + unsupported_full + beyond_full == len(full)
 
 
 def test_where_nothing_is_left_the_most_frequent_reason_is_given() -> None:
@@ -218,8 +218,8 @@ def test_the_space_of_several_gpus_offloads_on_one_as_well() -> None:
     stack = replace(STACK, deepspeed="0.19.8")
     for space, devices, offloads in (("multi-gpu", 1, True), ("single-gpu", 1, False), ("multi-gpu", 2, True)):
         job = replace(make_job(replace(OPTIONS, devices=devices), hardware=HARDWARE), stack=stack)
-        found = {c["offload"] for c in narrow(load_space(space), Goal(), job).lattice.configs}
-        assert found == ({"none", "optimizer", "params", "nvme"} if offloads else {"none"}), space
+        result = {c["offload"] for c in narrow(load_space(space), Goal(), job).lattice.configs}
+        assert result == ({"none", "optimizer", "params", "nvme"} if offloads else {"none"}), space
     with pytest.raises(UsageError, match="space offload has no config"):
         narrow(load_space("offload"), Goal(), job)
 
@@ -252,11 +252,11 @@ T4 = replace(make_job().hardware, name="t4", capability="7.5", bf16=False)
 
 @pytest.mark.parametrize("space", [name for name in SPACES if name != "cpu"])
 def test_a_gpu_without_bf16_gets_fp16_in_its_place(space: str) -> None:
-    found = narrowed(space, hardware=T4)
-    assert {c["precision"] for c in found.lattice.configs} == {"fp16-mixed"}
+    result = narrowed(space, hardware=T4)
+    assert {c["precision"] for c in result.lattice.configs} == {"fp16-mixed"}
     assert "fp16-mixed" not in {c["precision"] for c in narrowed(space).lattice.configs}
     if space != "smoke":
-        assert any("precision=bf16 is only emulated on t4" in reason for reason in found.unsupported)
+        assert any("precision=bf16 is only emulated on t4" in reason for reason in result.unsupported)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_a_gpu_without_bf16_cannot_follow_the_recipe_exactly() -> None:
 @pytest.mark.parametrize("hardware", [make_job().hardware, T4], ids=["h100", "t4"])
 def test_the_default_space_is_large_on_every_kind_of_card(hardware: Hardware) -> None:
     job = make_job(replace(OPTIONS, global_batch=64), hardware=hardware)
-    found = narrow(load_space("single-gpu"), Goal(allow=Effect.TRAINING), job)
-    assert len(found.lattice.configs) >= 2000
+    result = narrow(load_space("single-gpu"), Goal(allow=Effect.TRAINING), job)
+    assert len(result.lattice.configs) >= 2000
 
 
 def test_rules_judge_the_rank_that_is_run() -> None:

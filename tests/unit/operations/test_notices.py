@@ -15,9 +15,9 @@ def test_notices_are_passed_on_once_and_in_whole_lines(caplog: pytest.LogCapture
         print(
             "autofit: this search waits its turn\na library's warning\nautofit: a node", end="", file=errors, flush=True
         )
-        told = _pass_on(errors, 0)
+        position = _pass_on(errors, 0)
         assert caplog.messages == ["autofit: this search waits its turn"]
         print(" is left out", file=errors, flush=True)
-        told = _pass_on(errors, told)
-        assert _pass_on(errors, told) == told
+        position = _pass_on(errors, position)
+        assert _pass_on(errors, position) == position
         assert caplog.messages[1:] == ["autofit: a node is left out"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from jobs import tiny_model
 from tiny import CPU_HARDWARE
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, out_of_memory
 from unit.operations.test_calibration import CARD
-from unit.store.test_store_failures import sql
 
 from autofit.core.outcome import Trial
 from autofit.estimate.assumptions import CONTEXT_BYTES
@@ -20,10 +18,10 @@ from autofit.operations import Estimation, WorkloadOptions
 from autofit.operations.explaining import Comparison
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
-from autofit.prediction import predicted_frontier
+from autofit.prediction import lattice_predictor, predicted_frontier
+from autofit.prediction.calibration import as_trials_show, with_observed_allocator
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.lattice_predictor import LatticePredictor
-from autofit.prediction.observed_allocator import as_trials_show, with_observed_allocator
 from autofit.prediction.predicted_frontier import predict_frontier
 from autofit.store import Store
 from autofit.techniques import Job, complete
@@ -41,8 +39,8 @@ def trained(segments: bool, second: int = 0, **values: object) -> Trial:
 
 
 def known(store: Store | None, job: Job | None = None) -> tuple[bool | None, int | None]:
-    found = as_trials_show(job or make_job(), store)
-    return found.expandable_segments, found.context_bytes
+    result = as_trials_show(job or make_job(), store)
+    return result.expandable_segments, result.context_bytes
 
 
 def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
@@ -75,14 +73,6 @@ def test_paged_states_hide_the_context(store: Store) -> None:
     assert known(store) == (True, None)
 
 
-def test_a_store_that_fails_leaves_it_unknown(store: Store, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    store.add(trained(False))
-    sql(f"sqlite:///{path}", "DROP TABLE trials")
-    with caplog.at_level(logging.WARNING):
-        assert known(store) == (None, None)
-    assert "what trials have shown of CUDA cannot be looked up" in caplog.text
-
-
 def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
     options, config = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4), complete({"method": "lora"})
@@ -109,14 +99,15 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
     request = SearchRequest(workload=options, hardware=CARD.name, space="smoke", store=path)
     jobs = [
         Estimation.of(options, complete({"method": "full"}), hardware=CARD.name, store=path).job,
-        Comparison(options, hardware=CARD.name, store=path)._job,
+        Comparison(options, hardware=CARD.name, store=path)._calibration.job,
     ]
 
     def predict_all(known: EstimateCache, *args: object, **kwargs: object) -> dict[object, object]:
         jobs.append(known.job)
         return {}
 
-    monkeypatch.setattr(predicted_frontier, "predict_all", predict_all)
+    for module in (predicted_frontier, lattice_predictor):
+        monkeypatch.setattr(module, "predict_all", predict_all)
     plan: Plan = predict_frontier(request).plan
-    jobs.append(LatticePredictor.of(plan, request, store, probes=False).job)
+    LatticePredictor(plan=plan, request=request, store=store).predict(lambda done, total: None)
     assert [(job.expandable_segments, job.context_bytes) for job in jobs] == [(False, CONTEXT)] * 4

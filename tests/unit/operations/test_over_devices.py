@@ -52,32 +52,32 @@ def test_a_number_of_devices_that_cannot_be_is_refused(devices: int) -> None:
 
 
 def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_time() -> None:
-    asked = SearchRequest(workload=replace(OPTIONS, global_batch=6, devices=6), time_budget_seconds=400.0)
-    found = requests_over_devices(asked)
-    assert list(found) == [1, 2, 3, 6]
-    assert {r.time_budget_seconds for r in found.values()} == {100.0}
-    assert [r.workload.devices for r in found.values()] == [1, 2, 3, 6]
-    unlimited = requests_over_devices(replace(asked, time_budget_seconds=None))
+    request = SearchRequest(workload=replace(OPTIONS, global_batch=6, devices=6), time_budget_seconds=400.0)
+    requests = requests_over_devices(request)
+    assert list(requests) == [1, 2, 3, 6]
+    assert {r.time_budget_seconds for r in requests.values()} == {100.0}
+    assert [r.workload.devices for r in requests.values()] == [1, 2, 3, 6]
+    unlimited = requests_over_devices(replace(request, time_budget_seconds=None))
     assert {r.time_budget_seconds for r in unlimited.values()} == {None}
 
 
 def test_every_number_of_devices_is_searched_in_its_own_space(world: World, request_: SearchRequest) -> None:
-    found = search_over_devices(request_)
-    assert list(found.results) == [1, 2] and not found.unanswered
-    points = {n: r.recommendation.point for n, r in found.results.items()}
+    searches = search_over_devices(request_)
+    assert list(searches.results) == [1, 2] and not searches.unanswered
+    points = {n: r.recommendation.point for n, r in searches.results.items()}
     assert points[1].config["sharding"] == "none" and points[2].config["sharding"] != "none"
-    batches = {n: r.frontier.workload.batch_per_device for n, r in found.results.items()}
+    batches = {n: r.frontier.workload.batch_per_device for n, r in searches.results.items()}
     assert batches == {1: 4, 2: 2}, "the global batch stays"
     fastest = max(points, key=lambda n: points[n].measurement.tokens_per_second)
-    assert found.best is found.results[fastest]
+    assert searches.best is searches.results[fastest]
 
 
 def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, request_: SearchRequest) -> None:
-    found = search_over_devices(request_)
-    body = found.to_json()
-    assert {k: v for k, v in body.items() if k not in ("by_devices", "devices_left_out")} == found.best.to_json()
+    searches = search_over_devices(request_)
+    body = searches.to_json()
+    assert {k: v for k, v in body.items() if k not in ("by_devices", "devices_left_out")} == searches.best.to_json()
     assert body["devices_left_out"] == []
-    for entry, (devices, result) in zip(body["by_devices"], found.results.items(), strict=True):
+    for entry, (devices, result) in zip(body["by_devices"], searches.results.items(), strict=True):
         speed = result.recommendation.point.measurement.tokens_per_second
         assert entry["devices"] == devices
         assert entry["tokens_per_second_per_device"] == pytest.approx(speed / devices)
@@ -85,12 +85,12 @@ def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, 
 
 
 def test_smaller_numbers_that_were_not_searched_are_named(world: World, request_: SearchRequest) -> None:
-    found = search_over_devices(request_)
-    assert found.left_out == () and "Left out" not in over_devices_text(found)
-    more = replace(found, unanswered={4: NothingFits("made")})
+    searches = search_over_devices(request_)
+    assert searches.left_out == () and "Left out" not in over_devices_text(searches)
+    more = replace(searches, unanswered={4: NothingFits("made")})
     assert more.to_json()["devices_left_out"] == [3]
-    said = "Left out, because the global batch of 4 is not a multiple of them: 3 devices"
-    assert said in over_devices_text(more).splitlines()
+    line = "Left out, because the global batch of 4 is not a multiple of them: 3 devices"
+    assert line in over_devices_text(more).splitlines()
 
 
 def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchRequest) -> None:
@@ -103,15 +103,15 @@ def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchR
 
 def test_where_one_device_is_too_small_the_others_answer(world: World, request_: SearchRequest) -> None:
     world.special = failing_on(1)
-    found = search_over_devices(request_)
-    assert list(found.results) == [2] and list(found.unanswered) == [1]
-    text = over_devices_text(found)
+    searches = search_over_devices(request_)
+    assert list(searches.results) == [2] and list(searches.unanswered) == [1]
+    text = over_devices_text(searches)
     rows = text.splitlines()
     assert rows[0].split() == ["devices", "memory", "of", "each", "tokens/s", "of", "each", "config"]
     assert rows[1].split()[0] == "1" and "nothing that was measured fits" in rows[1]
-    speed = found.best.recommendation.point.measurement.tokens_per_second
+    speed = searches.best.recommendation.point.measurement.tokens_per_second
     assert rows[2].split()[0] == "2" and f"{speed / 2:,.0f}" in rows[2]
-    assert found.to_json()["by_devices"][0]["outcome"] == "nothing_fits"
+    assert searches.to_json()["by_devices"][0]["outcome"] == "nothing_fits"
 
 
 def crashing_on(devices: int) -> Callable[[TrialRequest], Outcome | None]:
@@ -122,11 +122,11 @@ def test_a_smaller_number_whose_trials_all_crash_keeps_the_answer_of_the_larger(
     world: World, request_: SearchRequest
 ) -> None:
     world.special = crashing_on(1)
-    found = search_over_devices(request_)
-    assert list(found.results) == [2] and list(found.unanswered) == [1]
-    assert isinstance(found.unanswered[1], EnvironmentLacks)
-    assert found.to_json()["by_devices"][0]["outcome"] == "failed"
-    assert str(found.unanswered[1]) in over_devices_text(found)
+    searches = search_over_devices(request_)
+    assert list(searches.results) == [2] and list(searches.unanswered) == [1]
+    assert isinstance(searches.unanswered[1], EnvironmentLacks)
+    assert searches.to_json()["by_devices"][0]["outcome"] == "failed"
+    assert str(searches.unanswered[1]) in over_devices_text(searches)
 
 
 def test_a_space_without_anything_for_a_smaller_number_answers_for_the_larger(
@@ -134,9 +134,9 @@ def test_a_space_without_anything_for_a_smaller_number_answers_for_the_larger(
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "space.yaml").write_text(TWO_ONLY)
-    found = search_over_devices(replace(request_, space=str(tmp_path / "space.yaml")))
-    assert list(found.results) == [2]
-    assert isinstance(found.unanswered[1], UsageError), found.unanswered
+    searches = search_over_devices(replace(request_, space=str(tmp_path / "space.yaml")))
+    assert list(searches.results) == [2]
+    assert isinstance(searches.unanswered[1], UsageError), searches.unanswered
 
 
 def test_what_fails_before_any_answer_is_told_at_once(world: World, request_: SearchRequest) -> None:

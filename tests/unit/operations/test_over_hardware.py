@@ -36,9 +36,9 @@ def drives(monkeypatch: pytest.MonkeyPatch, drive: Callable[[Store, Lease, str],
         def run(self) -> None:
             with Store.open(self.url) as store:
                 lease = store.queue.claim(new_owner(), search_id=self.search_id)
-                found = store.search(self.search_id)
-                if lease is not None and found is not None:
-                    drive(store, lease, str(found.hardware_name))
+                result = store.search(self.search_id)
+                if lease is not None and result is not None:
+                    drive(store, lease, str(result.hardware_name))
 
         def stop(self) -> None: ...
 
@@ -61,22 +61,22 @@ def test_the_fastest_and_the_cheapest_are_named(
     request_: SearchRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drives(monkeypatch, made_drive)
-    found = search_over_hardware(request_, NAMES, StandingsDisplay())
-    assert [row.name for row in found.rows] == ["h100-80g", "l40s", "a10g"]
-    told = capsys.readouterr().err.splitlines()
-    assert "h100-80g: succeeded, 2 trials done, 1 out of memory, best 9,000 tokens/s" in told
-    assert "a10g: failed, 0 trials done, Ray has no a10g GPUs" in told
+    result = search_over_hardware(request_, NAMES, StandingsDisplay())
+    assert [row.name for row in result.rows] == ["h100-80g", "l40s", "a10g"]
+    lines = capsys.readouterr().err.splitlines()
+    assert "h100-80g: succeeded, 2 trials done, 1 out of memory, best 9,000 tokens/s" in lines
+    assert "a10g: failed, 0 trials done, Ray has no a10g GPUs" in lines
     per_hour = {"h100-80g": 9.0, "l40s": 1.0}
-    text = over_hardware_text(found, per_hour).splitlines()
+    text = over_hardware_text(result, per_hour).splitlines()
     assert text[0] == "h100-80g is the fastest: 9,000 tokens/s. l40s is the cheapest: 0.1389 per million tokens."
     assert text[-1].split(maxsplit=1) == ["a10g", "Ray has no a10g GPUs"]
-    assert "cheapest" not in over_hardware_text(found, {}) and "per million" not in over_hardware_text(found, {})
-    h100, l40s, a10g = found.to_json(per_hour)["by_hardware"]
+    assert "cheapest" not in over_hardware_text(result, {}) and "per million" not in over_hardware_text(result, {})
+    h100, l40s, a10g = result.to_json(per_hour)["by_hardware"]
     assert h100["cost_per_million_tokens"] == pytest.approx(9 / 3600 / 9000 * 1e6)
     assert h100["recommendation"]["hardware"]["name"] == "h100-80g" and h100["out_of_memory"] == 1
     assert (l40s["state"], a10g["state"], a10g["recommendation"]) == ("succeeded", "failed", None)
     with Store.open(request_.store) as store:
-        assert {search.campaign_id for search in store.searches()} == {found.campaign_id}
+        assert {search.campaign_id for search in store.searches()} == {result.campaign_id}
 
 
 def test_a_card_is_told_as_it_was_found_and_priced_as_it_was_asked_for(
@@ -93,9 +93,9 @@ def test_a_card_is_told_as_it_was_found_and_priced_as_it_was_asked_for(
         store.queue.end(begun, "succeeded", {})
 
     drives(monkeypatch, drive)
-    found = search_over_hardware(request_, ["h100-80g"])
-    assert over_hardware_text(found, {"h100-80g": 9.0}).startswith("h100-80g-350w is the fastest: 9,000 tokens/s.")
-    (entry,) = found.to_json({"h100-80g": 9.0})["by_hardware"]
+    result = search_over_hardware(request_, ["h100-80g"])
+    assert over_hardware_text(result, {"h100-80g": 9.0}).startswith("h100-80g-350w is the fastest: 9,000 tokens/s.")
+    (entry,) = result.to_json({"h100-80g": 9.0})["by_hardware"]
     assert entry["hardware"] == "h100-80g-350w" and entry["cost_per_million_tokens"] == pytest.approx(9 / 32.4)
 
 
@@ -115,8 +115,8 @@ def test_the_same_command_joins_what_is_queued(request_: SearchRequest, monkeypa
     with pytest.raises(KeyboardInterrupt):
         search_over_hardware(request_, NAMES[:2], stopped)
     drives(monkeypatch, made_drive)
-    found = search_over_hardware(request_, NAMES[:2])
-    assert {standing.search_id for standing in found.standings.values()} == set(seen)
+    result = search_over_hardware(request_, NAMES[:2])
+    assert {standing.search_id for standing in result.standings.values()} == set(seen)
 
 
 @pytest.mark.parametrize(("state", "raised"), [("failed", EnvironmentLacks), ("nothing_fits", NothingFits)])

@@ -16,6 +16,7 @@ import torch
 from jobs import tiny_model
 from tiny import CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
+from unit.operations.made_world import predictor_of
 
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware
@@ -30,6 +31,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
+from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.estimation import Estimation, site
 from autofit.prediction.lattice_predictor import LatticePredictor
@@ -52,7 +54,7 @@ def job() -> Job:
 def test_what_was_kept_is_timed_by_what_was_measured_since(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
+    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB, rates=rates_for(job, store))
     assert list(before) == CONFIGS
     one = before[CONFIGS[0]]
     assert one.calibrated_on == 0 and one.step_seconds is not None
@@ -60,10 +62,12 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
     outcome = fits(1, tokens / (5 * one.step_seconds), tokens=tokens)
     store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
     monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
-    told: list[tuple[int, int]] = []
-    known = EstimateCache(job, store)
-    after = predict_all(known, CONFIGS, memory_limit_bytes=2 * GIB, report=lambda done, of: told.append((done, of)))
-    assert told == [(2, 2)]
+    reports: list[tuple[int, int]] = []
+    cache, rates = EstimateCache(job, store), rates_for(job, store)
+    after = predict_all(
+        cache, CONFIGS, memory_limit_bytes=2 * GIB, rates=rates, report=lambda done, of: reports.append((done, of))
+    )
+    assert reports == [(2, 2)]
     for config in CONFIGS:
         assert (after[config].calibrated_on, after[config].memory_limit_bytes) == (1, 2 * GIB)
         assert after[config].device_bytes == before[config].device_bytes
@@ -72,23 +76,26 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
 
 def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
     unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
-    found = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB)[CONFIGS[0]]
-    assert found.work is not None and found.step_seconds is not None
-    assert (found.relative_error, found.calibrated_on) == (1.0, 0)
-    document = found.to_json()
+    rates = rates_for(unlisted, None)
+    result = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB, rates=rates)[CONFIGS[0]]
+    assert result.work is not None and result.step_seconds is not None
+    assert (result.relative_error, result.calibrated_on) == (1.0, 0)
+    document = result.to_json()
     assert document["stand_in"] == "cards of compute capability 8.6, because rtx-a6000-48g is not in the catalog"
 
 
 def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store: Store) -> None:
     """The key of an estimate does not include the host's memory."""
     config = complete(parse("method=lora,micro_batch=1,checkpointing=offload"))
-    told = []
+    assumptions = []
     for there in (0, 64 * GIB):
         hardware = replace(job.hardware, host_memory_bytes=there)
-        known = EstimateCache(replace(job, hardware=hardware), store)
-        found = predict_all(known, [config], memory_limit_bytes=GIB)[config]
-        told.append([sentence for sentence in found.assumptions if sentence.startswith("the host has enough memory")])
-    assert [len(sentences) for sentences in told] == [1, 0]
+        cache = EstimateCache(replace(job, hardware=hardware), store)
+        result = predict_all(cache, [config], memory_limit_bytes=GIB)[config]
+        assumptions.append(
+            [sentence for sentence in result.assumptions if sentence.startswith("the host has enough memory")]
+        )
+    assert [len(sentences) for sentences in assumptions] == [1, 0]
 
 
 def test_no_failure_of_the_estimator_reaches_who_asks(
@@ -109,23 +116,19 @@ def test_no_more_processes_predict_than_the_control_group_has_cores_for(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container with a quota sees every core of its machine."""
-    asked: list[object] = []
+    counts: list[object] = []
 
     def counted(job: Job, configs: list[Config], **options: object) -> dict[Config, Estimate]:
-        asked.append(options["processes"])
+        counts.append(options["processes"])
         return {}
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr(control_groups, "processors", lambda machine: min(machine, 3.5))
     monkeypatch.setattr(sweep, "sweep", counted)
-    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(processes))
-    predictor_of(job, store).get_ready()
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: counts.append(processes))
+    predictor_of(job, store, CONFIGS).get_ready()
     predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB)
-    assert asked == [3, 3]
-
-
-def predictor_of(job: Job, store: Store) -> LatticePredictor:
-    return LatticePredictor(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
+    assert counts == [3, 3]
 
 
 def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: Job, store: Store) -> None:
@@ -141,17 +144,18 @@ def test_what_was_tried_under_a_higher_limit_shows_how_far_predictions_err(job: 
         limits=Limits(memory_bytes=GIB),
         space="made",
     )
-    assert LatticePredictor.of(plan, request, store, probes=False).tried == []
-    predict_all(
-        EstimateCache(job, store), [full], memory_limit_bytes=4 * GIB
-    )  # as the search under the higher limit did
+
+    def predicted() -> set[Config]:
+        predictor = LatticePredictor(plan=plan, request=request, store=store)
+        return set(predictor.predict(lambda done, total: None).by_config)
+
+    # As the search under the higher limit did.
+    predict_all(EstimateCache(job, store), [full], memory_limit_bytes=4 * GIB)
+    assert predicted() == set(CONFIGS)
     fitted = fits(0.5, 100)
     fitted = replace(fitted, measurement=replace(fitted.measurement, expandable_segments=True))
     store.add(make_trial(full, fitted, job=job, limit=4 * GIB))
-    predictor = LatticePredictor.of(plan, request, store, probes=False)
-    assert (predictor.configs, predictor.tried) == (CONFIGS, [full])
-    predictions = predictor.predict(lambda done, total: None)
-    assert set(predictions.by_config) == {full, *CONFIGS}
+    assert predicted() == {full, *CONFIGS}
 
 
 def test_without_predictions_the_host_is_a_limit_by_formula(
@@ -171,8 +175,7 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
             stack=STACK,
         )
         configs = [offloading, plain] if ranks == 1 else [offloading.replace(sharding="zero3")]
-        asking = replace(predictor_of(there, store), configs=configs, predicts=False)
-        return dict(asking.predict(lambda done, total: None).beyond_host)
+        return dict(predictor_of(there, store, configs, predict=False).predict(lambda done, total: None).beyond_host)
 
     assert lacking(64) == {offloading: pytest.approx(30 * GIB, abs=GIB)}
     assert lacking(128) == lacking(0) == lacking(64, kind="cpu") == {}
@@ -205,53 +208,54 @@ def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
     )
     wide, mixed, narrow = (complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16-mixed", "bf16"))
     alone = complete(parse("method=lora,precision=bf16"))
-    asking = replace(predictor_of(job, store), configs=[wide, mixed, narrow, alone])
-    found = asking.predict(lambda done, total: None).by_config
-    assert set(found) == {wide, mixed, narrow, alone}, "nothing is left out"
-    assert {c for c, said in found.items() if said.memory_error} == (set() if traced else {mixed, narrow})
-    assert found[alone].memory_error == 0, "the same in fp32 is not among them"
+    result = predictor_of(job, store, [wide, mixed, narrow, alone]).predict(lambda done, total: None).by_config
+    assert set(result) == {wide, mixed, narrow, alone}, "nothing is left out"
+    assert {c for c, said in result.items() if said.memory_error} == (set() if traced else {mixed, narrow})
+    assert result[alone].memory_error == 0, "the same in fp32 is not among them"
     if not traced:
-        assert found[wide].step_seconds is not None
-        assert found[mixed].step_seconds == found[narrow].step_seconds == pytest.approx(20 * found[wide].step_seconds)
-        assert found[narrow].device_bytes < found[mixed].device_bytes == found[wide].device_bytes
-        assert found[mixed].work is None, "its trial corrects no rates"
+        assert result[wide].step_seconds is not None
+        assert (
+            result[mixed].step_seconds == result[narrow].step_seconds == pytest.approx(20 * result[wide].step_seconds)
+        )
+        assert result[narrow].device_bytes < result[mixed].device_bytes == result[wide].device_bytes
+        assert result[mixed].work is None, "its trial corrects no rates"
 
 
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[Config]] = []
+    traced: list[list[Config]] = []
     looked_up: list[int] = []
-    find = store.estimates.find
+    find_stored = store.estimates.find
 
     def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         looked_up.append(len(list(keys)))
-        return find(keys)
+        return find_stored(keys)
 
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
-    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: asked.append(configs))
+    monkeypatch.setattr(sweep, "get_ready", lambda configs, processes: traced.append(configs))
     monkeypatch.setattr(store.estimates, "find", counted)
-    ahead = predictor_of(job, store)
+    ahead = predictor_of(job, store, CONFIGS)
     ahead.get_ready()
-    found = ahead.predict(lambda done, total: None)
-    assert asked == [CONFIGS[1:]]
+    result = ahead.predict(lambda done, total: None)
+    assert traced == [CONFIGS[1:]]
     assert looked_up == [len(CONFIGS)]
-    assert set(found.by_config) == set(CONFIGS)
-    hurried = replace(predictor_of(job, store), seconds=1.0)
+    assert set(result.by_config) == set(CONFIGS)
+    hurried = predictor_of(job, store, CONFIGS, seconds=1.0)
     assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS), "what is kept takes no time"
 
 
 def test_a_config_that_is_asked_for_twice_is_estimated_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded table has the winner's second run."""
-    asked: list[list[Config]] = []
-    monkeypatch.setattr(sweep, "sweep", lambda job, configs, **options: asked.append(configs) or {})
+    traced: list[list[Config]] = []
+    monkeypatch.setattr(sweep, "sweep", lambda job, configs, **options: traced.append(configs) or {})
     predict_all(EstimateCache(job, None), [*CONFIGS, *CONFIGS], memory_limit_bytes=GIB)
-    assert asked == [CONFIGS]
+    assert traced == [CONFIGS]
 
 
 def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
     predict_all(EstimateCache(job, store), CONFIGS[:1], memory_limit_bytes=GIB)
-    hurried = replace(predictor_of(job, store), seconds=1.0)
+    hurried = predictor_of(job, store, CONFIGS, seconds=1.0)
     assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS[:1])
 
 
@@ -262,7 +266,7 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
         raise OSError("no more processes")
 
     monkeypatch.setattr(sweep, "get_ready", broken)
-    ahead = predictor_of(job, store)
+    ahead = predictor_of(job, store, CONFIGS)
     ahead.get_ready()
     assert set(ahead.predict(lambda done, total: None).by_config) == set(CONFIGS)
 
@@ -289,16 +293,16 @@ def test_known_estimates_need_no_torch(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "store.db")) as store:
         new = predict_all(EstimateCache(job, store), [config], memory_limit_bytes=2**36)[config]
     command = [sys.executable, "-c", KNOWN, str(tmp_path / "store.db")]
-    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert known == [str(new.device_bytes), str(new.seconds_to_estimate), "False"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [str(new.device_bytes), str(new.seconds_to_estimate), "False"]
 
 
 def test_the_server_of_estimating_processes_loads_the_libraries_and_touches_no_device() -> None:
-    said = (
+    code = (
         "import sys, autofit.estimate.preloaded;"
         "print(*(name in sys.modules for name in ('peft', 'transformers', 'bitsandbytes')))"
     )
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # Importing bitsandbytes touches a GPU; a build of torch for none has none to touch.
     for_cpu = torch.version.cuda is None and torch.version.hip is None
     assert done.stdout.split() == ["True", "True", str(for_cpu)]
@@ -319,9 +323,9 @@ def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypa
     made = asked()
     traced: list[Config] = []
     monkeypatch.setattr(Estimator, "trace", lambda self, of: traced.append(of))
-    known = asked(memory_limit_bytes=10 * GIB)
-    taken = known.seconds_to_estimate
-    assert known == replace(made, memory_limit_bytes=10 * GIB, seconds_to_estimate=taken) and not traced
+    again = asked(memory_limit_bytes=10 * GIB)
+    taken = again.seconds_to_estimate
+    assert again == replace(made, memory_limit_bytes=10 * GIB, seconds_to_estimate=taken) and not traced
     with pytest.raises(AttributeError):  # an exact one is traced, which gives nothing here
         asked(exact=True)
     assert traced == [config]

@@ -60,25 +60,25 @@ def found(request_: SearchRequest) -> PredictedFrontier:
 
 
 def test_every_config_of_the_space_is_predicted_once(request_: SearchRequest, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     own = replace(request_, store=str(tmp_path / "store.db"))
-    found = predict_frontier(own, lambda done, total: told.append((done, total)))
-    assert told == [(done, 8) for done in range(9)]
-    told.clear()
-    again = predict_frontier(own, lambda done, total: told.append((done, total)))
-    assert told == [(8, 8)]
-    assert again.points == found.points and again.recommendation == found.recommendation
-    assert found.fitting == len(found.plan.lattice.configs) == 8
-    assert found.plan.limits.memory_bytes == card("h100-80g").memory_bytes
+    result = predict_frontier(own, lambda done, total: reports.append((done, total)))
+    assert reports == [(done, 8) for done in range(9)]
+    reports.clear()
+    again = predict_frontier(own, lambda done, total: reports.append((done, total)))
+    assert reports == [(8, 8)]
+    assert again.points == result.points and again.recommendation == result.recommendation
+    assert result.fitting == len(result.plan.lattice.configs) == 8
+    assert result.plan.limits.memory_bytes == card("h100-80g").memory_bytes
 
 
 def test_of_equals_what_needs_no_further_package_is_shown(request_: SearchRequest, tmp_path: Path) -> None:
     """flash-attn's kernel takes what torch's own takes, and is predicted to be as fast."""
     space = tmp_path / "space.yaml"
     space.write_text(SPACE)
-    found = predict_frontier(replace(request_, space=str(space)))
-    assert {point.config["attention"] for point in found.points} == {"sdpa"}
-    assert found.recommendation is not None and found.recommendation.estimate.config["attention"] == "sdpa"
+    result = predict_frontier(replace(request_, space=str(space)))
+    assert {point.config["attention"] for point in result.points} == {"sdpa"}
+    assert result.recommendation is not None and result.recommendation.estimate.config["attention"] == "sdpa"
 
 
 def test_a_method_of_which_nothing_fits_is_named(found: PredictedFrontier) -> None:
@@ -122,10 +122,10 @@ def test_how_far_predicted_memory_may_be_off_is_said_to_be_unknown(found: Predic
 
 
 def test_borrowed_memory_says_so(found: PredictedFrontier) -> None:
-    own = replace(found, points=tuple(replace(p, borrowed_error=0.0) for p in found.points))
-    assert "up to 10% higher" not in predicted_frontier_text(own)
-    borrowed = (*own.points[:-1], replace(own.points[-1], borrowed_error=0.1))
-    assert "may be up to 10% higher" in predicted_frontier_text(replace(own, points=borrowed))
+    exact = replace(found, points=tuple(replace(p, borrowed_error=0.0) for p in found.points))
+    assert "up to 10% higher" not in predicted_frontier_text(exact)
+    borrowed = (*exact.points[:-1], replace(exact.points[-1], borrowed_error=0.1))
+    assert "may be up to 10% higher" in predicted_frontier_text(replace(exact, points=borrowed))
 
 
 def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> None:
@@ -143,16 +143,16 @@ def test_a_goal_narrows_what_is_predicted(request_: SearchRequest) -> None:
 
 
 def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchRequest) -> None:
-    found = predict_frontier(replace(request_, hardware="mi300x"))
-    ((reason, count),) = found.not_predicted.items()
+    result = predict_frontier(replace(request_, hardware="mi300x"))
+    ((reason, count),) = result.not_predicted.items()
     assert "mi300x is neither" in reason
-    assert (count, found.fitting, found.points, found.recommendation) == (8, 0, (), None)
+    assert (count, result.fitting, result.points, result.recommendation) == (8, 0, (), None)
 
 
 def test_what_offload_would_keep_on_the_host_is_no_need_of_nothing(request_: SearchRequest) -> None:
-    asked = replace(request_, workload=WorkloadOptions(model="llama-3.1-70b"), goal=Goal(method="full"))
+    request = replace(request_, workload=WorkloadOptions(model="llama-3.1-70b"), goal=Goal(method="full"))
     with pytest.raises(Shortfall, match="--space offload would keep all of that in host memory; --method any would"):
-        predict_frontier(asked)
+        predict_frontier(request)
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -164,10 +164,10 @@ def test_on_a_limit_that_nothing_fits_a_card_that_would_do_is_named(request_: Se
 
 
 def test_a_processors_speed_is_a_guess_that_claims_little(request_: SearchRequest) -> None:
-    found = predict_frontier(replace(request_, hardware="auto", device="cpu", memory_limit_bytes=2 * GIB))
-    assert found.plan.job.hardware.kind == "cpu"
-    assert found.fitting == 8 and found.recommendation is not None
-    for point in found.points:
+    result = predict_frontier(replace(request_, hardware="auto", device="cpu", memory_limit_bytes=2 * GIB))
+    assert result.plan.job.hardware.kind == "cpu"
+    assert result.fitting == 8 and result.recommendation is not None
+    for point in result.points:
         assert point.tokens_per_second is not None
         assert (point.calibrated_on, point.relative_error) == (0, 1.0)
 
@@ -186,8 +186,8 @@ def made(config: str, gib: float, speed: float | None) -> Estimate:
 
 
 def chosen(estimates: Sequence[Estimate], goal: Goal | None = None) -> Estimate | None:
-    found = recommended(estimates, goal or Goal())
-    return None if found is None else found.estimate
+    result = recommended(estimates, goal or Goal())
+    return None if result is None else result.estimate
 
 
 def test_ties_go_to_what_changes_less_and_then_to_what_is_lighter() -> None:
@@ -200,11 +200,11 @@ def test_ties_go_to_what_changes_less_and_then_to_what_is_lighter() -> None:
 
 def test_the_recommendation_stops_at_the_first_method_that_fits() -> None:
     full, lora, qlora = made("method=full", 90, 50), made("method=lora", 40, 100), made("method=qlora", 20, 90)
-    found = recommended([full, lora, qlora], Goal())
-    assert found is not None
-    assert found.estimate == lora
-    assert [(a.role, a.point) for a in found.alternatives] == [("other method", qlora)]
-    assert found.changes_training and Effect.TRAINING > Effect.EXACT
+    result = recommended([full, lora, qlora], Goal())
+    assert result is not None
+    assert result.estimate == lora
+    assert [(a.role, a.point) for a in result.alternatives] == [("other method", qlora)]
+    assert result.changes_training and Effect.TRAINING > Effect.EXACT
     assert chosen([full, lora, qlora], Goal(method="qlora")) == qlora
     assert chosen([full]) is None
     own = recommended([lora], Goal(method="lora", min_rank=8))
@@ -215,8 +215,8 @@ def test_the_recommendation_stops_at_the_first_method_that_fits() -> None:
 def test_beside_it_stand_the_next_faster_and_the_next_lighter() -> None:
     fits, over, further = made("micro_batch=2", 70, 100), made("micro_batch=4", 85, 130), made("micro_batch=8", 99, 140)
     light, lightest = made("micro_batch=1", 50, 80), made("checkpointing=full", 40, 60)
-    found = recommended([further, over, fits, light, lightest], Goal())
-    assert found is not None
-    assert [(a.role, a.point) for a in found.alternatives] == [("faster, does not fit", over), ("lighter", light)]
-    assert found.to_json()["alternatives"][0]["over_limit_bytes"] == 5 * GIB
-    assert found.alternatives[0].speedup == pytest.approx(1.3)
+    result = recommended([further, over, fits, light, lightest], Goal())
+    assert result is not None
+    assert [(a.role, a.point) for a in result.alternatives] == [("faster, does not fit", over), ("lighter", light)]
+    assert result.to_json()["alternatives"][0]["over_limit_bytes"] == 5 * GIB
+    assert result.alternatives[0].speedup == pytest.approx(1.3)

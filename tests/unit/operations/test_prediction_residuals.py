@@ -55,7 +55,7 @@ def test_a_distribution_by_hand() -> None:
 
 def test_errors_per_hardware_method_and_technique() -> None:
     lora, full = {"method": "lora", "rank": 8}, {"method": "full", "checkpointing": "full"}
-    found = judged(
+    result = judged(
         [
             predicted(lora, fits(10, 512), 11, seconds=1.5, calibrated_on=5),
             predicted(full, fits(20, 512, allocated=10), 18, seconds=0.5),
@@ -63,8 +63,8 @@ def test_errors_per_hardware_method_and_technique() -> None:
             predicted(full, crashed(), 18),
         ]
     )
-    assert found.trials == 2
-    everything = group(found, "all")
+    assert result.trials == 2
+    everything = group(result, "all")
     assert {name: (e.count, e.worst) for name, e in everything.errors.items()} == {
         "peak_allocated_bytes": (2, pytest.approx(0.62)),
         "peak_reserved_bytes": (2, pytest.approx(0.1)),
@@ -75,31 +75,31 @@ def test_errors_per_hardware_method_and_technique() -> None:
     assert everything.errors["device_bytes"].median == pytest.approx(0.0)
     assert everything.errors["device_bytes"].median_absolute == pytest.approx(0.1)
     for technique in ("method=lora", "rank=8"):
-        assert group(found, technique).errors["device_bytes"].median == pytest.approx(0.1)
+        assert group(result, technique).errors["device_bytes"].median == pytest.approx(0.1)
     for technique in ("method=full", "checkpointing=full"):
-        assert group(found, technique).errors["device_bytes"].median == pytest.approx(-0.1)
-        assert "step_seconds" not in group(found, technique).errors
-    assert group(found, "compile=false").fit.judged == 2
+        assert group(result, technique).errors["device_bytes"].median == pytest.approx(-0.1)
+        assert "step_seconds" not in group(result, technique).errors
+    assert group(result, "compile=false").fit.judged == 2
 
 
 def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() -> None:
-    told = predicted({}, fits(10, 512), 11)
-    assert told.prediction is not None
-    older = replace(told, prediction=replace(told.prediction, peak_reserved_bytes=None))
-    assert group(judged([told, older]), "all").errors["peak_reserved_bytes"].count == 1
+    trial = predicted({}, fits(10, 512), 11)
+    assert trial.prediction is not None
+    older = replace(trial, prediction=replace(trial.prediction, peak_reserved_bytes=None))
+    assert group(judged([trial, older]), "all").errors["peak_reserved_bytes"].count == 1
     assert "peak_reserved_bytes" not in group(judged([older]), "all").errors
 
 
 def test_predictions_of_another_version_are_not_compared() -> None:
-    told = predicted({}, fits(10, 512), 11)
-    assert told.prediction is not None
-    older, by_formula = replace(told.prediction, work=OLDER), replace(told.prediction, work=None, memory_error=0.5)
-    assert judged([told, replace(told, prediction=older), replace(told, prediction=by_formula)]).trials == 2
+    trial = predicted({}, fits(10, 512), 11)
+    assert trial.prediction is not None
+    older, by_formula = replace(trial.prediction, work=OLDER), replace(trial.prediction, work=None, memory_error=0.5)
+    assert judged([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)]).trials == 2
 
 
 def test_fit_misjudged_both_ways() -> None:
     limit, host = 24 * GIB, OutOfMemory(reason="the host is out of memory", host=True)
-    found = judged(
+    result = judged(
         [
             predicted({"micro_batch": 1}, fits(20, 512), 24, limit=limit),
             predicted({"micro_batch": 2}, fits(23, 512), 24.5, limit=limit),
@@ -108,11 +108,11 @@ def test_fit_misjudged_both_ways() -> None:
             predicted({"micro_batch": 4}, host, 20, limit=limit),
         ]
     )
-    assert found.trials == 4
-    assert group(found, "all").fit == Judgement(judged=4, too_hopeful=1, too_careful=1)
-    assert group(found, "all").fit.misjudged == 2
-    assert group(found, "micro_batch=4").fit == Judgement(judged=2, too_hopeful=1, too_careful=0)
-    assert group(found, "micro_batch=4").errors == {}
+    assert result.trials == 4
+    assert group(result, "all").fit == Judgement(judged=4, too_hopeful=1, too_careful=1)
+    assert group(result, "all").fit.misjudged == 2
+    assert group(result, "micro_batch=4").fit == Judgement(judged=2, too_hopeful=1, too_careful=0)
+    assert group(result, "micro_batch=4").errors == {}
 
 
 def test_groups_stand_in_the_techniques_order() -> None:

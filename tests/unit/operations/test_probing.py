@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
+from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_job, make_prediction, make_trial
 
-from autofit.catalog.models import load
+from autofit.catalog.models import Model, load
+from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import (
     BETWEEN_RANKS,
     COLLECTIVES,
@@ -30,8 +31,7 @@ from autofit.core.device.probe_findings import findings
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
 from autofit.core.outcome import TimedOut
-from autofit.core.prediction import Prediction, StepWork
-from autofit.core.units import GIB
+from autofit.core.prediction import StepWork
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
@@ -42,19 +42,20 @@ from autofit.store import Store
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.device_lock import GivenUp
 
-DIGEST = load(MODEL).digest
+OWN, ANOTHER = load(MODEL), load("smollm2-360m")
+DIGEST = OWN.digest
 
 
 def guess() -> Rates:
-    found = prior(HARDWARE)
-    assert found is not None
-    return found
+    result = prior(HARDWARE)
+    assert result is not None
+    return result
 
 
 def made_probe(slower: float = 3.0, **changes: object) -> Probe:
     """A probe of a device whose every rate is so many times the guess."""
     rates = {kind: slower * rate for kind, rate in zip(KINDS, guess().seconds_per, strict=True)}
-    found = Probe(
+    result = Probe(
         hardware=HARDWARE,
         stack=STACK,
         model=MODEL,
@@ -64,7 +65,7 @@ def made_probe(slower: float = 3.0, **changes: object) -> Probe:
         seconds=9.0,
         recorded_at="2026-01-01T00:00:00+00:00",
     )
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return replace(result, **changes)  # type: ignore[arg-type]
 
 
 def measured_step(taken: float, estimator: int = WORK.estimator) -> MeasuredStep:
@@ -74,9 +75,9 @@ def measured_step(taken: float, estimator: int = WORK.estimator) -> MeasuredStep
 
 def test_what_was_measured_replaces_the_guess_and_the_rest_stays() -> None:
     part = ProbePart(name="products", seconds=1.0, seconds_per={"product/bf16/nt": 7.0})
-    found = rates_of(made_probe(parts=(part,)), guess())
-    assert found.per("product/bf16/nt") == 7.0 and found.per("launch") == guess().per("launch")
-    assert (found.calibrated_on, found.relative_error) == (0, 0.3)
+    result = rates_of(made_probe(parts=(part,)), guess())
+    assert result.per("product/bf16/nt") == 7.0 and result.per("launch") == guess().per("launch")
+    assert (result.calibrated_on, result.relative_error) == (0, 0.3)
 
 
 def test_a_real_step_scales_the_rates_and_says_how_sure_they_are() -> None:
@@ -100,9 +101,9 @@ def test_layers_and_the_rest_are_scaled_apart() -> None:
         work = StepWork(amounts=amounts, estimator=WORK.estimator)
         return MeasuredStep(config={}, layers=layers, seconds=layers * 3.0 + 4.0, work=work)
 
-    found = rates_of(made_probe(steps=(step(4), step(2))), guess())
+    result = rates_of(made_probe(steps=(step(4), step(2))), guess())
     whole = step(30)
-    assert whole.work is not None and seconds(whole.work, found) == pytest.approx(whole.seconds, rel=0.15)
+    assert whole.work is not None and seconds(whole.work, result) == pytest.approx(whole.seconds, rel=0.15)
     assert seconds(whole.work, alone) < 0.4 * whole.seconds
     noisy = replace(step(4), seconds=step(2).seconds)
     together = rates_of(made_probe(steps=(noisy, step(2))), guess())
@@ -121,10 +122,10 @@ def test_steps_of_which_one_waits_for_launches_are_taken_whole() -> None:
         return MeasuredStep(config={}, layers=layers, seconds=taken, work=work)
 
     few, many = step(2, 0.0234, 0.0098, 0.0231), step(8, 0.0386, 0.0336, 0.0331)
-    found = rates_of(made_probe(steps=(many, few)), guess())
-    assert 1.0 <= found.per("launch") / alone.per("launch") < 1.2, "the difference alone would make it 0.65"
+    result = rates_of(made_probe(steps=(many, few)), guess())
+    assert 1.0 <= result.per("launch") / alone.per("launch") < 1.2, "the difference alone would make it 0.65"
     for one in (few, many):
-        assert one.work is not None and seconds(one.work, found) == pytest.approx(one.seconds, rel=0.1)
+        assert one.work is not None and seconds(one.work, result) == pytest.approx(one.seconds, rel=0.1)
 
 
 def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: Store) -> None:
@@ -135,35 +136,35 @@ def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: S
     figures = {transfer(WAYS[0]): host / 4, transfer(WAYS[1]): host}
     figures |= {collective("reduction"): 5e9, collective("gather"): 4e9, UPDATE_ON_HOST: 20e9}
     figures |= {"flash attention in bf16, FLOP per second": 4e14}  # as probes of this version once measured
-    found = made_probe(parts=(ProbePart(name="transfers", seconds=1.0, figures=figures),))
+    result = made_probe(parts=(ProbePart(name="transfers", seconds=1.0, figures=figures),))
     waiting = replace(WORK, waits={HOST_LINK: 2.0 * host})
-    rates = rates_of(found, guess())
+    rates = rates_of(result, guess())
     assert seconds(waiting, rates) == pytest.approx(seconds(WORK, guess()) + 8.0)
     trial = seconds(WORK, guess()) + 8.0
     assert calibrated(rates, [(waiting, trial)]).waiting == pytest.approx(1.0, rel=0.01), "a trial confirms it"
     assert (rates.transfers[LINK], rates.transfers[HOST_UPDATE]) == (1 / 4e9, 1 / 20e9)
     assert rates.transfers[DISK_READ] == sheet[DISK_READ]
-    said = [sentence for sentence in findings(found) if sentence.startswith("Transfers")]
-    assert said[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
+    sentences = [sentence for sentence in findings(result) if sentence.startswith("Transfers")]
+    assert sentences[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
 
 
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
     store.probes.keep(made_probe(slower=3.0))
 
-    def factor(hardware: object = HARDWARE, stack: object = STACK, digest: str = DIGEST) -> float:
-        found = rates_for(hardware, stack, store, "", digest)  # type: ignore[arg-type]
-        assert found is not None
-        return seconds(WORK, found) / seconds(WORK, guess())
+    def factor(hardware: Hardware = HARDWARE, stack: Stack = STACK, model: Model = OWN) -> float:
+        result = rates_for(replace(make_job(hardware=hardware, stack=stack), model=model), store)
+        assert result is not None
+        return seconds(WORK, result) / seconds(WORK, guess())
 
     assert factor() == pytest.approx(3.0)
-    assert factor(digest="another model") == pytest.approx(3.0), "better than the guess"
+    assert factor(model=ANOTHER) == pytest.approx(3.0), "better than the guess"
     assert factor(stack=replace(STACK, torch="2.99.0")) == pytest.approx(1.0)
     assert factor(hardware=replace(HARDWARE, device_name="another")) == pytest.approx(1.0)
 
 
 def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
     store.probes.keep(made_probe())
-    own, other = (rates_for(HARDWARE, STACK, store, "", digest) for digest in (DIGEST, "another model"))
+    own, other = (rates_for(replace(make_job(), model=model), store) for model in (OWN, ANOTHER))
     assert own is not None and other is not None and other.relative_error > own.relative_error
 
 
@@ -215,12 +216,10 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
     store.probes.keep(old)
     taken = slower * seconds(WORK, rates_of(old, guess()))
     fitting = fits(1.0, 512 / taken)
-    said = Prediction(
-        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
-    )
+    prediction = make_prediction(seconds=taken)
     for minute, micro_batch in enumerate((1, 2)):
         trial = make_trial({"micro_batch": micro_batch}, fitting)
-        store.add(replace(trial, prediction=said, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
+        store.add(replace(trial, prediction=prediction, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
     anew = made_probe(recorded_at="2026-01-03T00:00:00+00:00")
     monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
@@ -234,9 +233,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     old, anew = made_probe(), made_probe(recorded_at="2026-01-03T00:00:00+00:00")
     store.probes.keep(old)
     taken = seconds(WORK, rates_of(old, guess()))
-    said = Prediction(
-        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
-    )
+    prediction = make_prediction(seconds=taken)
     for number, outcome in enumerate(
         (
             fits(1.0, 512 / taken),
@@ -246,7 +243,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
         start=1,
     ):
         trial = make_trial({"micro_batch": number}, outcome)
-        store.add(replace(trial, prediction=said, recorded_at="2026-01-02T00:00:00+00:00"))
+        store.add(replace(trial, prediction=prediction, recorded_at="2026-01-02T00:00:00+00:00"))
     monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(load(MODEL), HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
 
@@ -267,8 +264,8 @@ def test_a_probe_under_another_power_limit_or_of_another_part_of_a_card_is_not_u
     assert stored_probe(here, STACK, store, DIGEST) is None
     assert stored_probe(HARDWARE, replace(STACK, torch="2.99.0"), store, DIGEST) is None
     store.probes.keep(made_probe(hardware=here))
-    found = stored_probe(here, STACK, store, DIGEST)
-    assert found is not None and found.hardware == here
+    result = stored_probe(here, STACK, store, DIGEST)
+    assert result is not None and result.hardware == here
 
 
 def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_can_spare(
@@ -287,13 +284,12 @@ def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_ca
         yield
 
     monkeypatch.setattr("autofit.probe.run.run", run)
-    model = load(MODEL)
     for budget, most in ((900.0, 90.0), (60.0, 30.0), (None, math.inf)):
         with Store.open(str(tmp_path / f"{budget}.db")) as fresh:
-            make_sure(model, HARDWARE, STACK, fresh, budget_seconds=budget)
+            make_sure(make_job(), fresh, budget_seconds=budget)
         assert granted.pop() == pytest.approx(most, rel=0.1)
     monkeypatch.setattr(device_lock, "held", taken)
-    make_sure(model, HARDWARE, STACK, store, budget_seconds=600.0)
+    make_sure(make_job(), store, budget_seconds=600.0)
     assert granted == [60.0] and "another autofit process used the device" in caplog.text
 
 
@@ -314,38 +310,38 @@ def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
     lacking = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
     parts = (*made_probe().parts, lacking)
     anew = ProbePart(name="real step", seconds=2.0)
-    asked: list[object] = []
+    runs: list[object] = []
 
     def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
-        asked.append((known, parts))
+        runs.append((known, parts))
         return made_probe(parts=(anew,), steps=(measured_step(3.0),), recorded_at="2026-01-02T00:00:00+00:00")
 
     monkeypatch.setattr("autofit.probe.run.run", run)
     short = made_probe(parts=(*parts, ProbePart(name="real step", seconds=0.1, failure=full)))
     store.probes.keep(short)
     model = load(MODEL)
-    found, measured = probed(model, HARDWARE, STACK, store)
-    assert measured and asked == [(short, ("real step",))]
-    assert found.parts == (*parts, anew) and [step.seconds for step in found.steps] == [3.0]
-    assert probed(model, HARDWARE, STACK, store) == (found, False)
+    result, measured = probed(model, HARDWARE, STACK, store)
+    assert measured and runs == [(short, ("real step",))]
+    assert result.parts == (*parts, anew) and [step.seconds for step in result.steps] == [3.0]
+    assert probed(model, HARDWARE, STACK, store) == (result, False)
 
 
 def test_what_happens_between_ranks_is_measured_once_there_are_several(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective(name): 1e9 for name in COLLECTIVES})
-    asked: list[tuple[str, ...]] = []
+    measured_parts: list[tuple[str, ...]] = []
 
     def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
-        asked.append(parts)
+        measured_parts.append(parts)
         return made_probe(parts=(between,))
 
     monkeypatch.setattr("autofit.probe.run.run", run)
     store.probes.keep(made_probe())
     model = load(MODEL)
     assert not probed(model, HARDWARE, STACK, store)[1]
-    found, measured = probed(model, HARDWARE, STACK, store, ranks=2)
-    assert measured and asked == [(BETWEEN_RANKS,)] and found.parts == (*made_probe().parts, between)
+    result, measured = probed(model, HARDWARE, STACK, store, ranks=2)
+    assert measured and measured_parts == [(BETWEEN_RANKS,)] and result.parts == (*made_probe().parts, between)
     assert not probed(model, HARDWARE, STACK, store, ranks=4)[1]
 
 
@@ -359,5 +355,5 @@ def test_what_a_format_is_worth_is_said_in_one_sentence(ratio: float, said: str)
     rates = {product(f, layout): 1e-11 * by for f, by in slower.items() for layout in LAYOUTS}
     failed = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
     parts = (ProbePart(name="products", seconds=1.0, seconds_per=rates), failed)
-    told = findings(made_probe(parts=parts))
-    assert told == [said, "Not measured: attention in fp16 (RuntimeError: not implemented)."]
+    sentences = findings(made_probe(parts=parts))
+    assert sentences == [said, "Not measured: attention in fp16 (RuntimeError: not implemented)."]

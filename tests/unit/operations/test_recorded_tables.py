@@ -45,13 +45,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -> None:
-    found = record(REQUEST, file)
+    result = record(REQUEST, file)
     header, *lines = map(json.loads, file.read_text().splitlines())
     assert set(header) == {
         *("schema", "hardware", "stack", "workload", "space", "memory_limit_bytes", "recorded_at", "probe")
     }
     assert header["schema"] == 1 and header["memory_limit_bytes"] == 2 * GIB
-    assert found.recorded == found.configs == found.run == len(lines) > 1
+    assert result.recorded == result.configs == result.run == len(lines) > 1
     assert len({json.dumps(line["config"], sort_keys=True) for line in lines}) == len(lines)
     for line in lines:
         assert {"config", "outcome", "seconds"} <= set(line)
@@ -60,10 +60,10 @@ def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -
 
 def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None:
     request = replace(REQUEST, space="cpu", memory_limit_bytes=1 * GIB, max_trials=40)
-    found = record(request, file)
-    trials = read_table(file).of_all_passes()
+    result = record(request, file)
+    trials = read_table(file).trials
     assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
-    assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
+    assert result.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
     assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
 
 
@@ -79,8 +79,8 @@ def test_a_cluster_says_itself_what_it_has_and_can_run(
         return pool
 
     monkeypatch.setattr(recording, "open_pool", opened)
-    found = record(replace(REQUEST, ray_address="auto"), file)
-    assert found.run == found.configs > 1
+    result = record(replace(REQUEST, ray_address="auto"), file)
+    assert result.run == result.configs > 1
     (pool,) = world.pools
     assert pool.closed >= 1
     assert json.loads(file.read_text().splitlines()[0])["hardware"] == pool.site()[0].to_json()
@@ -91,11 +91,11 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     record(replace(request, max_trials=3), file)
     first = file.read_text()
     file.write_text(first[:-20])  # killed while it wrote the last line
-    found = record(replace(request, max_trials=5), file)
-    assert (found.recorded, found.run) == (5, 3)
+    result = record(replace(request, max_trials=5), file)
+    assert (result.recorded, result.run) == (5, 3)
     whole = file.read_text()
     assert whole.splitlines()[:3] == first.splitlines()[:3]
-    assert len(read_table(file).of_all_passes()) == 5
+    assert len(read_table(file).trials) == 5
     assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
 
 
@@ -105,7 +105,7 @@ def test_a_recording_killed_while_it_wrote_its_header_begins_anew(world: World, 
     header = file.read_text().splitlines()[0]
     for torn in (header[:40], header[:-5]):
         file.write_text(torn)
-        assert record(request, file).run == 2 and len(read_table(file).of_all_passes()) == 2
+        assert record(request, file).run == 2 and len(read_table(file).trials) == 2
     file.write_text('{"schema": 1, "of": "another program"}')
     with pytest.raises(UsageError, match="row 1: not the first line of `autofit bench record`"):
         record(request, file)
@@ -147,7 +147,7 @@ def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None
     for number, seed in enumerate((0, 0, 1)):
         request = replace(REQUEST, space="cpu", max_trials=6, workload=replace(OPTIONS, seed=seed))
         record(request, tmp_path / f"{number}.jsonl")
-        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl").of_all_passes()])
+        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl").trials])
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -182,8 +182,8 @@ def test_no_two_recordings_write_one_file(world: World, file: Path) -> None:
             record(REQUEST, file)
 
     world.on_wait = recorded_by_another
-    found = record(REQUEST, file)
-    assert found.recorded == found.configs == len(read_table(file).of_all_passes())
+    result = record(REQUEST, file)
+    assert result.recorded == result.configs == len(read_table(file).trials)
 
 
 def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
@@ -194,20 +194,20 @@ def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) ->
 def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> None:
     failures = iter(range(2))
     world.special = lambda request: replace(crashed(), transient=True) if next(failures, None) is not None else None
-    found = record(REQUEST, file)
-    assert found.recorded == found.configs - 2
-    assert record(REQUEST, file).recorded == found.configs
+    result = record(REQUEST, file)
+    assert result.recorded == result.configs - 2
+    assert record(REQUEST, file).recorded == result.configs
 
 
 def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
-    asked = replace(REQUEST, space="cpu", max_trials=12)
-    record(asked, file, covering=True)
-    chosen = [trial.config for trial in read_table(file).of_all_passes()]
-    everything = {value for config in resolve(asked).lattice.configs for value in config.items}
+    request = replace(REQUEST, space="cpu", max_trials=12)
+    record(request, file, covering=True)
+    chosen = [trial.config for trial in read_table(file).trials]
+    everything = {value for config in resolve(request).lattice.configs for value in config.items}
     assert len(set(chosen)) == 12
     for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
         assert {value for config in part for value in config.items} == everything
-    assert record(asked, file, covering=True).run == 0
+    assert record(request, file, covering=True).run == 0
 
 
 def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
@@ -215,42 +215,42 @@ def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
 ) -> None:
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    asked: list[TrialRequest] = []
+    requests: list[TrialRequest] = []
 
     def seen(request: TrialRequest) -> None:
-        asked.append(request)
+        requests.append(request)
 
     world.special = seen
     request = replace(REQUEST, space="cpu", max_trials=5)
     first = record(request, file, time_budget_seconds=100.0 / 3)
     assert (first.recorded, first.run, first.left) == (2, 2, 3), "one look at the clock before, and one for each trial"
-    assert {request.deadline_seconds for request in asked} == {90.0}
+    assert {request.deadline_seconds for request in requests} == {90.0}
     second = record(request, file)
     assert (second.recorded, second.run, second.left) == (5, 3, 0)
-    assert [request.deadline_seconds for request in asked[2:]] == [DEADLINE_SECONDS] * 3
+    assert [request.deadline_seconds for request in requests[2:]] == [DEADLINE_SECONDS] * 3
     assert len(read_table(file, whole=True).trials) == 5
 
 
 def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: Path) -> None:
-    asked: list[TrialRequest] = []
-    world.special = lambda request: asked.append(request)
+    requests: list[TrialRequest] = []
+    world.special = lambda request: requests.append(request)
     record(REQUEST, file, trial_seconds=60.0)
     fitted = [
         (t.config["method"], t.outcome.measurement.tokens_per_second)
-        for t in read_table(file).of_all_passes()
+        for t in read_table(file).trials
         if isinstance(t.outcome, Fits)
     ]
-    assert len(fitted) == len(asked) > 1 and len({method for method, _ in fitted}) > 1
-    assert {request.allowance_seconds for request in asked} == {60.0}
+    assert len(fitted) == len(requests) > 1 and len({method for method, _ in fitted}) > 1
+    assert {request.allowance_seconds for request in requests} == {60.0}
     # Each is compared with the fastest of its method before it, as if that were as heavy as the limit allows.
-    for place, request in enumerate(asked):
+    for place, request in enumerate(requests):
         before = sorted(speed for method, speed in fitted[:place] if method == request.config["method"])
         assert [rival.tokens_per_second for rival in request.rivals] == before[-1:]
         assert all(rival.device_bytes == request.memory_limit_bytes for rival in request.rivals)
     again = file.with_name("whole.jsonl")
-    asked.clear()
+    requests.clear()
     record(REQUEST, again)
-    assert {(request.allowance_seconds, request.rivals) for request in asked} == {(None, ())}
+    assert {(request.allowance_seconds, request.rivals) for request in requests} == {(None, ())}
 
 
 def test_a_recording_goes_on_on_another_machine_with_the_same_device(
@@ -279,13 +279,13 @@ def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
         "wait",
         lambda pool, timeout: [(r, replace(a, device_state=next(met))) for r, a in wait(pool, timeout)],
     )
-    asked: list[TrialRequest] = []
-    world.special = lambda request: asked.append(request)
-    found = record(REQUEST, file)
-    assert len(asked) == found.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
+    requests: list[TrialRequest] = []
+    world.special = lambda request: requests.append(request)
+    result = record(REQUEST, file)
+    assert len(requests) == result.run + 2 and requests[0] == requests[1] and requests[2] == requests[3]
     _, *lines = map(json.loads, file.read_text().splitlines())
     assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
-    assert len(read_table(file).of_all_passes()) == found.recorded == len(lines)
+    assert len(read_table(file).trials) == result.recorded == len(lines)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:

@@ -46,9 +46,9 @@ def test_options_become_a_workload() -> None:
     ],
 )
 def test_what_cannot_be_trained_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as error:
         replace(OPTIONS, **change).resolve()  # type: ignore[arg-type]
-    assert message in str(refused.value)
+    assert message in str(error.value)
 
 
 def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(text))
     asked = replace(OPTIONS, model=str(tmp_path))
     assert asked.resolve()[0].config["lm_head_multiplier"] == 0.3  # what the store has of it can be answered
-    with pytest.raises(UsageError, match="would be trained with a loss other than its own") as refused:
+    with pytest.raises(UsageError, match="would be trained with a loss other than its own") as error:
         asked.job((CPU, make_job().stack))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_catalogs_models_wait_for_no_comparison() -> None:

@@ -24,16 +24,16 @@ def test_the_reason_of_a_driver_that_ray_has_ended_is_no_address(store: Store, m
     running = runner.Runner(store.url, search_id=search_id)
     thread = threading.Thread(target=running.run)
     thread.start()
-    while (found := store.search(search_id)) is None or found.state != "failed":
+    while (result := store.search(search_id)) is None or result.state != "failed":
         time.sleep(0.05)
     running.stop()
     thread.join()
-    assert found.result == {"reason": "its driver ended with exit code 1: the head has gone"}
+    assert result.result == {"reason": "its driver ended with exit code 1: the head has gone"}
 
 
 def test_deaths_of_drivers_count_and_restarts_do_not(store: Store) -> None:
     search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
-    found = runner.Runner(store.url, search_id=search_id)
+    result = runner.Runner(store.url, search_id=search_id)
 
     def claimed() -> Lease:
         lease = store.queue.claim(new_owner())
@@ -48,13 +48,13 @@ def test_deaths_of_drivers_count_and_restarts_do_not(store: Store) -> None:
     for _ in range(runner.MOST_DEATHS):
         store.queue.give_back(claimed(), "its driver was interrupted")
     for _ in range(runner.MOST_DEATHS - 1):
-        found._requeue_or_fail(store, claimed(), -9, "Killed")
+        result._requeue_or_fail(store, claimed(), -9, "Killed")
         assert state() == "queued"
     stopped = runner.Runner(store.url, search_id=search_id)
     stopped.stop()
     stopped._requeue_or_fail(store, claimed(), -9, "Killed")  # it took too long to end
     assert state() == "queued"
-    found._requeue_or_fail(store, claimed(), -9, "Killed")
+    result._requeue_or_fail(store, claimed(), -9, "Killed")
     assert state() == "failed"
 
 
@@ -85,10 +85,10 @@ def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not
 
 def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an import, libraries make errors of their own of it."""
-    told = threading.Event()
-    monkeypatch.setattr(driver, "_told_to_end", told)
+    told_to_end = threading.Event()
+    monkeypatch.setattr(driver, "_told_to_end", told_to_end)
     with pytest.raises(ImportError), driver._interrupted_as_told():
         raise ImportError("numpy")
-    told.set()
+    told_to_end.set()
     with pytest.raises(KeyboardInterrupt), driver._interrupted_as_told():
         raise ImportError("numpy")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from leases import a_gone_process, expire
 from unit.operations.made_trials import MODEL, OPTIONS, crashed, make_trial, out_of_memory
-from unit.operations.made_world import World
+from unit.operations.made_world import World, predictor_of
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
 
@@ -35,7 +35,6 @@ from autofit.planning.plan import outline, resolve
 from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.prediction.predict_configs import predict_all
 from autofit.store import LeaseLost, Store, UnderWay
 from autofit.store.searches.heartbeat import LOOK_SECONDS
@@ -121,9 +120,11 @@ def test_the_number_formats_that_the_device_only_emulates_are_told(
     }
     part = ProbePart(name="products", seconds=1.0, seconds_per=products)
     store.probes.keep(made_probe(hardware=hardware, stack=stack, parts=(part,)))
-    told = operations.search(request_)
-    assert told.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), "no config of the space is in fp16"
-    assert told.emulated[0] in result_text(told)
+    result = operations.search(request_)
+    assert result.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), (
+        "no config of the space is in fp16"
+    )
+    assert result.emulated[0] in result_text(result)
 
 
 def test_the_same_question_is_answered_from_the_store(world: World, request_: SearchRequest, store: Store) -> None:
@@ -169,12 +170,12 @@ def test_which_earlier_search_answers(
 
 def test_a_larger_budget_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
     first = operations.search(replace(request_, max_trials=3))
-    known = {t.config for t in store.trials()}
+    stored = {t.config for t in store.trials()}
     more = operations.search(replace(request_, max_trials=50))
     assert more.trials > 5
-    assert more.answered_from_store == len(known)
+    assert more.answered_from_store == len(stored)
     explored = [r.config for r in world.pools[1].submitted]
-    repeated = [c for c in explored if c in known]
+    repeated = [c for c in explored if c in stored]
     assert len(repeated) <= 3, "only a winner is run again"
     assert store.count() == first.trials + more.trials
 
@@ -219,9 +220,9 @@ def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, st
 def test_measuring_afresh_goes_on_where_it_was_interrupted(
     world: World, request_: SearchRequest, store: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = operations.search(request_).trials
+    first_trials = operations.search(request_).trials
     afresh = replace(request_, fresh=True)
-    with monkeypatch.context() as patched, interrupted(world, store, known + 4):
+    with monkeypatch.context() as patched, interrupted(world, store, first_trials + 4):
         if how == "killed":
             patched.setattr(SearchQueue, "end", lambda *arguments: None)
         operations.search(afresh)
@@ -249,9 +250,9 @@ def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest,
     """SIGKILL leaves the search as running: it is no answer, and what it has spent counts."""
     limited = replace(request_, max_trials=6)
     job = resolve(limited).job
-    told = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload, "request": {}}
+    site = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload, "request": {}}
     same = digest_of(limited, job.workload, job.hardware.name)
-    lease = store.queue.begin("killed", a_gone_process(), digest=same, **told)  # type: ignore[arg-type]
+    lease = store.queue.begin("killed", a_gone_process(), digest=same, **site)  # type: ignore[arg-type]
     for number in range(4):
         done = make_trial({"method": "lora", "micro_batch": 2**number}, out_of_memory(), job=job)
         store.add(done, lease=lease)
@@ -264,17 +265,17 @@ def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest,
 def test_the_same_search_is_driven_once(world: World, request_: SearchRequest, store: Store) -> None:
     """Whoever asks the same meanwhile is told, with --fresh too, and nothing is measured twice."""
     for asked in (request_, replace(request_, fresh=True)):
-        told: list[str] = []
+        messages: list[str] = []
 
-        def ask_again(asked: SearchRequest = asked, told: list[str] = told) -> None:
-            if not told:
-                with pytest.raises(UnderWay, match="the same search is under way") as refused:
+        def ask_again(asked: SearchRequest = asked, messages: list[str] = messages) -> None:
+            if not messages:
+                with pytest.raises(UnderWay, match="the same search is under way") as error:
                     operations.search(asked)
-                told.append(str(refused.value))
+                messages.append(str(error.value))
 
         world.on_wait = ask_again
         result = operations.search(asked)
-        assert result.search_id in told[0]
+        assert result.search_id in messages[0]
     assert len(world.pools) == len(store.searches()) == 2
 
 
@@ -335,11 +336,11 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
     world.special = lambda request: out_of_memory()
     with pytest.raises(
         Shortfall, match=r"nothing that was measured fits 2.00 GiB: every trial ran out of memory"
-    ) as told:
+    ) as error:
         operations.search(request_)
-    closest = told.value.to_json()["closest"]
+    closest = error.value.to_json()["closest"]
     assert closest["outcome"] == "out_of_memory" and closest["config"]["micro_batch"] == 1
-    assert "what would help: a higher --memory-limit" in str(told.value)
+    assert "what would help: a higher --memory-limit" in str(error.value)
     assert world.pools[0].closed == 1
     trials = store.count()
     assert trials > 0
@@ -350,11 +351,11 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
 
 def test_where_some_run_out_and_others_crash_both_are_told(world: World, request_: SearchRequest) -> None:
     world.special = lambda request: crashed() if request.config["method"] == "full" else out_of_memory()
-    with pytest.raises(Shortfall, match="failed for reasons other than memory, the last: crashed") as told:
+    with pytest.raises(Shortfall, match="failed for reasons other than memory, the last: crashed") as error:
         operations.search(replace(request_, max_trials=30))
-    assert told.value.to_json()["closest"]["outcome"] == "out_of_memory"
-    assert "the closest under 2.00 GiB: out of memory" in str(told.value)
-    assert "what would help: " in str(told.value)
+    assert error.value.to_json()["closest"]["outcome"] == "out_of_memory"
+    assert "the closest under 2.00 GiB: out of memory" in str(error.value)
+    assert "what would help: " in str(error.value)
 
 
 def test_progress_is_reported(world: World, request_: SearchRequest) -> None:
@@ -396,14 +397,14 @@ LARGE = replace(OPTIONS, model="llama-3.1-70b")
 def test_a_model_that_is_too_large_says_what_could_hold_it(
     world: World, request_: SearchRequest, method: str, least: str, holder: str | None
 ) -> None:
-    asked = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
-    with pytest.raises(Shortfall, match="the smallest config needs at least") as refused:
-        resolve(asked)
-    text = str(refused.value)
-    assert refused.value.exit_code == 3
+    request = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
+    with pytest.raises(Shortfall, match="the smallest config needs at least") as error:
+        resolve(request)
+    text = str(error.value)
+    assert error.value.exit_code == 3
     assert f"at least {least} for weights, gradients and states, and activations on top (" in text
     assert (f"could hold it is {holder} (" if holder else "no card of the catalog could hold it") in text
-    closest = refused.value.to_json()["closest"]
+    closest = error.value.to_json()["closest"]
     assert closest["over_limit_bytes"] == closest["at_least_bytes"] - 4 * GIB > 0
     assert closest["provenance"] == "predicted"
     assert ("--method any would lower that to 36.80 GiB" in text) == (method in ("full", "lora"))
@@ -426,8 +427,8 @@ def test_what_a_search_rejects_is_not_recommended(world: World, request_: Search
             return None
 
         world.special = special
-        asked = replace(request_, fresh=True)
-        result = operations.search(asked)
+        fresh = replace(request_, fresh=True)
+        result = operations.search(fresh)
         assert rejected and result.recommendation.point.config != rejected[0]
         later = operations.recommend(OPTIONS, memory_limit_bytes=2 * GIB, store=store)
         assert later.point.config == result.recommendation.point.config
@@ -472,10 +473,10 @@ def test_hardware_is_named_in_any_case(world: World, request_: SearchRequest) ->
 
 def test_a_wider_permission_that_needs_less_is_named(world: World, request_: SearchRequest) -> None:
     """The bare weights of a full fine-tuning with AdamW in 8 bits, or with SGD, are known without a trial."""
-    asked = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
-    with pytest.raises(Shortfall) as refused:
-        resolve(asked)
-    text = str(refused.value)
+    request = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
+    with pytest.raises(Shortfall) as error:
+        resolve(request)
+    text = str(error.value)
     assert "the smallest config needs at least 2.00 GiB" in text
     assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
     here, _ = detect("cpu")
@@ -540,10 +541,10 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
     world.predict_all = predictor = Predictor()
     plain = resolve(request_)
     result = operations.search(request_)
-    (asked,) = predictor.asked
-    assert asked == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
+    (count,) = predictor.asked
+    assert count == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
     assert store.count() == len(list(store.predicted())) == result.trials > 0
-    assert result.ruled_out > len(plain.lattice.configs) - asked
+    assert result.ruled_out > len(plain.lattice.configs) - count
 
 
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
@@ -556,11 +557,11 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(Shortfall) as refused:
+        with pytest.raises(Shortfall) as error:
             operations.search(request_)
     takes, there = here.host_memory_bytes + 2 * GIB, here.host_memory_bytes
-    assert f"needs {format_bytes(takes)}, and a machine has {format_bytes(there)} (" in str(refused.value)
-    closest = refused.value.to_json()["closest"]
+    assert f"needs {format_bytes(takes)}, and a machine has {format_bytes(there)} (" in str(error.value)
+    closest = error.value.to_json()["closest"]
     assert (closest["config"]["method"], closest["over_limit_bytes"]) == ("qlora", 2 * GIB)
     assert [pool.submitted for pool in world.pools] == [[], []]
 
@@ -576,9 +577,9 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as refused:
+        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as error:
             operations.search(replace(request_, time_budget_seconds=600.0))
-    assert "method=full" not in str(refused.value) and "a longer --time-budget" in str(refused.value)
+    assert "method=full" not in str(error.value) and "a longer --time-budget" in str(error.value)
     assert [pool.submitted for pool in world.pools] == [[], []]
     assert [search.state for search in store.searches()] == ["failed", "failed"]
 
@@ -631,10 +632,7 @@ def test_errors_on_other_hardware_and_of_the_question_itself_are_not_counted(
 
         def told(asked: Job) -> MemoryDeviation:
             configs = [trial.config for trial in measured]
-            asking = LatticePredictor(
-                job=asked, configs=configs, memory_limit_bytes=GIB, seconds=None, store=other, one_host=True
-            )
-            return asking.predict(lambda *counted: None).memory_deviation
+            return predictor_of(asked, other, configs).predict(lambda *counted: None).memory_deviation
 
         assert told(job) == told(longer) == NOTHING_COMPARED
         for trial in moved:
@@ -666,8 +664,8 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     result = operations.search(request_)
     assert (result.trials, result.ruled_out) == (undisturbed.trials, undisturbed.ruled_out)
     assert list(store.predicted()) == []
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
 
 @pytest.mark.parametrize(("budget", "estimated"), [(None, [None]), (600.0, [180.0]), (60.0, [18.0])])
@@ -682,10 +680,10 @@ def test_estimating_has_a_share_of_the_time_budget(
 
 def test_a_search_uses_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:
     world.predict_all = predict_all
-    shown: list[tuple[int, int]] = []
+    progress_shown: list[tuple[int, int]] = []
     few = replace(request_, space="smoke", goal=Goal(method="lora", allow=Effect.EXACT), max_trials=3)
-    operations.search(few, lambda progress: shown.append(progress.estimated) if progress.estimated else None)
-    assert shown[-1][0] == shown[-1][1] > 0
+    operations.search(few, lambda progress: progress_shown.append(progress.estimated) if progress.estimated else None)
+    assert progress_shown[-1][0] == progress_shown[-1][1] > 0
     predictions = [t.prediction for t in store.predicted()]
     assert len(predictions) == store.count() > 0
     assert all(p is not None and p.device_bytes > p.peak_allocated_bytes // 2 > 0 for p in predictions)
@@ -696,6 +694,6 @@ def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
     world: World, request_: SearchRequest, store: Store, one_host: bool
 ) -> None:
     job = request_.workload.job(detect("cpu"))
-    asking = LatticePredictor(job=job, configs=(), memory_limit_bytes=GIB, seconds=None, store=store, one_host=one_host)
-    found = asking.predict(lambda done, total: None)
-    assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)
+    predictor = predictor_of(job, store, (), ray_address=None if one_host else "auto")
+    predictions = predictor.predict(lambda done, total: None)
+    assert predictions.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)

@@ -24,8 +24,8 @@ from autofit.operations.self_test import bench as bench_module
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
-from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.running import checks, self_test
+from autofit.operations.self_test.technique_checks import same, tiny_figure
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
 from autofit.techniques import AXES, complete
 from autofit.trial.machine import detection as site
@@ -63,7 +63,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Report]]:
     folder = tmp_path_factory.mktemp("model")
     model = tiny_model(vocabulary=8192, hidden=256, layers=4)
     (folder / "config.json").write_text(json.dumps(model.config))
-    own = (
+    made = (
         Check(name="probe", shows="", run=saying_that_fp16_is_emulated),
         Check(name="raises", shows="", run=raising),
         Check(name="hangs", shows="", run=hanging, most_seconds=1.0),
@@ -72,7 +72,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Report]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(size_checks, "ON_PROCESSOR", str(folder))
         patch.setattr(running, "GRACE_SECONDS", 0.0)
-        selected = [*own, *map(patient, CHOSEN)]
+        selected = [*made, *map(patient, CHOSEN)]
         self_test(device="cpu", time_limit_seconds=10 * PATIENCE_SECONDS, selected=selected, keep=handed.append)
     yield handed
 
@@ -131,9 +131,9 @@ def test_a_trial_that_was_disturbed_is_told(kept: list[Report]) -> None:
     one = next(one for one in report.checks if one.finding.trials)
     (trial, *_) = one.finding.trials
     disturbed = replace(trial, device_state=DeviceState(seconds=1.0, processor=hot))
-    told = replace(report, checks=(replace(one, finding=replace(one.finding, trials=(disturbed,))),))
-    assert told.summary.endswith("Speeds may be off in 1 of 1 trials (the processor throttled: heat).")
-    assert told.to_json()["checks"][0]["trials"][0]["doubts"] == ["the processor throttled: heat"]
+    changed = replace(report, checks=(replace(one, finding=replace(one.finding, trials=(disturbed,))),))
+    assert changed.summary.endswith("Speeds may be off in 1 of 1 trials (the processor throttled: heat).")
+    assert changed.to_json()["checks"][0]["trials"][0]["doubts"] == ["the processor throttled: heat"]
 
 
 def test_the_memory_limit_is_shown_on_both_sides(found: dict[str, Finding]) -> None:
@@ -167,22 +167,27 @@ def test_what_an_emulated_card_computes_is_not_compared(kept: list[Report], foun
 
 def _computing_nothing(trial: Trial) -> Trial:
     assert isinstance(trial.outcome, Fits)
-    own = trial.outcome.measurement
-    nothing = replace(own, losses=(0.0,) * len(own.losses), gradient_norms=(0.0,) * len(own.gradient_norms))
+    measurement = trial.outcome.measurement
+    nothing = replace(
+        measurement, losses=(0.0,) * len(measurement.losses), gradient_norms=(0.0,) * len(measurement.gradient_norms)
+    )
     return replace(trial, outcome=Fits(measurement=nothing))
 
 
 def _learning_more(trial: Trial) -> Trial:
     assert isinstance(trial.outcome, Fits)
-    own = trial.outcome.measurement
-    return replace(trial, outcome=Fits(measurement=replace(own, losses=(own.losses[0], 0.5 * own.losses[1]))))
+    measurement = trial.outcome.measurement
+    return replace(
+        trial,
+        outcome=Fits(measurement=replace(measurement, losses=(measurement.losses[0], 0.5 * measurement.losses[1]))),
+    )
 
 
 def _steeper(trial: Trial) -> Trial:
     assert isinstance(trial.outcome, Fits)
-    own = trial.outcome.measurement
-    twice = tuple(norm and 2 * norm for norm in own.gradient_norms)
-    return replace(trial, outcome=Fits(measurement=replace(own, gradient_norms=twice)))
+    measurement = trial.outcome.measurement
+    twice = tuple(norm and 2 * norm for norm in measurement.gradient_norms)
+    return replace(trial, outcome=Fits(measurement=replace(measurement, gradient_norms=twice)))
 
 
 def test_what_no_longer_fits_the_time_limit_is_listed_as_not_run() -> None:
@@ -246,11 +251,11 @@ def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.Mon
     bench = Bench(device="cpu")
     bench.limit = 256 * MIB
     try:
-        found = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
+        result = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
     finally:
         bench.close()
-    assert found.verdict is Verdict.NOT_RUN, found.reason
-    assert "too large here, and was not predicted: no estimate after 0 s" in found.reason
+    assert result.verdict is Verdict.NOT_RUN, result.reason
+    assert "too large here, and was not predicted: no estimate after 0 s" in result.reason
 
 
 def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
@@ -281,7 +286,7 @@ def test_cards_that_differ_do_not_keep_a_self_test_from_running(monkeypatch: pyt
 
 def test_the_probe_of_a_self_test_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", lambda name: tiny_model())
-    found = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
-    assert found.verdict is Verdict.WORKS and found.reason == ""
-    probe = Probe.from_json(found.measured["probe"])
+    result = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
+    assert result.verdict is Verdict.WORKS and result.reason == ""
+    probe = Probe.from_json(result.measured["probe"])
     assert probe.seconds_per and probe.steps and probe.device_state is not None

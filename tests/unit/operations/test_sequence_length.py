@@ -21,13 +21,13 @@ def test_one_step_more_has_no_room() -> None:
     config = complete({"method": "lora", "micro_batch": 1, "attention": "eager"})
     tried: list[int] = []
     limit = 8 * GIB
-    found = longest_sequence(OPTIONS, config, memory_limit_bytes=limit, report=tried.append, hardware=L4)
-    assert found.estimate.likely_fits and found.seq_len % STEP == 0 and found.seq_len < found.most == 8192
+    result = longest_sequence(OPTIONS, config, memory_limit_bytes=limit, report=tried.append, hardware=L4)
+    assert result.estimate.likely_fits and result.seq_len % STEP == 0 and result.seq_len < result.most == 8192
     assert tried == list(range(1, len(tried) + 1)) and len(tried) <= 12
-    more = replace(OPTIONS, seq_len=found.seq_len + STEP)
+    more = replace(OPTIONS, seq_len=result.seq_len + STEP)
     assert not Estimation.of(more, config, memory_limit_bytes=limit, hardware=L4).estimate().likely_fits
-    assert found.to_json()["seq_len"] == found.seq_len
-    assert longest_text(found).startswith(f"{found.seq_len:,} tokens are the longest sequences that fit l4 with room")
+    assert result.to_json()["seq_len"] == result.seq_len
+    assert longest_text(result).startswith(f"{result.seq_len:,} tokens are the longest sequences that fit l4 with room")
 
 
 def test_no_longer_than_the_models_positions_or_the_users_data() -> None:
@@ -41,6 +41,6 @@ def test_no_longer_than_the_models_positions_or_the_users_data() -> None:
 
 def test_where_nothing_fits_the_shortest_is_shown() -> None:
     config = complete({"method": "full", "micro_batch": 1})
-    found = longest_sequence(OPTIONS, config, memory_limit_bytes=GIB, hardware=L4)
-    assert (found.seq_len, found.estimate.likely_fits, found.to_json()["seq_len"]) == (STEP, False, None)
-    assert longest_text(found).startswith(f"not even sequences of {STEP} tokens are sure to fit l4")
+    result = longest_sequence(OPTIONS, config, memory_limit_bytes=GIB, hardware=L4)
+    assert (result.seq_len, result.estimate.likely_fits, result.to_json()["seq_len"]) == (STEP, False, None)
+    assert longest_text(result).startswith(f"not even sequences of {STEP} tokens are sure to fit l4")

@@ -149,10 +149,10 @@ def test_a_small_loss_is_compared_by_its_difference(job: Job) -> None:
 
 def test_no_trial_of_a_real_card_is_refuted() -> None:
     tables = [read_table(file) for file in sorted(RECORDED.glob("h*00/*8b*.jsonl"))]
-    assert sum(len(table.rows) for table in tables) > 30
+    assert sum(len(table.trials) for table in tables) > 30
     for table in tables:
         family = FamilyBaselines()
-        checked = [family.checked(trial) for trial in table.of_all_passes()]
+        checked = [family.checked(trial) for trial in table.trials]
         assert not [t.outcome for t in [*checked, *family.take_refuted()] if isinstance(t.outcome, Diverged)], (
             table.name
         )

@@ -18,7 +18,7 @@ import torch
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
-from autofit.operations.doctor import _operations
+from autofit.operations.doctor import _operation
 from autofit.techniques import unsupported
 from autofit.techniques.axes import compilation
 from autofit.techniques.axes.sharding import NVME_VARIABLE
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_set(
     said = why_not_trainable(config(offload="params"), here)
     assert said is not None and str(tmp_path / "file") in said and "export TORCH_EXTENSIONS_DIR" in said
     for build_it in (True, False):
-        checks = _operations(build_it)
+        checks = [_operation(name, build_it) for name in native_ops.operations()]
         assert checks and all(str(tmp_path / "file") in check.found for check in checks)
         assert [check.state for check in checks].count("missing") == build_it
 

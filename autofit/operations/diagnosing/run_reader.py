@@ -1,0 +1,82 @@
+"""What a trainer's keys ask for, with what the user says beside the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autofit.catalog.models import load
+from autofit.core.errors import UsageError
+from autofit.operations.diagnosing.diagnosis import DiagnosisRequest
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.helpful_changes import changed
+from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
+from autofit.techniques.habits import TRAINERS
+from autofit.trainers.run import NotCounted, Run, Where
+from autofit.trainers.trainer import TrainerFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReader:
+    """Reads runs from the keys of one trainer's files."""
+
+    trainer: TrainerFiles
+    request: DiagnosisRequest
+    where: Where
+
+    def read(self, values: Mapping[str, Any]) -> Run:
+        """The run that keys ask for, with what the user says beside them."""
+        run = self.trainer.read(values, self.where)
+        if by_liger(run.config) and not self._has_known_kernels(run):
+            key = next(key for key in values if "liger" in key)
+            not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
+            run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
+        if not self.request.also:
+            return run
+        if run.narrower is not None and self.request.also.get("precision") == "bf16":
+            # Said of frozen weights that the file alone would load in fp32.
+            narrow = tuple((which, size) for which, size in run.beyond if which not in ("all", "outside"))
+            run = replace(run, beyond=narrow, narrower=None)
+        return replace(run, config=changed(run.config, self.request.also))
+
+    def _source(self, run: Run) -> str | None:
+        """What names the model; None where neither the file nor the user does."""
+        return run.model if self.request.model is None else self.request.model
+
+    def _has_known_kernels(self, run: Run) -> bool:
+        """Whether it is known what Liger's kernels take in this run; a model that is not found is named later. Trials
+        refuse them beside what their own selective checkpointing keeps, which is not what trainers keep."""
+        if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
+            return False
+        try:
+            source = self._source(run)
+            return source is None or load(source).config["model_type"] in MODEL_TYPES
+        except UsageError:
+            return True
+
+    def options(self, run: Run) -> WorkloadOptions:
+        """The workload of a run. Raises `UsageError` for a model that is not found."""
+        request, source = self.request, self._source(run)
+        seq_len = run.seq_len if request.seq_len is None else request.seq_len
+        assert source is not None and seq_len is not None  # `diagnose` has asked for what is missing
+        try:
+            load(source)
+        except UsageError as error:
+            raise UsageError(f"{error}; say what it is built like: --model NAME (`autofit models`)") from error
+        return WorkloadOptions(
+            trainer=_with_habits(run),
+            model=source,
+            seq_len=seq_len,
+            global_batch=run.global_batch,
+            lora_dropout=run.lora_dropout,
+            devices=run.devices,
+            eval_batch=None if run.evaluates is None else run.evaluates.sequences,
+        )
+
+
+def _with_habits(run: Run) -> str | None:
+    """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
+    than the nearest config: the answer's uncounted keys then say so."""
+    trainer = TRAINERS.get(run.trainer)
+    return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
