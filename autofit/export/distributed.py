@@ -7,10 +7,9 @@ from typing import Any
 
 from autofit.export.document import Near, NeedsMore, Task
 from autofit.techniques import Job
-from autofit.techniques.axes.offload import WITH
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.axes.precision import is_mixed
-from autofit.techniques.axes.sharding import uses_deepspeed
+from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD, uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
@@ -35,7 +34,7 @@ def by_fsdp(task: Task) -> bool:
 def offload_is_covered(task: Task) -> bool:
     """Whether the settings written for `sharding` also cover the config's `offload`."""
     value = task.config.text("offload")
-    return value == "none" or task.config.get("sharding") in WITH[value]
+    return value == "none" or task.config.get("sharding") in SHARDINGS_OF_OFFLOAD[value]
 
 
 def on_host(task: Task) -> bool:

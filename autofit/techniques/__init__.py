@@ -18,14 +18,11 @@ from autofit.techniques.axes.checkpointing import Checkpointing, budget
 from autofit.techniques.axes.compilation import Compilation
 from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
-from autofit.techniques.axes.method import Method
+from autofit.techniques.axes.method import Method, Rank, Targets
 from autofit.techniques.axes.micro_batch import MicroBatch
-from autofit.techniques.axes.offload import Offload
 from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
-from autofit.techniques.axes.rank import Rank
-from autofit.techniques.axes.sharding import Sharding, needs_process_group
-from autofit.techniques.axes.targets import Targets
+from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Technique
 from autofit.techniques.trainer_names import not_a_value, not_an_axis
@@ -63,7 +60,7 @@ def unsupported(config: Config, job: Job) -> str | None:
             reason = technique.unsupported(config, job)
             if reason is not None:
                 return reason
-    return habits.why_not(config, job)
+    return habits.unsupported(config, job)
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
@@ -131,7 +128,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
 
 def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
     """The values of the plain recipe that a device or a trainer decides, for `complete`."""
-    return {"precision": mixed_precision(on), **habits.recipe_values(trainer)}
+    return {"precision": mixed_precision(on), **habits.trainer_by_name(trainer).usual}
 
 
 def parse(text: str) -> dict[str, object]:

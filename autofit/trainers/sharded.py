@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.trainers.json_settings import settings_of
-from autofit.trainers.keys import Keys
+from autofit.trainers.keys import Keys, settings_of
 from autofit.trainers.run import Where
 
 FSDP_OPTIONS = frozenset(

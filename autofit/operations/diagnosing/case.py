@@ -24,7 +24,7 @@ from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
-from autofit.trainers.json_settings import settings_in_text
+from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import TrainerFiles
@@ -352,7 +352,7 @@ def _with_habits(run: Run) -> str | None:
     """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
     than the nearest config: the answer's uncounted keys then say so."""
     trainer = TRAINERS.get(run.trainer)
-    return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
+    return None if trainer is None or trainer.unsupported(run.config) is not None else trainer.name
 
 
 def bytes_beyond_formats(run: Run, model: Model) -> int:

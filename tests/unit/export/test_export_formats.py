@@ -162,7 +162,7 @@ def test_measured_code_is_taken_whole() -> None:
     for module, name in (
         ("autofit.techniques.losses.cross_entropy", transformers_format.CHUNKED_KERNEL),
         ("autofit.techniques.selective", "selective_contexts"),
-        ("autofit.techniques.repeated_keys", "register_repeated_keys"),
+        ("autofit.techniques.axes.attention", "register_repeated_keys"),
     ):
         part = excerpt(module, name)
         assert "autofit" not in part.code and "type: ignore" not in part.code

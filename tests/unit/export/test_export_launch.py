@@ -25,10 +25,10 @@ from autofit.catalog.models import architecture
 from autofit.core.lattice import Value
 from autofit.export import FORMATS, Export, export
 from autofit.export.distributed import NVME_FOLDER
-from autofit.techniques.axes.offload import WITH
+from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD
 
 PAIRS = [("none", sharding) for sharding in AXES["sharding"]]
-PAIRS += [(offload, sharding) for offload, with_it in WITH.items() for sharding in with_it]
+PAIRS += [(offload, sharding) for offload, shardings in SHARDINGS_OF_OFFLOAD.items() for sharding in shardings]
 """Every way of offloading with every way of sharding that it goes with."""
 BY_DEEPSPEED = [(o, s) for o, s in PAIRS if s.startswith("zero") or (s == "none" and o != "none")]
 

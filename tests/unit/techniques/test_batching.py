@@ -122,8 +122,8 @@ def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_wit
 def test_what_trainers_do_instead_of_keeping_sequences_apart(trainer: str, attention: str, reason: str | None) -> None:
     found = complete({"batching": "padding-free", "attention": attention, "micro_batch": 2, "method": "lora"})
     found = found.replace(loss=TRAINERS[trainer].usual.get("loss", "full"))
-    assert TRAINERS[trainer].why_not(found.replace(micro_batch=1)) is None
-    said = TRAINERS[trainer].why_not(found)
+    assert TRAINERS[trainer].unsupported(found.replace(micro_batch=1)) is None
+    said = TRAINERS[trainer].unsupported(found)
     assert said == (reason and f"batching=padding-free is not possible here with {trainer}, which {reason}")
 
 

@@ -19,11 +19,10 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
-from autofit.trainers.json_settings import settings_in_text
+from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run, Where
-from autofit.trainers.source_file import SourceFile
+from autofit.trainers.source_file import SourceFile, edited_text
 from autofit.trainers.trainer import READERS, TrainerFiles
-from autofit.trainers.yaml_text import edited_text
 
 SMALL = "smollm2-135m"
 """What every example trains here: shapes decide nothing that an edit says, but for DeepSpeed's buffers."""

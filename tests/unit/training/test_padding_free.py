@@ -116,7 +116,7 @@ def test_of_the_beginnings_of_rows_the_sequences_are_cut() -> None:
     rows, tokens = Rows(SEQUENCES), tokens_of_rows()[:, :11]
     assert rows.targets(tokens) == ROWS * 8
     assert [at for at, label in enumerate(rows.labels(tokens)[0]) if label == IGNORE_INDEX] == [1, 6, 10]
-    assert rows.told(tokens)["position_ids"][1].tolist() == [*range(2), *range(5), *range(4)]
+    assert rows.decoder_arguments(tokens)["position_ids"][1].tolist() == [*range(2), *range(5), *range(4)]
     assert [len(row[0]) for row, _ in rows.alone(tokens[:1])] == [2, 5, 4]
 
 
@@ -168,7 +168,7 @@ def test_what_flash_attention_is_given_is_what_the_collators_of_trl_and_transfor
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     tokens = tokens_of_rows()
-    told = Rows(SEQUENCES, joins=True).told(tokens)
+    told = Rows(SEQUENCES, joins=True).decoder_arguments(tokens)
     targets = Rows(SEQUENCES).labels(tokens).flatten()[:-1]
     packed = [{"input_ids": row.tolist(), "seq_lengths": list(SEQUENCES)} for row in tokens]
     apart = [{"input_ids": sequence.tolist()} for row in tokens for sequence in row.split(SEQUENCES)]
