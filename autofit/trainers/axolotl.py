@@ -51,12 +51,11 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else _checkpointing(keys),
                 "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
-                "attention": args.attention(keys, "attn_implementation", args.ATTENTION, _attention(keys)),
+                "attention": args.attention(keys, "attn_implementation", _attention(keys)),
                 "loss": _loss(keys),
                 "kernels": _kernels(keys),
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )

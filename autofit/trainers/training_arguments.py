@@ -81,7 +81,7 @@ def trainers_optimizer(keys: Keys) -> str:
     return optimizer(keys, "optim", value or "adamw_torch_fused")
 
 
-def attention(keys: Keys, name: str, kernels: Mapping[str, str], value: str | None) -> str:
+def attention(keys: Keys, name: str, value: str | None, kernels: Mapping[str, str] = ATTENTION) -> str:
     """transformers chooses sdpa where a model has it (modeling_utils.py)."""
     if value is None:
         keys.assume(f"{name} is sdpa unless it is set")
@@ -193,8 +193,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "optimizer": trainers_optimizer(keys),
                 **liger(keys),
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -30,11 +31,13 @@ from tests.tiny import CPU, CUDA_HARDWARE, STACK, config, job
 
 
 @pytest.fixture
-def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own for what torch compiles, still empty."""
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of one's own for what torch compiles, still empty; tools are looked for again."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("deepspeed.ops.op_builder.builder.OpBuilder._loaded_ops", {})
-    return tmp_path
+    compilation.missing_tool.cache_clear()
+    yield tmp_path
+    compilation.missing_tool.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -242,24 +245,16 @@ def test_without_a_compiler_there_is_nothing_to_build_with(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    compilation.missing_tool.cache_clear()
-    try:
-        for attempt in (lambda: native_ops.build("cpu_adam"), lambda: native_ops.require(config(offload="params"))):
-            with pytest.raises(EnvironmentLacks, match="cannot be compiled without a compiler") as caught:
-                attempt()
-            assert "build-essential" in caught.value.remedy
-    finally:
-        compilation.missing_tool.cache_clear()
+    for attempt in (lambda: native_ops.build("cpu_adam"), lambda: native_ops.require(config(offload="params"))):
+        with pytest.raises(EnvironmentLacks, match="cannot be compiled without a compiler") as caught:
+            attempt()
+        assert "build-essential" in caught.value.remedy
 
 
 def test_what_the_compiler_says_is_told(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    compilation.missing_tool.cache_clear()
-    try:
-        with pytest.raises(EnvironmentLacks, match="cpu_adam could not be compiled"):
-            native_ops.build("cpu_adam")
-    finally:
-        compilation.missing_tool.cache_clear()
+    with pytest.raises(EnvironmentLacks, match="cpu_adam could not be compiled"):
+        native_ops.build("cpu_adam")
     assert not native_ops.is_built("cpu_adam")
 
 

@@ -275,27 +275,6 @@ def test_the_reference_reports_a_loss_that_is_not_finite() -> None:
     assert math.isnan(float(step.run(rows())))
 
 
-def test_only_mixed_precision_needs_autocast() -> None:
-    for precision, dtype in (
-        ("bf16", None),
-        ("fp32", None),
-        ("bf16-mixed", torch.bfloat16),
-        ("fp16-mixed", torch.half),
-    ):
-        with built(config(precision=precision)).precision():
-            assert torch.is_autocast_enabled("cpu") is (dtype is not None)
-            assert dtype is None or torch.get_autocast_dtype("cpu") is dtype
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_step_knows_what_it_was_built_for() -> None:
-    step = built(config(micro_batch=2))
-    assert (step.micro_batch, step.vocabulary, step.device.type) == (2, VOCABULARY, "cpu")
-    assert step.engine.ranks == 1
-    assert step.engine.root is step.module
-    assert step.module.training
-
-
 def test_normalisation_counts_the_targets_of_all_ranks() -> None:
     step, alone = (built(config(precision="fp32", micro_batch=4), LLAMA) for _ in range(2))
     step.engine.ranks = 2
