@@ -188,11 +188,7 @@ TABLE: Mapping[str, Emit] = {
 }
 """Each axis and its translation. A new technique is one new line here."""
 
-_TITLES = {
-    "model": "Model",
-    "data": "Data: add datasets. Packing is as was measured",
-    "training": "Training",
-}
+_TITLES = {"model": "Model", "data": "Data: add datasets. Packing is as was measured", "training": "Training"}
 
 
 def export_axolotl(task: Recommended) -> Export:

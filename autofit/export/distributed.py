@@ -61,12 +61,7 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
     `filled` names its arguments that whatever reads the file fills in. The weight decay is stated unless it is one of
     them: there it is 0 by default. One line is added that affects no step: in stage 3, saved models are whole.
     """
-    job = Job(
-        model=task.model(),
-        workload=task.workload,
-        hardware=task.hardware,
-        stack=task.stack,
-    )
+    job = Job(model=task.model(), workload=task.workload, hardware=task.hardware, stack=task.stack)
     deepspeed = deepspeed_settings(task.config, job, folder=folder)
     if deepspeed["zero_optimization"]["stage"] == 3:
         deepspeed["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True

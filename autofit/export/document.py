@@ -154,7 +154,7 @@ def merge(*parts: Settings) -> Settings:
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
-_MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.is_unsaid}
+_MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.leaves_out_recipe}
 """Axes that a whole config may not name."""
 
 

@@ -121,7 +121,7 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)
         value = checked.get(name, fallback)
-        if value is not None and technique.axis.says(value):
+        if value is not None and technique.axis.is_stated(value):
             filled[name] = value
     return Config.of(filled)
 

@@ -35,10 +35,7 @@ class TrainerFiles:
         keys = Keys(values, self.name)
         run = self.reader(keys, where)
         return replace(
-            run,
-            assumed=tuple(dict.fromkeys(keys.assumed)),
-            not_counted=keys.not_counted,
-            unknown=keys.unknown,
+            run, assumed=tuple(dict.fromkeys(keys.assumed)), not_counted=keys.not_counted, unknown=keys.unknown
         )
 
 

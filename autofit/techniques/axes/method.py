@@ -117,7 +117,7 @@ class Targets(Technique):
             return "peft does not support lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
         if in_catalog(job.model):
             return None  # tests already build its adapters: no need to wait for that here
-        reason = adapters.why_not(job.model, config.text("targets"), job.workload.lora_dropout)
+        reason = adapters.unsupported(job.model, config.text("targets"), job.workload.lora_dropout)
         if reason is not None:
             return f"targets={config['targets']} cannot work for {job.model.name}: {reason}"
         return None

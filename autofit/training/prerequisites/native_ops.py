@@ -171,8 +171,7 @@ def _compile(name: str) -> None:
             _builder(name).jit_load(verbose=False)
     except Exception as error:  # whatever the compiler, linker or loader raises
         raise EnvironmentLacks(
-            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
-            remedy="the message says what is missing",
+            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}", remedy="the message says what is missing"
         ) from error
     (_folder(name) / STAMP).write_text(_versions())
 

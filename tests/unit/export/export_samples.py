@@ -6,11 +6,13 @@ import itertools
 import random
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer_utils import IntervalStrategy
 
 from autofit import techniques
 from autofit.core.device.hardware import Hardware, Stack
@@ -90,11 +92,7 @@ def make_recommendation(
         changes_training=(),
         alternatives=(),
         hardware=Hardware(
-            name="h100-80g",
-            kind="cuda",
-            device_name="NVIDIA H100 80GB HBM3",
-            memory_bytes=80 * 2**30,
-            count=8,
+            name="h100-80g", kind="cuda", device_name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, count=8
         ),
         workload=Workload(
             **{"model": "llama-3.1-8b", "model_digest": "0" * 16, "seq_len": 2048, "global_batch": 64, **workload}
@@ -134,6 +132,13 @@ def sample() -> list[Config]:
     while len(configs) < 300:
         add({})
     return list(configs)
+
+
+def shorten(args: Any, folder: Path, *, steps: int, learning_rate: float) -> None:
+    """Have Trainer's arguments take a few steps in order, log every loss and save nothing."""
+    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(folder), steps, "no", True
+    args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, 1
+    args.learning_rate, args.lr_scheduler_type, args.train_sampling_strategy = learning_rate, "constant", "sequential"
 
 
 def checkpointing_kwargs(args: Any) -> Any:

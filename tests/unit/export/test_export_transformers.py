@@ -124,8 +124,8 @@ def test_one_device_is_the_one_that_trials_call_the_first(kind: str, first: str)
 def test_the_first_gpu_is_the_first_that_is_left_visible(before: str | None, chosen: str) -> None:
     outside = {"PATH": os.environ["PATH"], **({} if before is None else {"CUDA_VISIBLE_DEVICES": before})}
     line = f"{FIRST_GPU}printenv CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
-    said = subprocess.run(["sh", "-c", line], env=outside, capture_output=True, text=True).stdout
-    assert said.split() == [chosen, "PCI_BUS_ID"]
+    printed = subprocess.run(["sh", "-c", line], env=outside, capture_output=True, text=True).stdout
+    assert printed.split() == [chosen, "PCI_BUS_ID"]
 
 
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:

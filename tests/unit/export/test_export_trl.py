@@ -158,8 +158,8 @@ def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str
     assert [layer.gradient_checkpointing for layer in layers] == expected
     if value in SELECTIVE:
         recommendation = make_recommendation(make_config(method=method, checkpointing=value))
-        said = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
-        dropped = said and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
+        is_noted = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        dropped = is_noted and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
         assert ("context_fn" not in layers[0]._gradient_checkpointing_func.keywords) is dropped
 
 

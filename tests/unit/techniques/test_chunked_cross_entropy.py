@@ -348,10 +348,10 @@ def test_a_second_backward_is_refused_and_never_wrong() -> None:
 
 
 def test_gradients_accumulate_over_micro_steps() -> None:
-    found = []
+    result = []
     for kernel in (chunked_cross_entropy, torchs):
         hidden, head, labels = inputs()
         for part in (slice(0, 30), slice(30, TOKENS)):
             kernel(hidden[part], head, labels[part]).backward()  # type: ignore[no-untyped-call]
-        found.append(head.weight.grad)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+        result.append(head.weight.grad)
+    torch.testing.assert_close(result[0], result[1], rtol=1e-5, atol=1e-5)

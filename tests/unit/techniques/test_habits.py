@@ -145,10 +145,10 @@ def test_tiles_give_the_loss_and_gradients_of_all_logits(
     def as_on_a_card(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
         return -(tiled._by_trl(hidden, head, labels.clamp(min=0)) * (labels != IGNORE_INDEX)).sum()
 
-    found = []
+    result = []
     for kernel in (full_cross_entropy, tiled.tiled_cross_entropy, as_on_a_card):
         loss = kernel(hidden, head, labels)
-        found.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
-    for plain, *others in zip(*found, strict=True):
+        result.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
+    for plain, *others in zip(*result, strict=True):
         for other in others:
             torch.testing.assert_close(other, plain)

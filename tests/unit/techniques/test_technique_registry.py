@@ -18,20 +18,7 @@ from autofit.export.trainer_arguments import OPTIMIZERS
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.trainer_names import names_of
-from tests.tiny import (
-    COHERE,
-    CPU_HARDWARE,
-    CTRL,
-    CUDA_HARDWARE,
-    GEMMA2,
-    GPT2,
-    LLAMA,
-    PHI,
-    QWEN3_MOE,
-    STACK,
-    job,
-    model,
-)
+from tests.tiny import COHERE, CPU_HARDWARE, CTRL, CUDA_HARDWARE, GEMMA2, GPT2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
 
 FLASH = replace(STACK, flash_attn="2.8.3")
 LIGER = replace(STACK, liger_kernel="0.6.4")

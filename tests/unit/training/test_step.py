@@ -259,10 +259,10 @@ def test_the_plain_gradient_is_that_of_the_next_step_and_leaves_nothing(method: 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("tiny", [PHI, COHERE, QWEN3_MOE], ids=lambda tiny: tiny.name)
 def test_the_reference_can_be_taken_of_every_model_that_trains(tiny: Model, method: str) -> None:
-    asked = config(method=method, precision="fp32", micro_batch=4)
-    if unsupported(asked, job(tiny)) is not None:
+    requested = config(method=method, precision="fp32", micro_batch=4)
+    if unsupported(requested, job(tiny)) is not None:
         pytest.skip("refused before anything runs")
-    step = built(asked, tiny)
+    step = built(requested, tiny)
     reference = step.reference_loss(rows())
     assert float(step.run(rows())) == pytest.approx(reference, rel=1e-6)
 
