@@ -80,7 +80,7 @@ class Space:
             line = self.lines.get("micro_batch")
             place = self.path if line is None else f"{self.path}:{line}"
             raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
-        return self._combinations(values, {axis.name: axis.says for axis in axes})
+        return self._combinations(values, {axis.name: axis.is_stated for axis in axes})
 
     def with_ranks_from(self, lowest: int) -> Space:
         """This space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""

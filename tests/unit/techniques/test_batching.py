@@ -180,7 +180,7 @@ def test_a_search_tries_all_where_lengths_are_known_and_training_may_change(
 ) -> None:
     job = tiny.job(seq_len=32, global_batch=4, lengths=lengths)
     lattice = narrow(load_space("cpu"), Goal.of("any", 8, allow), job).lattice
-    assert {result.get("batching") for result in lattice.configs} == tried
+    assert {config.get("batching") for config in lattice.configs} == tried
 
 
 SAID = {
