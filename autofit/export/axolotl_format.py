@@ -33,11 +33,6 @@ from autofit.techniques.habits.known_trainers import AXOLOTL
 from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
-_LIGER_LAYERS = ("rope", "rms_norm", "glu_activation")
-"""Liger's switches for its kernels in decoder layers, each with the prefix `liger_`."""
-_PLAIN_ADAPTERS = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
-"""axolotl turns its own kernels on unless it is told; peft's were measured."""
-
 
 def _method(value: Value, task: Task) -> Settings:
     if value == "full":
@@ -45,7 +40,9 @@ def _method(value: Value, task: Task) -> Settings:
     model: dict[str, object] = {"adapter": value, "load_in_8bit": False, "load_in_4bit": value == "qlora"}
     if value == "qlora" and distributed.by_fsdp(task):  # which shards floating-point tensors only
         model["bnb_config_kwargs"] = {"bnb_4bit_quant_storage": ta.compute_dtype(task.config)}
-    return settings(model={**model, "lora_dropout": task.workload.lora_dropout, **_PLAIN_ADAPTERS})
+    # axolotl turns its own kernels on unless it is told; peft's were measured.
+    kernels = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
+    return settings(model={**model, "lora_dropout": task.workload.lora_dropout, **kernels})
 
 
 def _targets(value: Value, task: Task) -> Settings:
@@ -138,7 +135,7 @@ def _liger(value: Value, task: Task) -> Settings:
     layers, loss = by_liger(task.config), task.config.get("loss") == "fused"
     if not layers and not loss:
         return settings()
-    switches = {name: layers for name in _LIGER_LAYERS}
+    switches = dict.fromkeys(("rope", "rms_norm", "glu_activation"), layers)
     switches |= {"layer_norm": False, "cross_entropy": False, "fused_linear_cross_entropy": loss}
     plugin = ["axolotl.integrations.liger.LigerPlugin"]
     return settings(training={"plugins": plugin, **{f"liger_{name}": on for name, on in switches.items()}})

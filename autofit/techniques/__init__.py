@@ -72,16 +72,14 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
         if habits.of_formats(lighter, trainer) != habits.of_formats(heavier, trainer):
             return False
         # Torch may choose to keep the results of more operations, though each takes less.
-        if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in _CHANGE_THE_LAYER):
+        of_layers = ("method", "rank", "targets", "precision", "attention")
+        if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in of_layers):
             return False
         return all(
             lighter.get(t.axis.name) == heavier.get(t.axis.name) or t.holds(lighter, heavier, job) for t in TECHNIQUES
         )
 
     return every_technique_agrees
-
-
-_CHANGE_THE_LAYER = ("method", "rank", "targets", "precision", "attention")
 
 
 @lru_cache(maxsize=10_000)

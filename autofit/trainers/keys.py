@@ -169,14 +169,9 @@ class Keys:
     @property
     def not_counted(self) -> tuple[NotCounted, ...]:
         """What readers have reported, and every key that is set and known to be outside of estimates."""
-        set_keys = {
-            key: self._trainer_keys.not_counted[key] for key in self._values if key in self._trainer_keys.not_counted
-        }
-        listed = (
-            NotCounted(key=key, effect=effect, because=because)
-            for key, (effect, because) in set_keys.items()
-            if self._values[key] not in (None, False, 0, "", [], {})
-        )
+        known = self._trainer_keys.not_counted
+        set_keys = [k for k, v in self._values.items() if k in known and v not in (None, False, 0, "", [], {})]
+        listed = (NotCounted(key=key, effect=known[key][0], because=known[key][1]) for key in set_keys)
         return (*self._not_counted, *listed)
 
     @property
