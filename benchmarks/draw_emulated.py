@@ -184,7 +184,7 @@ def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
     # Every sequence is full, which leaves nothing to batch otherwise.
     axes = [axis for axis in AXES if axis.name != "batching"]
     # What goes without saying is beside every other value.
-    values = [(axis.name, v) for axis in axes for v in axis.values or NUMBERS[axis.name] if axis.says(v)]
+    values = [(axis.name, v) for axis in axes for v in axis.values or NUMBERS[axis.name] if axis.is_stated(v)]
     found, missing, refused = dict[Config, None](), dict[frozenset[tuple[str, Value]], None](), Counter[str]()
     for chosen in [*((one,) for one in values), *itertools.combinations(values, 2)]:
         if len(dict(chosen)) < len(chosen) or (config := _made(dict(chosen), job)) is None:

@@ -18,7 +18,6 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job, complete
-from autofit.techniques.axes.sharding import FSDP_SHARDS_BYTES
 from autofit.techniques.technique import BuildPlan
 from autofit.training.build import build, make_plan
 from autofit.training.step import TrainingStep
@@ -159,7 +158,7 @@ CUDA_HARDWARE = Hardware(
     peak_flops=989e12,
 )
 STACK = Stack(python="3.11", torch="2.13.0", transformers="5.23.0", peft="0.21.2", bitsandbytes="0.50.2")
-FSDP_TAKES_QLORA = replace(STACK, torch=torch.__version__).torch_release >= FSDP_SHARDS_BYTES
+FSDP_TAKES_QLORA = replace(STACK, torch=torch.__version__).torch_release >= (2, 12)
 """Of the torch that is installed."""
 
 

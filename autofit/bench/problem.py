@@ -63,7 +63,7 @@ class Problem:
         every = {axis.name: chosen.get(axis.name, values[0]) for axis in AXES if (values := self.values[axis.name])}
         config = Config.of(every)
         applying = [t.axis for t in TECHNIQUES if t.axis.name in every and t.applies(config)]
-        return Config.of({axis.name: every[axis.name] for axis in applying if axis.says(every[axis.name])})
+        return Config.of({axis.name: every[axis.name] for axis in applying if axis.is_stated(every[axis.name])})
 
     def merit(self, config: Config, tokens_per_second: float) -> float:
         """The one figure to be made as large as possible, for methods that want one: tokens per second, ten times as

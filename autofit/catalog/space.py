@@ -79,7 +79,7 @@ class Space:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
             place = f"{self.path}:{self.lines.get('micro_batch', 1)}"
             raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
-        return self._combinations(values, {axis.name: axis.says for axis in axes})
+        return self._combinations(values, {axis.name: axis.is_stated for axis in axes})
 
     def with_ranks_from(self, lowest: int) -> Space:
         """This space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""

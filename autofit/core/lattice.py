@@ -39,7 +39,7 @@ class Axis:
     """What a value changes relative to the plain recipe; a value not listed is `Effect.EXACT`."""
     recipe: Value | None = None
     """The value of the plain recipe, and of a config that does not name the axis."""
-    is_unsaid: bool = False
+    leaves_out_recipe: bool = False
     """Whether configs leave out the recipe's value, as those do that were stored before there was the axis."""
     lighter: Pairs = frozenset()
     """Pairs (a, b) where a is claimed to need no more memory than b, all else equal; only these rule configs out."""
@@ -61,11 +61,11 @@ class Axis:
     def of(self, config: Config) -> Value | None:
         """The config's value, even if the config leaves it out; None where the axis does not apply."""
         value = config.get(self.name)
-        return self.recipe if value is None and self.is_unsaid else value
+        return self.recipe if value is None and self.leaves_out_recipe else value
 
-    def says(self, value: Value) -> bool:
+    def is_stated(self, value: Value) -> bool:
         """Whether a config names the axis where it has this value."""
-        return not self.is_unsaid or value != self.recipe
+        return not self.leaves_out_recipe or value != self.recipe
 
     @property
     def exact(self) -> bool:
@@ -212,8 +212,8 @@ class Lattice:
 
     def values_of(self, config: Config) -> tuple[tuple[str, Value], ...]:
         """Axis and value of each axis of a config, including the values that it leaves out."""
-        unsaid = ((a.name, a.recipe) for a in self.axes if a.is_unsaid and a.recipe is not None)
-        return (*config.items, *(item for item in unsaid if item[0] not in config))
+        left_out = ((a.name, a.recipe) for a in self.axes if a.leaves_out_recipe and a.recipe is not None)
+        return (*config.items, *(item for item in left_out if item[0] not in config))
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
         """Whether `a` is sure to need no more memory than `b` (reflexive, antisymmetric, transitive)."""

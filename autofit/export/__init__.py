@@ -48,11 +48,9 @@ FORMATS: Mapping[str, Callable[[Recommended], Export]] = {
 def formats_for(trainer: str | None, program: str | None = None) -> list[str]:
     """The formats that fit what was measured with a trainer's habits; without a trainer, all. A program reads only its
     command line, which the JSON has."""
-    return (
-        ["json"]
-        if program is not None
-        else [name for name in FORMATS if trainer is None or name == trainer or name not in TRAINERS]
-    )
+    if program is not None:
+        return ["json"]
+    return [name for name in FORMATS if trainer is None or name == trainer or name not in TRAINERS]
 
 
 def check_format(name: str) -> None:

@@ -8,6 +8,7 @@ core/builders/base.py, at github.com/axolotl-ai-cloud/axolotl.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import distributed
@@ -32,11 +33,6 @@ from autofit.techniques.habits.known_trainers import AXOLOTL
 from autofit.techniques.selective import keeps_results
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
-_LIGER_LAYERS = ("rope", "rms_norm", "glu_activation")
-"""Liger's switches for its kernels in decoder layers, each with the prefix `liger_`."""
-_PLAIN_ADAPTERS = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
-"""axolotl turns its own kernels on unless it is told; peft's were measured."""
-
 
 def _method(value: Value, task: Task) -> Settings:
     if value == "full":
@@ -44,7 +40,9 @@ def _method(value: Value, task: Task) -> Settings:
     model: dict[str, object] = {"adapter": value, "load_in_8bit": False, "load_in_4bit": value == "qlora"}
     if value == "qlora" and distributed.by_fsdp(task):  # which shards floating-point tensors only
         model["bnb_config_kwargs"] = {"bnb_4bit_quant_storage": ta.compute_dtype(task.config)}
-    return settings(model={**model, "lora_dropout": task.workload.lora_dropout, **_PLAIN_ADAPTERS})
+    # axolotl turns its own kernels on unless it is told; peft's were measured.
+    kernels = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o")}
+    return settings(model={**model, "lora_dropout": task.workload.lora_dropout, **kernels})
 
 
 def _targets(value: Value, task: Task) -> Settings:
@@ -111,7 +109,7 @@ def _batching(value: Value, task: Task) -> Settings:
             "axolotl has sdpa keep sequences apart without a mask where torch can: less memory than was measured"
         )
         notes.append(Near(f"batching=padding-free: {difference}"))
-    return merge(ta.batching(value, task, ("group_by_length", True)), settings(*notes))
+    return settings(*notes, training={"group_by_length": True} if value == "grouped" else {})
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
@@ -122,30 +120,22 @@ def _optimizer(value: Value, task: Task) -> Settings:
     return settings(*notes, training={"optimizer": name, "weight_decay": weight_decay(value)})
 
 
-def _attention(value: Value, task: Task) -> Settings:
-    return ta.attention(value, "axolotl")
-
-
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
-        return _liger(task)
+        return _liger(value, task)
     notes = []
     if value == "chunked":
         difference = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
         notes.append(NeedsMore(f"loss=chunked: {difference}"))
-    return merge(_liger(task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
+    return merge(_liger(value, task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
 
 
-def _kernels(value: Value, task: Task) -> Settings:
-    return _liger(task)
-
-
-def _liger(task: Task) -> Settings:
-    """Liger's plugin with the kernels that were measured, and no others; nothing where there are none."""
+def _liger(value: Value, task: Task) -> Settings:
+    """Liger's plugin with the kernels that were measured, for the axes `kernels` and `loss`; nothing without any."""
     layers, loss = by_liger(task.config), task.config.get("loss") == "fused"
     if not layers and not loss:
         return settings()
-    switches = {name: layers for name in _LIGER_LAYERS}
+    switches = dict.fromkeys(("rope", "rms_norm", "glu_activation"), layers)
     switches |= {"layer_norm": False, "cross_entropy": False, "fused_linear_cross_entropy": loss}
     plugin = ["axolotl.integrations.liger.LigerPlugin"]
     return settings(training={"plugins": plugin, **{f"liger_{name}": on for name, on in switches.items()}})
@@ -186,8 +176,8 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
-    "attention": _attention,
-    "kernels": _kernels,
+    "attention": partial(ta.attention, trainer="axolotl"),
+    "kernels": _liger,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,
@@ -195,11 +185,7 @@ TABLE: Mapping[str, Emit] = {
 }
 """Each axis and its translation. A new technique is one new line here."""
 
-_TITLES = {
-    "model": "Model",
-    "data": "Data: add datasets. Packing is as was measured",
-    "training": "Training",
-}
+_TITLES = {"model": "Model", "data": "Data: add datasets. Packing is as was measured", "training": "Training"}
 
 
 def export_axolotl(task: Recommended) -> Export:
@@ -207,10 +193,8 @@ def export_axolotl(task: Recommended) -> Export:
     workload, kind = task.workload, task.hardware.kind
     merged = merge(
         settings(
-            *ta.checkpoint_notes(task, "axolotl"),
-            *ta.padding_notes(task, "axolotl"),
+            *ta.general_notes(task, "axolotl", machines="--num_machines, --machine_rank and --main_process_ip"),
             *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
-            *distributed.machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"base_model": task.source},
             data={
                 "sequence_len": workload.seq_len,

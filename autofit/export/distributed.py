@@ -7,10 +7,9 @@ from typing import Any
 
 from autofit.export.document import Near, NeedsMore, Task
 from autofit.techniques import Job
-from autofit.techniques.axes.offload import WITH
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.axes.precision import is_mixed
-from autofit.techniques.axes.sharding import uses_deepspeed
+from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD, uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
@@ -35,7 +34,7 @@ def by_fsdp(task: Task) -> bool:
 def offload_is_covered(task: Task) -> bool:
     """Whether the settings written for `sharding` also cover the config's `offload`."""
     value = task.config.text("offload")
-    return value == "none" or task.config.get("sharding") in WITH[value]
+    return value == "none" or task.config.get("sharding") in SHARDINGS_OF_OFFLOAD[value]
 
 
 def on_host(task: Task) -> bool:
@@ -62,12 +61,7 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
     `filled` names its arguments that whatever reads the file fills in. The weight decay is stated unless it is one of
     them: there it is 0 by default. One line is added that affects no step: in stage 3, saved models are whole.
     """
-    job = Job(
-        model=task.model(),
-        workload=task.workload,
-        hardware=task.hardware,
-        stack=task.stack,
-    )
+    job = Job(model=task.model(), workload=task.workload, hardware=task.hardware, stack=task.stack)
     deepspeed = deepspeed_settings(task.config, job, folder=folder)
     if deepspeed["zero_optimization"]["stage"] == 3:
         deepspeed["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -45,19 +46,16 @@ class Task:
 
     def meta_model(self) -> Any:
         """The model on the meta device; not to be modified. Imports torch and transformers, which takes seconds."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        model = self.model()
-        if model.digest not in _META_MODELS:
-            _META_MODELS.clear()
-            with torch.device("meta"):
-                _META_MODELS[model.digest] = AutoModelForCausalLM.from_config(architecture(model))
-        return _META_MODELS[model.digest]
+        return _meta_model(self.model())
 
 
-_META_MODELS: dict[str, Any] = {}
-"""The model last built on the meta device, by its digest: several axes of one export need it."""
+@lru_cache(maxsize=1)  # several axes of one export need it
+def _meta_model(model: Model) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(architecture(model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +154,7 @@ def merge(*parts: Settings) -> Settings:
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
-_MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.is_unsaid}
+_MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.leaves_out_recipe}
 """Axes that a whole config may not name."""
 
 

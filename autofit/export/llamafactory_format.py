@@ -88,7 +88,7 @@ def _batching(value: Value, task: Task) -> Settings:
         notes.append(
             "batching=padding-free: LLaMA-Factory takes one row at a time with flash attention, or ends at once"
         )
-    return merge(ta.batching(value, task), settings(*notes))
+    return ta.batching(value, *notes)
 
 
 def _attention(value: Value, task: Task) -> Settings:
@@ -109,16 +109,12 @@ def _loss(value: Value, task: Task) -> Settings:
     elif value == "chunked":
         difference = "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured"
         notes.append(NeedsMore(f"loss=chunked: {difference}"))
-    return settings(*notes, model=_liger(task))
+    return merge(settings(*notes), _liger(value, task))
 
 
-def _kernels(value: Value, task: Task) -> Settings:
-    return settings(model=_liger(task))
-
-
-def _liger(task: Task) -> dict[str, object]:
-    """The one switch of all of Liger's kernels."""
-    return {"enable_liger_kernel": task.config.get("loss") == "fused" or by_liger(task.config)}
+def _liger(value: Value, task: Task) -> Settings:
+    """The one switch of all of Liger's kernels, for the axes `kernels` and `loss`."""
+    return settings(model={"enable_liger_kernel": task.config.get("loss") == "fused" or by_liger(task.config)})
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -159,7 +155,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
-    "kernels": _kernels,
+    "kernels": _liger,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,
@@ -179,10 +175,8 @@ def export_llamafactory(task: Recommended) -> Export:
     """Every value is stated: checkpointing is on by default, and reentrant."""
     merged = merge(
         settings(
-            *ta.checkpoint_notes(task, "LLaMA-Factory"),
-            *ta.padding_notes(task, "LLaMA-Factory"),
-            *distributed.machine_notes(
-                task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
+            *ta.general_notes(
+                task, "LLaMA-Factory", machines="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
             ),
             model={"model_name_or_path": task.source},
             method={"stage": "sft", "do_train": True},

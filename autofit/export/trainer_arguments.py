@@ -24,9 +24,6 @@ keeps them unsharded until then."""
 LIGER_LAYERS = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's names for its kernels in decoder layers; a model has one of the last two."""
 
-GROUPING = ("train_sampling_strategy", "group_by_length")
-"""The argument of transformers from 5.2 on; `group_by_length=True` before."""
-
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -66,14 +63,19 @@ def precision(task: Task) -> dict[str, object]:
     return {"bf16": bf16, "fp16": value == "fp16-mixed", **wide}
 
 
-def padding_notes(task: Task, name: str) -> list[str]:
-    """A note that the trainer pads micro-batches of sequences with lengths, unless it was measured so
-    (`habits.masks_padding`)."""
-    config = task.config
-    measured = task.packs or task.workload.trainer is not None
-    if measured or config["micro_batch"] == 1 or config["attention"] != "sdpa":
-        return []
-    return [NeedsMore(f"data: {name} passes a mask with what it pads, for which keys and values are repeated")]
+def general_notes(task: Task, trainer: str, *, machines: str) -> list[str]:
+    """Notes that no axis decides: `trainer` may load more than the model that was measured; it pads micro-batches of
+    sequences with lengths unless it was measured so (`habits.masks_padding`); `machines` names its options for several
+    machines."""
+    config, notes = task.config, list[str]()
+    if is_part(task):
+        notes.append(f"the model: {trainer} loads the whole checkpoint, but only the text model was measured")
+    measured_so = task.packs or task.workload.trainer is not None
+    if not measured_so and config["micro_batch"] != 1 and config["attention"] == "sdpa":
+        notes.append(
+            NeedsMore(f"data: {trainer} passes a mask with what it pads, for which keys and values are repeated")
+        )
+    return notes + distributed.machine_notes(task, otherwise=machines)
 
 
 def run(task: Task) -> dict[str, object]:
@@ -115,9 +117,10 @@ def batch(value: Value, task: Task) -> Settings:
     )
 
 
-def batching(value: Value, task: Task, grouping: tuple[str, object] = GROUPING) -> Settings:
-    """The argument that groups sequences by length. The export's data section sets packing: see `Task.packs`."""
-    return settings(training=dict([grouping]) if value == "grouped" else {})
+def batching(value: Value, *notes: str) -> Settings:
+    """The argument that groups sequences by length, since transformers 5.2. The data section of an export says whether
+    they are packed: see `Task.packs`."""
+    return settings(*notes, training={"train_sampling_strategy": "group_by_length"} if value == "grouped" else {})
 
 
 def packing_notes(value: Value, task: Task, trainer: str, *, every: bool = False) -> list[str]:
@@ -133,9 +136,9 @@ def first_label_notes(value: Value, trainer: str) -> list[str]:
     return [Near(f"batching=padding-free: {difference}")] if value == "padding-free" else []
 
 
-def liger(task: Task, *, without_loss: bool = False) -> Settings:
-    """The arguments that turn on those of Liger's kernels that were measured, and no others; `without_loss` leaves out
-    Liger's loss."""
+def liger(value: Value, task: Task, *, without_loss: bool = False) -> Settings:
+    """The arguments that turn on those of Liger's kernels that were measured, and no others, for the axes `kernels` and
+    `loss`; `without_loss` leaves out Liger's loss."""
     layers, loss = by_liger(task.config), task.config.get("loss") == "fused" and not without_loss
     switches = {
         **dict.fromkeys(LIGER_LAYERS, layers),
@@ -145,10 +148,6 @@ def liger(task: Task, *, without_loss: bool = False) -> Settings:
     }
     chosen = {"liger_kernel_config": switches} if layers or loss else {}
     return settings(training={"use_liger_kernel": layers or loss, **chosen})
-
-
-def kernels(value: Value, task: Task) -> Settings:
-    return liger(task)
 
 
 def optimizer(value: Value, task: Task) -> Settings:
@@ -226,8 +225,8 @@ def budget_notes(value: Value, trainer: str) -> list[str]:
     return [NeedsMore(f"checkpointing={value}: {difference}")] if value in BUDGETS else []
 
 
-def attention(value: Value, trainer: str) -> Settings:
-    """`attn_implementation`, by which the model is loaded."""
+def attention(value: Value, task: Task, *, trainer: str) -> Settings:
+    """`attn_implementation`, by which `trainer` loads the model."""
     name = "sdpa" if value == "efficient" else IMPLEMENTATIONS[str(value)]
     return settings(*shared_key_notes(value, trainer), model={"attn_implementation": name})
 
@@ -253,12 +252,6 @@ def target_modules(value: Value, task: Task) -> list[str] | str:
 def is_part(task: Task) -> bool:
     """Whether the weights may be part of a larger checkpoint, such as a vision-language model's."""
     return str(task.model().config["model_type"]).endswith("_text")
-
-
-def checkpoint_notes(task: Task, trainer: str) -> list[str]:
-    """A note where `trainer` may load more than the model that was measured."""
-    note = f"the model: {trainer} loads the whole checkpoint, but only the text model was measured"
-    return [note] if is_part(task) else []
 
 
 def libraries(config: Config) -> list[str]:

@@ -16,8 +16,7 @@ from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
-from autofit.techniques.habits.of_the_step import InputGradients
-from autofit.techniques.habits.weight_formats import UpcastBeside4Bit
+from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
 from autofit.techniques.selective import keeps_results
 
 CHUNKED_KERNEL = "lighter_cross_entropy"
@@ -31,9 +30,11 @@ def _method(value: Value, task: Task) -> Settings:
     quantisation: dict[str, object] = {}
     if value == "qlora":
         compute = ta.compute_dtype(config)
+        # FSDP shards floating-point tensors only.
+        storage = f", bnb_4bit_quant_storage=torch.{compute}" if by_fsdp(task) else ""
         quantisation["quantization_config"] = Code(
             "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
-            f"bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.{compute}{_storage(task)})"
+            f"bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.{compute}{storage})"
         )
     dropout = task.workload.lora_dropout
     adapter = {"lora_dropout": dropout, "bias": "none", "task_type": "CAUSAL_LM"}
@@ -43,11 +44,6 @@ def _method(value: Value, task: Task) -> Settings:
     if any(isinstance(habit, InputGradients) for habit in habits(config, task.workload.trainer)):
         prepare["model.enable_input_require_grads()"] = None
     return settings(model=quantisation, adapter=adapter, prepare=prepare)
-
-
-def _storage(task: Task) -> str:
-    """How 4-bit weights must be packed for FSDP, which shards floating-point tensors only."""
-    return f", bnb_4bit_quant_storage=torch.{ta.compute_dtype(task.config)}" if by_fsdp(task) else ""
 
 
 def _rank(value: Value, task: Task) -> Settings:
@@ -85,9 +81,10 @@ def _imports_of(part: Excerpt, *statements: str) -> dict[str, object]:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    note = f"batching={value}: the script takes rows; put whole sequences into them yourself"
-    notes = [note] if packs(task.config) else []
-    return merge(ta.batching(value, task), settings(*notes))
+    notes = []
+    if packs(task.config):
+        notes.append(f"batching={value}: the script takes rows; put whole sequences into them yourself")
+    return ta.batching(value, *notes)
 
 
 def _attention(value: Value, task: Task) -> Settings:
@@ -95,17 +92,17 @@ def _attention(value: Value, task: Task) -> Settings:
     implementation = settings(model={"attn_implementation": name})
     if value != "efficient":
         return implementation
-    function = excerpt("autofit.techniques.repeated_keys", "register_repeated_keys")
+    function = excerpt("autofit.techniques.axes.attention", "register_repeated_keys")
     code = f"{function.code}\n\nregister_repeated_keys({name!r})\n"
     return merge(implementation, settings(imports=_imports_of(function), code={"attention": code}))
 
 
 def _loss(value: Value, task: Task) -> Settings:
     if value != "chunked":
-        return ta.liger(task)
+        return ta.liger(value, task)
     kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
     return merge(
-        ta.liger(task),
+        ta.liger(value, task),
         settings(
             imports=_imports_of(kernel, "from transformers.modeling_outputs import CausalLMOutput"),
             code={"kernel": kernel.code, "chunked": CHUNK_THE_LOSS.replace("KERNEL", CHUNKED_KERNEL)},
@@ -163,7 +160,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
-    "kernels": ta.kernels,
+    "kernels": ta.liger,
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,

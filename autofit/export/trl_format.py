@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, ddp_notes, machine_notes, nvme_notes, threads
+from autofit.export.distributed import by_deepspeed, by_fsdp, ddp_notes, nvme_notes, threads
 from autofit.export.document import (
     CHOOSE,
     Emit,
@@ -81,14 +82,17 @@ def _batching(value: Value, task: Task) -> Settings:
             notes.append(Near("batching=padding-free: trl warns that it is meant for flash attention"))
         else:
             notes.append(NeedsMore(f"batching=padding-free: {joins} as many times larger as that has rows"))
-    return merge(ta.batching(value, task), settings(*notes))
+    return ta.batching(value, *notes)
 
 
 def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
     flattens = value == "flash" or separates_sequences(task.config)
     packing = {"packing_strategy": "bfd" if flattens else "wrapped"} if task.packs else {}
-    return merge(ta.attention(value, "trl"), settings(data=packing))
+    return merge(ta.attention(value, task, trainer="trl"), settings(data=packing))
+
+
+_liger = partial(ta.liger, without_loss=True)
 
 
 def _loss(value: Value, task: Task) -> Settings:
@@ -97,11 +101,7 @@ def _loss(value: Value, task: Task) -> Settings:
         "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
     notes = [Near(f"loss={value}: {differences[str(value)]}")] if value in differences else []
-    return merge(ta.liger(task, without_loss=True), settings(*notes, training={"loss_type": "nll"}))
-
-
-def _kernels(value: Value, task: Task) -> Settings:
-    return ta.liger(task, without_loss=True)
+    return merge(_liger(value, task), settings(*notes, training={"loss_type": "nll"}))
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -124,7 +124,7 @@ TABLE: Mapping[str, Emit] = {
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
     "attention": _attention,
-    "kernels": _kernels,
+    "kernels": _liger,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,
@@ -146,9 +146,7 @@ def export_trl(task: Recommended) -> Export:
     segments = {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
     merged = merge(
         settings(
-            *ta.checkpoint_notes(task, "trl"),
-            *ta.padding_notes(task, "trl"),
-            *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
+            *ta.general_notes(task, "trl", machines="--num_machines, --machine_rank and --main_process_ip"),
             environment=segments if task.recommendation.point.measurement.expandable_segments else {},
             model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": task.packs},

@@ -18,8 +18,8 @@ from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, un
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.batching import Batching
 from autofit.techniques.axes.loss import chunks_are_one
-from autofit.techniques.axes.rank import nearest
-from autofit.techniques.habits import nearest_values, recipe_values
+from autofit.techniques.axes.method import nearest_ranks
+from autofit.techniques.habits import trainer_by_name
 
 _TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
 
@@ -54,7 +54,7 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
     The method is the user's choice, so its effect on the training is not judged. Nor is that of the lowest rank that
     the goal accepts; if `configs`, which are all there are, do not have it, the next higher one stands in for it.
     """
-    ranks = nearest(configs, goal)
+    ranks = nearest_ranks(configs, goal)
 
     def allowed(config: Config) -> bool:
         rank = config.get("rank")
@@ -113,10 +113,11 @@ def _for_job(config: Config, job: Job) -> Config:
     attention for an architecture without a fused one, repeated keys where torch has none for shared ones, fp16 for
     mixed precision on a device that emulates bf16, no sharding on a single device; what the trainer cannot train in
     place of the plain recipe by what it does, and what it lacks by what comes nearest."""
-    for axis, value in recipe_values(job.workload.trainer).items():
+    trainer = trainer_by_name(job.workload.trainer)
+    for axis, value in trainer.usual.items():
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
             config = config.replace(**{axis: value})
-    for axis, values in nearest_values(job.workload.trainer).items():
+    for axis, values in trainer.nearest.items():
         if config[axis] in values and not unsupported(replaced := config.replace(**{axis: values[config[axis]]}), job):
             config = replaced
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:

@@ -18,14 +18,11 @@ from autofit.techniques.axes.checkpointing import Checkpointing, budget
 from autofit.techniques.axes.compilation import Compilation
 from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
-from autofit.techniques.axes.method import Method
+from autofit.techniques.axes.method import Method, Rank, Targets
 from autofit.techniques.axes.micro_batch import MicroBatch
-from autofit.techniques.axes.offload import Offload
 from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
-from autofit.techniques.axes.rank import Rank
-from autofit.techniques.axes.sharding import Sharding, needs_process_group
-from autofit.techniques.axes.targets import Targets
+from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Technique
 from autofit.techniques.trainer_names import not_a_value, not_an_axis
@@ -63,7 +60,7 @@ def unsupported(config: Config, job: Job) -> str | None:
             reason = technique.unsupported(config, job)
             if reason is not None:
                 return reason
-    return habits.why_not(config, job)
+    return habits.unsupported(config, job)
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
@@ -75,16 +72,14 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
         if habits.of_formats(lighter, trainer) != habits.of_formats(heavier, trainer):
             return False
         # Torch may choose to keep the results of more operations, though each takes less.
-        if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in _CHANGE_THE_LAYER):
+        of_layers = ("method", "rank", "targets", "precision", "attention")
+        if budget(lighter) < 1 and any(lighter.get(axis) != heavier.get(axis) for axis in of_layers):
             return False
         return all(
             lighter.get(t.axis.name) == heavier.get(t.axis.name) or t.holds(lighter, heavier, job) for t in TECHNIQUES
         )
 
     return every_technique_agrees
-
-
-_CHANGE_THE_LAYER = ("method", "rank", "targets", "precision", "attention")
 
 
 @lru_cache(maxsize=10_000)
@@ -124,14 +119,14 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
             continue
         fallback = (defaults or {}).get(name, technique.axis.recipe)
         value = checked.get(name, fallback)
-        if value is not None and technique.axis.says(value):
+        if value is not None and technique.axis.is_stated(value):
             filled[name] = value
     return Config.of(filled)
 
 
 def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
     """The values of the plain recipe that a device or a trainer decides, for `complete`."""
-    return {"precision": mixed_precision(on), **habits.recipe_values(trainer)}
+    return {"precision": mixed_precision(on), **habits.trainer_by_name(trainer).usual}
 
 
 def parse(text: str) -> dict[str, object]:

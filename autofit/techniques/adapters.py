@@ -72,7 +72,7 @@ def add(model: Any, *, rank: int, targets: str, dropout: float, dtype: torch.dty
 
 
 @cache
-def why_not(model: Model, targets: str, lora_dropout: float) -> str | None:
+def unsupported(model: Model, targets: str, lora_dropout: float) -> str | None:
     """Why peft cannot add adapters to `model`, in its own words, on one line; None if it can.
 
     Found by adding them on the meta device: peft goes by its own list of architectures (0.21 refuses some of Mamba's

@@ -10,7 +10,7 @@ from autofit.core.lattice import Axis
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrainerName:
     """Keys of trainers that mean one axis, or one option of the command line."""
 
@@ -33,98 +33,77 @@ class TrainerName:
         return None if spelling is None else f"{self.keys[0]}={spelling}"
 
 
+_LIGER = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
+
 TRAINER_NAMES = (
+    TrainerName(("load_in_4bit", "qlora", "use_qlora"), "method", {"true": "qlora", "false": "lora"}),
+    TrainerName(("quantization_bit",), "method", {"4": "qlora"}),
+    TrainerName(("use_peft", "use_lora", "lora"), "method", {"true": "lora", "false": "full"}),
+    TrainerName(("adapter", "finetuning_type"), "method", {m: m for m in ("qlora", "lora", "full")}),
+    TrainerName(("lora_r", "r", "lora_rank"), "rank"),
     TrainerName(
-        keys=("load_in_4bit", "qlora", "use_qlora"), target="method", values={"true": "qlora", "false": "lora"}
+        ("target_modules", "lora_target_modules", "lora_target", "lora_target_linear"),
+        "targets",
+        dict.fromkeys(("all-linear", "all", "true"), "all-linear"),
     ),
-    TrainerName(keys=("quantization_bit",), target="method", values={"4": "qlora"}),
-    TrainerName(keys=("use_peft", "use_lora", "lora"), target="method", values={"true": "lora", "false": "full"}),
-    TrainerName(keys=("adapter", "finetuning_type"), target="method", values={m: m for m in ("qlora", "lora", "full")}),
-    TrainerName(keys=("lora_r", "r", "lora_rank"), target="rank"),
+    TrainerName(("bf16",), "precision", {"true": "bf16-mixed", "false": "fp32"}),
+    TrainerName(("fp16",), "precision", {"true": "fp16-mixed", "false": "fp32"}),
+    TrainerName(("tf32", "allow_tf32"), "precision", {"true": "tf32", "false": "fp32"}),
+    TrainerName(("mixed_precision",), "precision", {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}),
     TrainerName(
-        keys=("target_modules", "lora_target_modules", "lora_target", "lora_target_linear"),
-        target="targets",
-        values={"all-linear": "all-linear", "all": "all-linear", "true": "all-linear"},
+        ("dtype", "torch_dtype"), "precision", {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
     ),
-    TrainerName(keys=("bf16",), target="precision", values={"true": "bf16-mixed", "false": "fp32"}),
-    TrainerName(keys=("fp16",), target="precision", values={"true": "fp16-mixed", "false": "fp32"}),
-    TrainerName(keys=("tf32", "allow_tf32"), target="precision", values={"true": "tf32", "false": "fp32"}),
+    TrainerName(("per_device_train_batch_size", "batch_size", "train_batch_size", "micro_batch_size"), "micro_batch"),
     TrainerName(
-        keys=("mixed_precision",), target="precision", values={"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}
+        ("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"),
+        "checkpointing",
+        {"true": "full", "false": "none", "unsloth": "offload"},
     ),
+    TrainerName(("every_n_layers",), "checkpointing", {n: f"every-{n}" for n in ("2", "4")}),
+    TrainerName(("activation_offloading",), "checkpointing", {"true": "offload"}),
     TrainerName(
-        keys=("dtype", "torch_dtype"),
-        target="precision",
-        values={"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"},
-    ),
-    TrainerName(
-        keys=("per_device_train_batch_size", "batch_size", "train_batch_size", "micro_batch_size"), target="micro_batch"
-    ),
-    TrainerName(
-        keys=("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"),
-        target="checkpointing",
-        values={"true": "full", "false": "none", "unsloth": "offload"},
-    ),
-    TrainerName(keys=("every_n_layers",), target="checkpointing", values={n: f"every-{n}" for n in ("2", "4")}),
-    TrainerName(keys=("activation_offloading",), target="checkpointing", values={"true": "offload"}),
-    TrainerName(
-        keys=("optim", "optimizer_name", "optimizer_type"),
-        target="optimizer",
-        values={"adamw_8bit": "adamw-8bit", **{kind.trainer: value for value, kind in OPTIMIZERS.items()}},
+        ("optim", "optimizer_name", "optimizer_type"),
+        "optimizer",
+        {"adamw_8bit": "adamw-8bit", **{kind.trainer: value for value, kind in OPTIMIZERS.items()}},
     ),
     TrainerName(
-        keys=("attn_implementation", "flash_attn", "flash_attention"),
-        target="attention",
-        values={
+        ("attn_implementation", "flash_attn", "flash_attention"),
+        "attention",
+        {
             **{name: name for name in ("sdpa", "eager")},
             **dict.fromkeys(("flash_attention_2", "fa2", "true"), "flash"),
             **dict.fromkeys(("false", "disabled"), "sdpa"),
         },
     ),
+    TrainerName(_LIGER, "loss", {"true": "fused", "liger": "fused", "false": "full"}),
+    TrainerName(_LIGER, "kernels", {"true": "liger", "false": "torch"}),
+    TrainerName(("train_sampling_strategy",), "batching", {"group_by_length": "grouped", "random": "padded"}),
+    TrainerName(("group_by_length",), "batching", {"true": "grouped", "false": "padded"}),
+    TrainerName(("packing", "sample_packing"), "batching", {"true": "packed", "false": "padded"}),
+    TrainerName(("padding_free", "neat_packing"), "batching", {"true": "padding-free", "false": "padded"}),
+    TrainerName(("torch_compile",), "compile", {"true": "true", "false": "false"}),
     TrainerName(
-        keys=("use_liger_kernel", "use_liger", "enable_liger_kernel"),
-        target="loss",
-        values={"true": "fused", "liger": "fused", "false": "full"},
+        ("offload_optimizer", "offload_optimizer_device"),
+        "offload",
+        {"true": "optimizer", "cpu": "optimizer", "nvme": "nvme", "false": "none", "none": "none"},
     ),
     TrainerName(
-        keys=("use_liger_kernel", "use_liger", "enable_liger_kernel"),
-        target="kernels",
-        values={"true": "liger", "false": "torch"},
+        ("offload_param", "offload_param_device", "offload_params", "cpu_offload"),
+        "offload",
+        {"true": "params", "cpu": "params", "nvme": "nvme", "false": "none", "none": "none"},
     ),
+    TrainerName(("deepspeed", "zero_stage", "stage"), "sharding", {n: f"zero{n}" for n in ("1", "2", "3")}),
+    TrainerName(("fsdp",), "sharding", {"true": "fsdp", "full_shard": "fsdp"}),
     TrainerName(
-        keys=("train_sampling_strategy",), target="batching", values={"group_by_length": "grouped", "random": "padded"}
+        ("max_length", "max_seq_length", "seq_len", "sequence_len", "cutoff_len", "model_max_length"), "--seq-len"
     ),
-    TrainerName(keys=("group_by_length",), target="batching", values={"true": "grouped", "false": "padded"}),
-    TrainerName(keys=("packing", "sample_packing"), target="batching", values={"true": "packed", "false": "padded"}),
-    TrainerName(
-        keys=("padding_free", "neat_packing"), target="batching", values={"true": "padding-free", "false": "padded"}
-    ),
-    TrainerName(keys=("torch_compile",), target="compile", values={"true": "true", "false": "false"}),
-    TrainerName(
-        keys=("offload_optimizer", "offload_optimizer_device"),
-        target="offload",
-        values={"true": "optimizer", "cpu": "optimizer", "nvme": "nvme", "false": "none", "none": "none"},
-    ),
-    TrainerName(
-        keys=("offload_param", "offload_param_device", "offload_params", "cpu_offload"),
-        target="offload",
-        values={"true": "params", "cpu": "params", "nvme": "nvme", "false": "none", "none": "none"},
-    ),
-    TrainerName(
-        keys=("deepspeed", "zero_stage", "stage"), target="sharding", values={n: f"zero{n}" for n in ("1", "2", "3")}
-    ),
-    TrainerName(keys=("fsdp",), target="sharding", values={"true": "fsdp", "full_shard": "fsdp"}),
-    TrainerName(
-        keys=("max_length", "max_seq_length", "seq_len", "sequence_len", "cutoff_len", "model_max_length"),
-        target="--seq-len",
-    ),
-    TrainerName(keys=("lora_dropout",), target="--lora-dropout"),
-    TrainerName(keys=("global_batch", "global_batch_size"), target="--global-batch"),
-    TrainerName(keys=("num_processes", "num_gpus", "nproc_per_node", "devices"), target="--devices"),
-    TrainerName(keys=("per_device_eval_batch_size", "eval_batch_size", "eval_batch"), target="--eval-batch"),
-    TrainerName(keys=("memory_limit", "max_memory"), target="--memory-limit"),
-    TrainerName(keys=("model", "model_name_or_path", "base_model"), target="--model"),
-    TrainerName(keys=("seed",), target="--seed"),
+    TrainerName(("lora_dropout",), "--lora-dropout"),
+    TrainerName(("global_batch", "global_batch_size"), "--global-batch"),
+    TrainerName(("num_processes", "num_gpus", "nproc_per_node", "devices"), "--devices"),
+    TrainerName(("per_device_eval_batch_size", "eval_batch_size", "eval_batch"), "--eval-batch"),
+    TrainerName(("memory_limit", "max_memory"), "--memory-limit"),
+    TrainerName(("model", "model_name_or_path", "base_model"), "--model"),
+    TrainerName(("seed",), "--seed"),
 )
 FOLLOWS = {
     "gradient_accumulation_steps": "it follows from --global-batch, micro_batch and --devices",

@@ -24,7 +24,6 @@ OLD_FLAGS: Mapping[str, str] = {
 """What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab", "kernels", "spectrum", "kd", "diffusion", "mora")
 """Plugins whose own keys say what they do."""
-_REWARDS = "pairs of sequences or generated ones, and a frozen reference"
 
 
 def read(keys: Keys, where: Where) -> Run:
@@ -32,7 +31,7 @@ def read(keys: Keys, where: Where) -> Run:
     sharded = read_sharding(keys, where, devices=keys.ray_workers, config_is_enough=True)
     method, adapters = _method(keys)
     if rl := keys.text("rl"):
-        keys.count_not(f"rl: {rl}", "more", _REWARDS)
+        keys.count_not(f"rl: {rl}", "more", "pairs of sequences or generated ones, and a frozen reference")
     size = keys.count("micro_batch_size", 1)
     return Run(
         trainer="axolotl",
@@ -51,12 +50,11 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else _checkpointing(keys),
                 "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
-                "attention": args.attention(keys, "attn_implementation", args.ATTENTION, _attention(keys)),
+                "attention": args.attention(keys, "attn_implementation", _attention(keys)),
                 "loss": _loss(keys),
                 "kernels": _kernels(keys),
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os.path
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,11 +12,12 @@ from importlib import resources
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.trainers.json_settings import settings_of
 from autofit.trainers.run import NotCounted, UnknownKey, Where
 
 _PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
 """Where no modules are named (peft, utils/constants.py)."""
+_TAKE_TEXT = ("deepspeed", "fsdp_config", "gradient_checkpointing_kwargs")
+"""Keys whose settings a file may hold as JSON text or, but for the last, in a file of their own."""
 EFFECTS = ("more", "less", "unknown")
 """What a key that is not counted may do to memory."""
 
@@ -166,14 +169,9 @@ class Keys:
     @property
     def not_counted(self) -> tuple[NotCounted, ...]:
         """What readers have reported, and every key that is set and known to be outside of estimates."""
-        set_keys = {
-            key: self._trainer_keys.not_counted[key] for key in self._values if key in self._trainer_keys.not_counted
-        }
-        listed = (
-            NotCounted(key=key, effect=effect, because=because)
-            for key, (effect, because) in set_keys.items()
-            if self._values[key] not in (None, False, 0, "", [], {})
-        )
+        known = self._trainer_keys.not_counted
+        set_keys = [k for k, v in self._values.items() if k in known and v not in (None, False, 0, "", [], {})]
+        listed = (NotCounted(key=key, effect=known[key][0], because=known[key][1]) for key in set_keys)
         return (*self._not_counted, *listed)
 
     @property
@@ -198,14 +196,45 @@ def _targets_of(modules: Sequence[str]) -> tuple[str, str | None]:
     names = {module.rsplit(".", 1)[-1] for module in modules}
     if names & {"all-linear", "all"}:
         return "all-linear", None
-    feed_forward = names - _ATTENTION
-    if not feed_forward:
-        whole = names >= {"q_proj", "k_proj", "v_proj", "o_proj"} or names >= {"qkv_proj", "o_proj"}
-        return "attention", None if whole else "not every projection of attention is adapted"
-    linear = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
-    whole = names & _ATTENTION != set() and any(names >= layer for layer in linear)
-    complete = whole and (names >= {"q_proj", "k_proj", "v_proj", "o_proj"} or names >= {"qkv_proj", "o_proj"})
-    return "all-linear", None if complete else "not every linear layer is adapted"
+    all_attention = names >= {"q_proj", "k_proj", "v_proj", "o_proj"} or names >= {"qkv_proj", "o_proj"}
+    if names <= {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"}:
+        return "attention", None if all_attention else "not every projection of attention is adapted"
+    all_mlp = names >= {"gate_proj", "up_proj", "down_proj"} or names >= {"gate_up_proj", "down_proj"}
+    return "all-linear", None if all_attention and all_mlp else "not every linear layer is adapted"
 
 
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"}
+def settings_in_text(values: Mapping[str, Any], where: Where) -> dict[str, Mapping[str, Any]]:
+    """The settings that a trainer's file with these keys holds as text or in other files, by key."""
+    texts = {name: values[name] for name in _TAKE_TEXT if isinstance(values.get(name), str)}
+    settings = {name: settings_of(name, text, where) for name, text in texts.items()}
+    return {name: mapping for name, mapping in settings.items() if mapping is not None}
+
+
+def settings_of(name: str, value: object, where: Where | None = None) -> Mapping[str, Any] | None:
+    """The mapping that the key `name` holds as itself or as JSON text, which begins with a brace (transformers'
+    training_args.py). With `where`, any other text names a file beside the user's own or in a folder above it.
+
+    None for what is no mapping, and for a file that is not here. Raises `UsageError` for what is not JSON.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _parsed(value, name)
+    elif isinstance(value, str) and where is not None:
+        value = _in_file(value, where)
+    return value if isinstance(value, dict) else None
+
+
+def _in_file(file: str, where: Where) -> object:
+    for path in (where.folder / file, *(folder / file for folder in where.folder.resolve().parents)):
+        if os.path.isfile(path):  # unlike `Path.is_file`, false of a text that is too long for a name
+            try:
+                return _parsed(path.read_text(encoding="utf-8-sig"), str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{path} cannot be read: {error}") from error
+    return None
+
+
+def _parsed(text: str, origin: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin} is not JSON: {error}") from error

@@ -59,8 +59,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "attention": _attention(keys),
                 **_liger(keys),
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )
@@ -118,8 +117,7 @@ def _checkpointing(keys: Keys) -> str:
 
 def _attention(keys: Keys) -> str:
     value = keys.value("flash_attn")
-    name = None if value in (None, "auto") else str(value)
-    return args.attention(keys, "flash_attn", _FLASH, name)
+    return args.attention(keys, "flash_attn", None if value in (None, "auto") else str(value), _FLASH)
 
 
 def _liger(keys: Keys) -> dict[str, str]:

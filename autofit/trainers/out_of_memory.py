@@ -82,7 +82,7 @@ class ReportedOutOfMemory(Document):
                 "another process (nvidia-smi)."
             )
         request, spare = self.requested_bytes, self.unallocated_bytes
-        if request is not None and spare is not None and spare >= max(request, GIB // 2):
+        if request is not None and spare is not None and spare >= request:
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
                 "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."

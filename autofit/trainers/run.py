@@ -54,14 +54,13 @@ EIGHT_BITS = ("linear", -1.0)
 """Frozen weights in 8 bits, where the config has 16."""
 SINGLE_SCALES = ("linear", 4 / 64 - (1 / 64 + 4 / (64 * 256)))
 """4-bit weights without double quantisation: a scale of 4 bytes for 64 weights, where there are 1 byte and 4 / 256."""
-TRAINED_WHOLE = 16.0
-"""Bytes a parameter of a module that is trained beside adapters: an fp32 copy, its gradient and Adam's states."""
 
 
 def trained_whole(modules: list[str]) -> tuple[tuple[str, float], ...]:
     """`beyond` for modules that adapters train as a whole, of which embeddings and the head have a size that counts."""
     large = [name for name in modules if name.rsplit(".", 1)[-1] in ("embed_tokens", "lm_head", "wte", "embed_out")]
-    return (("vocabulary", TRAINED_WHOLE * len(large)),) if large else ()
+    # 16 bytes a parameter: an fp32 copy, its gradient and Adam's states.
+    return (("vocabulary", 16.0 * len(large)),) if large else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import UsageError
-from autofit.trainers.json_settings import settings_of
-from autofit.trainers.keys import Keys
+from autofit.trainers.keys import Keys, settings_of
 from autofit.trainers.run import Where
 
 FSDP_OPTIONS = frozenset(
@@ -37,6 +36,10 @@ class Sharded:
     keeps_masters: bool = False
     """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
 
+    @property
+    def axes(self) -> dict[str, object]:
+        return {"offload": self.offload, "sharding": self.sharding}
+
 
 def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, config_is_enough: bool = False) -> Sharded:
     """`devices` is what the file itself says; the user's own word in `where` goes first. Trainer looks at `fsdp_config`
@@ -62,8 +65,7 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
     checkpointing = library == "fsdp" and _is_true(options.get("activation_checkpointing"))
     if (ranks or 1) == 1:
         keys.assume(f"one GPU trains: {library} has nothing to spread")
-        offload = "none" if library == "fsdp" else offload
-        return Sharded(devices=1, offload=offload, checkpointing=checkpointing, keeps_masters=True)
+        value, offload = "none", "none" if library == "fsdp" else offload
     return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing, keeps_masters=True)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from autofit.core.errors import UsageError
-from autofit.trainers.edits import Edits, applied
-from autofit.trainers.yaml_text import edited_text
+from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,6 @@ def _is_json(text: str) -> bool:
 
 
 def _yaml(name: str, text: str) -> Any:
-    import yaml
-
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
@@ -98,9 +98,123 @@ def _yaml(name: str, text: str) -> Any:
 
 
 def _parses_to(text: str, values: Mapping[str, Any]) -> bool:
-    import yaml
-
     try:
         return bool(yaml.safe_load(text) == values)
     except yaml.YAMLError:
         return False
+
+
+def edited_text(text: str, edits: Edits) -> str | None:
+    """`text` with the edits made one after another; None for YAML that is written in a way this cannot edit.
+
+    New keys follow the key that was edited before them, or come last.
+    """
+    last_key: str | None = None
+    for path, value in edits.items():
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode) or root.flow_style:
+            return None
+        edited = _without(text, root, path) if value is REMOVED else _with_value(text, root, path, value, last_key)
+        if edited is None:
+            return None
+        text, last_key = edited, last_key if value is REMOVED else path[0]
+    return text
+
+
+def _with_value(text: str, root: yaml.MappingNode, path: KeyPath, value: Any, last_key: str | None) -> str | None:
+    """`text` with one key set: its value replaced, or a line added to the nearest mapping that is there."""
+    mapping, depth = root, 0
+    while (entry := _entry(mapping, path[depth])) is not None:
+        key, node = entry
+        inner_path = path[depth + 1 :]
+        if inner_path and isinstance(node, yaml.MappingNode) and node.value:
+            mapping, depth = node, depth + 1
+            continue
+        for name in reversed(inner_path):
+            value = {name: value}
+        return _replaced(text, key, node, value)
+    for name in reversed(path[depth + 1 :]):
+        value = {name: value}
+    return _added(text, mapping, path[depth], value, last_key if mapping is root else None)
+
+
+def _replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
+    end = _end(node)
+    if not isinstance(value, dict) and isinstance(node, yaml.ScalarNode) and node.value != "":
+        return text[: node.start_mark.index] + _flow(value) + text[end:]
+    colon = text.index(":", key.end_mark.index)
+    tail = text[max(end, colon + 1) :]
+    comment, newline, following = tail.partition("\n")
+    written = _after_colon(value, key.start_mark.column)
+    line = f"{comment}{written}" if written.startswith("\n") else f"{written}{comment}"
+    return text[: colon + 1] + line + newline + following
+
+
+def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last_key: str | None) -> str | None:
+    if mapping.flow_style:
+        brace = mapping.end_mark.index - 1
+        comma = ", " if mapping.value else ""
+        return f"{text[:brace]}{comma}{name}: {_flow(value)}{text[brace:]}"
+    key, node = (
+        _nearest(mapping, name) or (_entry(mapping, last_key) if last_key is not None else None) or mapping.value[-1]
+    )
+    column = mapping.value[0][0].start_mark.column
+    end = text.find("\n", max(_end(node), key.end_mark.index))
+    head, tail = (text + "\n", "") if end < 0 else (text[: end + 1], text[end + 1 :])
+    return f"{head}{' ' * column}{name}:{_after_colon(value, column)}\n{tail}"
+
+
+def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The last of the entries whose names begin with most of the same words; None where none shares the first."""
+    words = name.split("_")
+    shared_words = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
+    most = max(shared_words.values())
+    return _entry(mapping, [key for key, count in shared_words.items() if count == most][-1]) if most else None
+
+
+def _in_common(words: list[str], other_words: list[str]) -> int:
+    pairs = list(zip(words, other_words, strict=False))
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), len(pairs))
+
+
+def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:
+    mapping: yaml.Node = root
+    entry = None
+    for name in path:
+        entry = _entry(mapping, name) if isinstance(mapping, yaml.MappingNode) else None
+        if entry is None:
+            return text
+        parent, mapping = mapping, entry[1]
+    assert entry is not None and isinstance(parent, yaml.MappingNode)
+    if parent.flow_style or len(parent.value) == 1:
+        return None
+    key, node = entry
+    start = text.rfind("\n", 0, key.start_mark.index) + 1
+    end = text.find("\n", max(_end(node), key.end_mark.index))
+    return text[:start] + ("" if end < 0 else text[end + 1 :])
+
+
+def _entry(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    return next(((key, node) for key, node in mapping.value if key.value == name), None)
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node's text ends; a block's own mark is where the next token begins, after comments."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        key, last_node = node.value[-1] if isinstance(node, yaml.MappingNode) else (None, node.value[-1])
+        if key is not None and isinstance(last_node, yaml.ScalarNode) and last_node.value == "":
+            return int(key.end_mark.index) + 1
+        return _end(last_node)
+    return int(node.end_mark.index)
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def _after_colon(value: Any, column: int) -> str:
+    if isinstance(value, Mapping) and value:
+        block = yaml.safe_dump(dict(value), width=10**6, allow_unicode=True, sort_keys=False).rstrip("\n")
+        return "\n" + textwrap.indent(block, " " * (column + 2))
+    return " " + _flow(value)

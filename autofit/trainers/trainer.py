@@ -35,10 +35,7 @@ class TrainerFiles:
         keys = Keys(values, self.name)
         run = self.reader(keys, where)
         return replace(
-            run,
-            assumed=tuple(dict.fromkeys(keys.assumed)),
-            not_counted=keys.not_counted,
-            unknown=keys.unknown,
+            run, assumed=tuple(dict.fromkeys(keys.assumed)), not_counted=keys.not_counted, unknown=keys.unknown
         )
 
 
@@ -119,7 +116,11 @@ def recognised(values: Mapping[str, Any]) -> TrainerFiles:
         arguments = values.keys() & known_keys("transformers").all
         if "per_device_train_batch_size" in arguments or ("output_dir" in arguments and len(arguments) > 2):
             return READERS["transformers"]
-        raise UsageError(f"no trainer's file has the keys {_first_names(values)}: looked for {_EXPECTED_KEYS}")
+        first_names = ", ".join(map(str, list(values)[:4])) + (", ..." if len(values) > 4 else "")
+        raise UsageError(
+            f"no trainer's file has the keys {first_names}: looked for base_model (axolotl), model_name_or_path "
+            "(LLaMA-Factory, trl) and per_device_train_batch_size (TrainingArguments); --trainer names the trainer"
+        )
     counts = {t.name: len(values.keys() & _unshared_keys(t)) for t in with_model}
     best = max(counts.values())
     candidates = [name for name, count in counts.items() if count == best]
@@ -132,14 +133,3 @@ def _unshared_keys(trainer: TrainerFiles) -> frozenset[str]:
     """The keys that no other trainer has."""
     other_keys = [known_keys(name).all for name in READERS if name != trainer.name]
     return known_keys(trainer.name).all - frozenset[str]().union(*other_keys) | {trainer.model_key or ""}
-
-
-_EXPECTED_KEYS = (
-    "base_model (axolotl), model_name_or_path (LLaMA-Factory, trl) and per_device_train_batch_size (TrainingArguments);"
-    " --trainer names the trainer"
-)
-
-
-def _first_names(values: Mapping[str, Any]) -> str:
-    names = [str(name) for name in values]
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -23,14 +23,11 @@ OPTIMIZERS: Mapping[str, str] = {
 }
 """The axis's value for each spelling."""
 STAND_INS: Mapping[str, tuple[str, str, str]] = {
-    "paged_adamw_32bit": ("adamw", "less", "its states may be paged to the host"),
-    "paged_adamw": ("adamw", "less", "its states may be paged to the host"),
+    **dict.fromkeys(("paged_adamw_32bit", "paged_adamw"), ("adamw", "less", "its states may be paged to the host")),
     "paged_lion_32bit": ("lion", "less", "its states may be paged to the host"),
     "paged_lion_8bit": ("lion-8bit", "less", "its states may be paged to the host"),
-    "adamw_torch_8bit": ("adamw-8bit", "unknown", "torchao's 8-bit states"),
-    "ao_adamw_8bit": ("adamw-8bit", "unknown", "torchao's 8-bit states"),
-    "adamw_torch_4bit": ("adamw-8bit", "less", "4-bit states"),
-    "ao_adamw_4bit": ("adamw-8bit", "less", "4-bit states"),
+    **dict.fromkeys(("adamw_torch_8bit", "ao_adamw_8bit"), ("adamw-8bit", "unknown", "torchao's 8-bit states")),
+    **dict.fromkeys(("adamw_torch_4bit", "ao_adamw_4bit"), ("adamw-8bit", "less", "4-bit states")),
     "ao_adamw_fp8": ("adamw-8bit", "unknown", "fp8 states"),
     "adamw_hf": ("adamw", "unknown", "transformers' own AdamW"),
     "adamw_apex_fused": ("adamw", "unknown", "apex's AdamW"),
@@ -41,13 +38,11 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "came_pytorch": ("adafactor", "unknown", "CAME's factorised states"),
     "muon": ("adamw", "less", "Muon has one state where AdamW has two"),
     "dion": ("adamw", "unknown", "Dion"),
-    "rmsprop": ("lion", "unknown", "one state, like Lion"),
-    "adagrad": ("lion", "unknown", "one state, like Lion"),
+    **dict.fromkeys(("rmsprop", "adagrad"), ("lion", "unknown", "one state, like Lion")),
     **{f"galore_{name}": ("adamw", "less", "GaLore's projected states") for name in ("adamw", "adamw_8bit")},
     **{f"galore_{name}_layerwise": ("adamw", "less", "GaLore's projected states") for name in ("adamw", "adamw_8bit")},
     "q_galore_adamw8bit": ("adamw-8bit", "less", "GaLore's projected states"),
-    "apollo_adamw": ("adamw", "less", "APOLLO's projected states"),
-    "apollo_adamw_layerwise": ("adamw", "less", "APOLLO's projected states"),
+    **dict.fromkeys(("apollo_adamw", "apollo_adamw_layerwise"), ("adamw", "less", "APOLLO's projected states")),
     "schedule_free_adamw": ("adamw", "more", "schedule-free AdamW keeps another copy of the weights"),
     "ademamix": ("adamw", "more", "AdEMAMix has a third state"),
     "ademamix_8bit": ("adamw-8bit", "more", "AdEMAMix has a third state"),
@@ -86,7 +81,7 @@ def trainers_optimizer(keys: Keys) -> str:
     return optimizer(keys, "optim", value or "adamw_torch_fused")
 
 
-def attention(keys: Keys, name: str, kernels: Mapping[str, str], value: str | None) -> str:
+def attention(keys: Keys, name: str, value: str | None, kernels: Mapping[str, str] = ATTENTION) -> str:
     """transformers chooses sdpa where a model has it (modeling_utils.py)."""
     if value is None:
         keys.assume(f"{name} is sdpa unless it is set")
@@ -198,8 +193,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "optimizer": trainers_optimizer(keys),
                 **liger(keys),
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )
@@ -220,8 +214,8 @@ TABLE: Mapping[str, Emit] = {
     "micro_batch": ta.batch,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "kernels": ta.kernels,
-    "loss": ta.kernels,
+    "kernels": ta.liger,
+    "loss": ta.liger,
     "compile": ta.compilation,
     "offload": ta.offload,
     "sharding": ta.sharding,

@@ -16,16 +16,14 @@ def read(keys: Keys, where: Where) -> Run:
     """The loss is taken to be computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py)."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
-    name = "torch_dtype" if keys.text("dtype") is None else "dtype"
-    loaded = keys.text(name)
-    dtype_key = "dtype" if loaded is None else name
-    if loaded is not None:
-        keys.one_of(name, dict.fromkeys(("auto", "float32", "bfloat16", "float16")), loaded)
-    if loaded is None:
+    dtype_key = "torch_dtype" if keys.text("dtype") is None and keys.text("torch_dtype") is not None else "dtype"
+    stated = keys.text(dtype_key)
+    if stated is None:
         keys.assume("dtype is float32 unless it is set: the weights are loaded in fp32")
-    elif loaded == "auto":
+    elif stated == "auto":
         keys.assume("dtype is auto: the weights are taken to be in bfloat16")
-    loaded = {"auto": "bfloat16"}.get(loaded or "float32", loaded or "float32")
+    formats = {"auto": "bfloat16", **{name: name for name in ("float32", "bfloat16", "float16")}}
+    loaded = keys.one_of(dtype_key, formats, stated or "float32")
     liger = args.liger(keys)
     if keys.flag("use_liger_kernel") and keys.mapping("liger_kernel_config").get("fused_linear_cross_entropy"):
         raise UsageError("liger_kernel_config has fused_linear_cross_entropy: true, which trl refuses: leave it out")
@@ -52,14 +50,11 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys, sharded.checkpointing),
                 "optimizer": args.trainers_optimizer(keys),
-                "attention": args.attention(
-                    keys, "attn_implementation", args.ATTENTION, keys.text("attn_implementation")
-                ),
+                "attention": args.attention(keys, "attn_implementation", keys.text("attn_implementation")),
                 **liger,
                 "loss": "chunked",
                 "compile": keys.flag("torch_compile"),
-                "offload": sharded.offload,
-                "sharding": sharded.sharding,
+                **sharded.axes,
             }
         ),
     )

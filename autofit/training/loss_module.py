@@ -60,7 +60,7 @@ class LossModule(nn.Module):
         If `plain` is given, that kernel replaces this module's own and the layers run uncompiled, by torch's own
         operations, for comparison; each row is then one sequence.
         """
-        arguments = self.rows.told(tokens) if plain is None else {"input_ids": tokens}
+        arguments = self.rows.decoder_arguments(tokens) if plain is None else {"input_ids": tokens}
         eagerly = plain is not None and self._is_compiled
         with (
             torch.compiler.set_stance("force_eager") if eagerly else nullcontext(),

@@ -51,7 +51,7 @@ class Rows:
         for start, end in pairwise([*starts, row.shape[1]]):
             yield row[:, start:end], _shifted(row[:, start:end])
 
-    def told(self, tokens: torch.Tensor) -> dict[str, Any]:
+    def decoder_arguments(self, tokens: torch.Tensor) -> dict[str, Any]:
         """The decoder's arguments for `tokens` [rows, row]; joined, hidden states are [1, rows * row, hidden_size]."""
         if self._positions is None:
             return {"input_ids": tokens}

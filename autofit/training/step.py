@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -25,10 +25,6 @@ def unobserved(phase: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def unmarked() -> None:
-    """Marks nothing."""
-
-
 class TrainingStep:
     """A training step built from a config.
 
@@ -48,7 +44,7 @@ class TrainingStep:
         self.gradient_norm = torch.zeros(())
         """L2 norm of the last update's gradients before clipping, fp32 scalar."""
 
-    def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved, mark: Mark = unmarked) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved, mark: Mark = lambda: None) -> torch.Tensor:
         """Take one optimizer step on `tokens` [sequences, seq_len]; returns the mean loss before it, in nats per token.
 
         With several ranks, each has its own sequences and returns its share: the mean is the sum over ranks. The number
@@ -104,13 +100,8 @@ class TrainingStep:
 
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """
-        training = self.module.training
-        self.module.eval()
-        try:
-            with self.precision():
-                loss: torch.Tensor = self.engine.root(tokens, self.module.rows.labels(tokens))
-        finally:
-            self.module.train(training)
+        with self._evaluating(), self.precision():
+            loss: torch.Tensor = self.engine.root(tokens, self.module.rows.labels(tokens))
         return loss / self.module.rows.targets(tokens)
 
     @torch.no_grad()
@@ -122,15 +113,11 @@ class TrainingStep:
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """
         total = 0.0
-        training = self.module.training
-        self.module.eval()  # checkpointing and dropout act in training mode only
-        try:
+        with self._evaluating():
             for row in torch.split(tokens, 1):
                 for inputs, labels in self.module.rows.alone(row):
                     with self.precision():
                         total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
-        finally:
-            self.module.train(training)
         return total / self.module.rows.targets(tokens)
 
     def plain_gradient_norm(self, row: torch.Tensor) -> float:
@@ -141,16 +128,26 @@ class TrainingStep:
         `reference_loss`, this may need more memory than training does.
         """
         assert isinstance(self.engine, LocalEngine)
+        try:
+            with self._evaluating():
+                with self.precision():
+                    losses = [
+                        self.engine.root(*sequence, full_cross_entropy) for sequence in self.module.rows.alone(row)
+                    ]
+                self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row), last=True)
+        finally:
+            norm = self.engine.discard()
+        return float(norm)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Inside, the module is in evaluation mode: checkpointing and dropout act in training mode only."""
         training = self.module.training
         self.module.eval()
         try:
-            with self.precision():
-                losses = [self.engine.root(*sequence, full_cross_entropy) for sequence in self.module.rows.alone(row)]
-            self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row), last=True)
+            yield
         finally:
             self.module.train(training)
-            norm = self.engine.discard()
-        return float(norm)
 
     def precision(self) -> AbstractContextManager[None]:
         """The autocast context of the forward pass, if the config's precision needs one."""

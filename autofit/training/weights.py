@@ -43,9 +43,15 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     created: Created = WeakValueDictionary()
     pool = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
 
+    def quantise(layer: Any) -> None:
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
+        # transformers' default initializer_range
+        quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, pool=pool)
+
     def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
         if _is_four_bit(module):
-            _quantise(module, device, pool)
+            quantise(module)
         else:
             _allocate(module, device, created)
             original(module)
@@ -81,13 +87,6 @@ def _in_place_of_initialisation(
 
 def _is_four_bit(module: Any) -> bool:
     return type(module).__name__ == "Linear4bit" and type(module).__module__.startswith("bitsandbytes")
-
-
-def _quantise(layer: Any, device: torch.device, pool: torch.cuda.MemPool | None) -> None:
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
-    # transformers' default initializer_range
-    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, pool=pool)
 
 
 def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:

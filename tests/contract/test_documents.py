@@ -17,8 +17,7 @@ from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, exampl
 from snapshot_file import UPDATE
 
 from autofit.cli.main import app
-from autofit.techniques.habits.habit import Trainer
-from autofit.techniques.habits.known_trainers import AXOLOTL, LLAMAFACTORY
+from autofit.techniques.habits.known_trainers import AXOLOTL, LLAMAFACTORY, Trainer
 from tests.here import run_here
 
 EVERY = [README, *PAGES]

@@ -21,7 +21,7 @@ from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
 from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
-from autofit.trainers.json_settings import settings_in_text
+from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
 from autofit.trainers.source_file import SourceFile
 

@@ -79,4 +79,4 @@ def _with_habits(run: Run) -> str | None:
     """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
     than the nearest config: the answer's uncounted keys then say so."""
     trainer = TRAINERS.get(run.trainer)
-    return None if trainer is None or trainer.why_not(run.config) is not None else trainer.name
+    return None if trainer is None or trainer.unsupported(run.config) is not None else trainer.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
 from autofit.core.lattice import Axis, Config, chain
@@ -9,7 +11,6 @@ from autofit.techniques import attention_kernels as kernels
 from autofit.techniques.axes.batching import packs, separates_sequences
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.job import Job
-from autofit.techniques.repeated_keys import register_repeated_keys
 from autofit.techniques.technique import BuildPlan, Technique
 
 IMPLEMENTATIONS = {"sdpa": "sdpa", "efficient": "repeated_keys", "flash": "flash_attention_2", "eager": "eager"}
@@ -100,3 +101,24 @@ def _why_not_repeat(config: Config, job: Job) -> str | None:
     if keeps_scores(config, job):
         return f"attention=efficient is of no use {place}: torch has no fused kernel there, use sdpa"
     return None
+
+
+def register_repeated_keys(name: str) -> None:
+    """Has transformers know, under `name`, sdpa attention whose keys and values are repeated for the heads that share
+    them.
+
+    transformers leaves that to torch where there is no mask, and torch has no fused kernel for shared keys in fp32 or
+    before compute capability 8.0: it then keeps the scores of all pairs of tokens.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        heads = query.shape[1] // key.shape[1]
+        options.setdefault("is_causal", getattr(module, "is_causal", True))
+        key, value = repeat_kv(key, heads), repeat_kv(value, heads)
+        return sdpa_attention_forward(None, query, key, value, attention_mask, **options)  # no module that shares keys
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)

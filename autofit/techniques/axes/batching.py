@@ -63,7 +63,7 @@ class Batching(Technique):
         values=("packed", "grouped", "padding-free", "padded"),
         effects={"packed": Effect.TRAINING, "grouped": Effect.TRAINING, "padding-free": Effect.TRAINING},
         recipe="padded",
-        is_unsaid=True,
+        leaves_out_recipe=True,
         does="How sequences of different lengths make a micro-batch.",
         meanings={
             "packed": "whole ones, one after the other, in rows as long as the longest; the batch counts rows",

@@ -17,8 +17,6 @@ from autofit.techniques.technique import Technique
 VARIANTS = 64
 """The most variants in which layers may be compiled: kinds of layers, times checkpointed or not, times lengths. Beyond
 torch's own limit of 8 the others would run uncompiled, and only a warning would say so."""
-KEEPS_POLICY = (2, 13)
-"""First version of torch whose source is known to have the fix described in `_loses_policy`."""
 
 
 class Compilation(Technique):
@@ -47,7 +45,9 @@ class Compilation(Technique):
             return None
         if not shape(job.model).checkpointable:
             return f"compile=true cannot work: transformers does not mark the decoder layers of {job.model.name}"
-        if config["sharding"] == "ddp" and keeps_results(config) and _loses_policy(job):
+        # DDP's optimizer overwrote a checkpoint's policy on what to keep when it split the graph, until
+        # pytorch/pytorch#179496.
+        if config["sharding"] == "ddp" and keeps_results(config) and job.stack.torch_release < (2, 13):
             return (
                 f"compile=true cannot work with sharding=ddp and checkpointing={config['checkpointing']} before "
                 "torch 2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use "
@@ -55,12 +55,6 @@ class Compilation(Technique):
             )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
-
-
-def _loses_policy(job: Job) -> bool:
-    """Whether, under DDP, torch compiles a checkpoint with a policy on what to keep as one that keeps nothing: until
-    pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when splitting the graph."""
-    return job.stack.torch_release < KEEPS_POLICY
 
 
 @cache

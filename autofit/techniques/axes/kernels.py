@@ -29,7 +29,7 @@ class Kernels(Technique):
         name="kernels",
         values=("liger", "torch"),
         recipe="torch",
-        is_unsaid=True,
+        leaves_out_recipe=True,
         lighter=chain("liger", "torch"),
         does="Who computes the norms, rotary embeddings and the MLP's gate in each decoder layer.",
         meanings={

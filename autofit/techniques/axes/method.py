@@ -1,12 +1,13 @@
-"""Training method: every weight, adapters on a frozen base (LoRA), or adapters on a 4-bit base (QLoRA)."""
+"""Which weights are trained: all, or which adapters on a frozen base (LoRA) or on a 4-bit one (QLoRA)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from autofit.catalog.models import shape
+from autofit.catalog.models import in_catalog, shape
 from autofit.core.distribution import install
-from autofit.core.lattice import Axis, Config, Value
+from autofit.core.lattice import Axis, Config, Value, chain
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import adapters, quantisation
 from autofit.techniques.job import Job
@@ -70,3 +71,70 @@ class Method(Technique):
             dropout=plan.job.workload.lora_dropout,
             dtype=plan.trained_dtype,
         )
+
+
+class Rank(Technique):
+    """Inner dimension of an adapter's matrices. The user sets the minimum; higher ranks only cost memory and time."""
+
+    axis = Axis(
+        name="rank",
+        values=(),
+        recipe=8,
+        does="The inner dimension of the adapters. A search stays at --min-rank unless --allow is training.",
+        where="with method=lora or method=qlora",
+    )
+
+    def plain(self, goal: Goal) -> Value:
+        return goal.min_rank
+
+    def effect(self, config: Config, goal: Goal) -> Effect:
+        return Effect.EXACT if config["rank"] == self.plain(goal) else Effect.TRAINING
+
+    def applies(self, config: Config) -> bool:
+        return config["method"] != "full"
+
+
+class Targets(Technique):
+    """`attention`: the q, k, v and o projections. `all-linear`: every Linear layer except the head, plus what peft
+    treats as one: in a mixture of experts, the router and the stacked experts."""
+
+    axis = Axis(
+        name="targets",
+        values=("attention", "all-linear"),
+        effects={"attention": Effect.TRAINING},
+        recipe="all-linear",
+        lighter=chain("attention", "all-linear"),
+        does="Which layers get adapters.",
+        meanings={
+            "attention": "the q, k, v and o projections",
+            "all-linear": "every linear layer but the head; with stacked experts not with --lora-dropout",
+        },
+        where="with method=lora or method=qlora",
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:
+            return "peft does not support lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
+        if in_catalog(job.model):
+            return None  # tests already build its adapters: no need to wait for that here
+        reason = adapters.unsupported(job.model, config.text("targets"), job.workload.lora_dropout)
+        if reason is not None:
+            return f"targets={config['targets']} cannot work for {job.model.name}: {reason}"
+        return None
+
+    def applies(self, config: Config) -> bool:
+        return config["method"] != "full"
+
+
+def nearest_ranks(configs: Iterable[Config], goal: Goal) -> dict[str, int]:
+    """For each method, the lowest rank among `configs` that `goal` accepts.
+
+    A space or a store need not contain the exact rank that was asked for; this is the nearest to it.
+    """
+    ranks: dict[str, int] = {}
+    for config in configs:
+        rank = config.get("rank")
+        if rank is not None and int(rank) >= goal.min_rank:
+            method = config.text("method")
+            ranks[method] = min(int(rank), ranks.get(method, int(rank)))
+    return ranks

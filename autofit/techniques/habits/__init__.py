@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autofit.core.errors import unknown
-from autofit.core.lattice import Config, Value
+from autofit.core.lattice import Config
 from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
-from autofit.techniques.habits.habit import Habit, Trainer
-from autofit.techniques.habits.known_trainers import TRAINERS
-from autofit.techniques.habits.of_the_step import LogitsInEvaluation, TiledLoss, UnderAutocast
-from autofit.techniques.habits.weight_formats import WeightFormat
+from autofit.techniques.habits.habit import Habit, LogitsInEvaluation, TiledLoss, UnderAutocast, WeightFormat
+from autofit.techniques.habits.known_trainers import TRAINERS, trainer_by_name
 from autofit.techniques.job import Job
-
-
-def trainer_by_name(name: str) -> Trainer:
-    """The trainer of this name; raises `UsageError`."""
-    if name not in TRAINERS:
-        raise unknown("trainer", name, TRAINERS)
-    return TRAINERS[name]
 
 
 def habits(config: Config, trainer: str | None) -> tuple[Habit, ...]:
     """What a workload's trainer adds to the config's step, in the order in which it is applied."""
-    return () if trainer is None else tuple(habit for habit in trainer_by_name(trainer).habits if habit.applies(config))
+    return tuple(habit for habit in trainer_by_name(trainer).habits if habit.applies(config))
 
 
 def replaces_loss(job: Job) -> bool:
     """Whether the workload's trainer computes the loss in a way of its own."""
-    trainer = job.workload.trainer
-    return trainer is not None and any(isinstance(habit, TiledLoss) for habit in trainer_by_name(trainer).habits)
+    return any(isinstance(habit, TiledLoss) for habit in trainer_by_name(job.workload.trainer).habits)
 
 
 def is_under_autocast(config: Config, job: Job) -> bool:
@@ -50,14 +37,9 @@ def masks_padding(config: Config, job: Job) -> bool:
     return job.workload.masks_padding and config["attention"] != "flash" and not packs(config)
 
 
-def recipe_values(trainer: str | None) -> Mapping[str, Value]:
-    """The values that stand for those of the plain recipe that the trainer cannot train."""
-    return {} if trainer is None else trainer_by_name(trainer).usual
-
-
-def nearest_values(trainer: str | None) -> Mapping[str, Mapping[Value, Value]]:
-    """For each axis, the values that stand for those that the trainer lacks."""
-    return {} if trainer is None else trainer_by_name(trainer).nearest
+def of_formats(config: Config, trainer: str | None) -> tuple[WeightFormat, ...]:
+    """The habits that change the number format of weights."""
+    return tuple(habit for habit in habits(config, trainer) if isinstance(habit, WeightFormat))
 
 
 def trained_format(config: Config, trainer: str | None) -> str | None:
@@ -66,24 +48,17 @@ def trained_format(config: Config, trainer: str | None) -> str | None:
     return formats[-1].trained if formats else None
 
 
-def of_formats(config: Config, trainer: str | None) -> tuple[WeightFormat, ...]:
-    """The habits that change the number format of weights."""
-    return tuple(habit for habit in habits(config, trainer) if isinstance(habit, WeightFormat))
-
-
-def why_not(config: Config, job: Job) -> str | None:
+def unsupported(config: Config, job: Job) -> str | None:
     """Why the workload's trainer trains something else than the config says; None if it does not."""
-    trainer = job.workload.trainer
-    if trainer is None:
-        return None
-    if config["precision"] == "fp16-mixed" and trained_format(config, trainer) == "bfloat16":
+    trainer = trainer_by_name(job.workload.trainer)
+    if config["precision"] == "fp16-mixed" and trained_format(config, job.workload.trainer) == "bfloat16":
         difference = "trains the adapters in bf16, for which torch refuses loss scaling"
-        return f"precision=fp16-mixed is not possible with {trainer}, which {difference}"
+        return f"precision=fp16-mixed is not possible with {trainer.name}, which {difference}"
     has_kernels = job.model.config["model_type"] in MODEL_TYPES
-    if trainer_by_name(trainer).liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
+    if trainer.liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
         value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
-        return f"{value} without {partner} is not possible with {trainer}, which has one switch for both"
-    return trainer_by_name(trainer).why_not(config)
+        return f"{value} without {partner} is not possible with {trainer.name}, which has one switch for both"
+    return trainer.unsupported(config)
 
 
 __all__ = [
@@ -92,11 +67,9 @@ __all__ = [
     "habits",
     "is_under_autocast",
     "masks_padding",
-    "named",
-    "nearest_values",
     "of_formats",
     "replaces_loss",
     "trained_format",
-    "usual",
-    "why_not",
+    "trainer_by_name",
+    "unsupported",
 ]

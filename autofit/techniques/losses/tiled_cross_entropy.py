@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 TILE_TOKENS, TILE_WORDS = 4096, 32_768
 """`TOKEN_CHUNK_SIZE` of that file, and `_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py."""
-TRACED_ROWS = 1
-"""Rows of a tile that are traced for a card, whose kernels need nothing beside the tile: 128 KiB in fp32."""
 
 
 def tiled_cross_entropy(
@@ -63,8 +61,9 @@ class _Tiles:
     scale: float
 
     def rows(self, tile: torch.Tensor) -> slice:
-        """The rows that are worked on outside of products."""
-        return slice(min(TRACED_ROWS, tile.shape[0]) if self.for_card else tile.shape[0])
+        """The rows that are worked on outside of products: for a card, whose kernels need nothing beside the tile, one
+        is traced, 128 KiB in fp32."""
+        return slice(1 if self.for_card else tile.shape[0])
 
     def transformed(self, tile: torch.Tensor) -> torch.Tensor:
         logits = tile.float() * self.scale

@@ -73,16 +73,17 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
 
     timeout = timedelta(seconds=timeout_seconds)
     store: Store
-    rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
+    alone = rendezvous is None
+    place = rendezvous or Rendezvous(rank=0, ranks=1, ranks_here=1, host=LOOPBACK, port=0)
     try:
-        _set_environment(rendezvous)
-        store = dist.HashStore() if rendezvous is None else _store(rendezvous, timeout, listener)  # type: ignore[attr-defined]
-        on_gpus = kind == "cuda" and size > 1
+        _set_environment(place)
+        store = dist.HashStore() if alone else _store(place, timeout, listener)  # type: ignore[attr-defined]
+        on_gpus = kind == "cuda" and place.ranks > 1
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
             store=store,
-            rank=rank,
-            world_size=size,
+            rank=place.rank,
+            world_size=place.ranks,
             timeout=timeout,
             device_id=torch.device("cuda", 0) if on_gpus else None,  # makes the communicator now, not in the first step
         )
@@ -92,19 +93,21 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
         lines = lines_of(error)
         detail = f" ({lines[-1]})" if len(lines) > 1 else ""  # where NCCL names what it lacks, such as room in /dev/shm
         raise NoMeeting(f"the ranks cannot meet: {lines[0]}{detail}") from error
-    return Ranks(rank, size)
+    return Ranks(place.rank, place.ranks)
 
 
-def _set_environment(rendezvous: Rendezvous | None) -> None:
+def _set_environment(place: Rendezvous) -> None:
     """Set the environment variables that libraries look for, as torchrun does."""
-    rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
-    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
-    os.environ["LOCAL_RANK"] = "0"  # every rank sees only its own device
-    os.environ["MASTER_ADDR"] = rendezvous.host if rendezvous is not None else LOOPBACK
-    os.environ["MASTER_PORT"] = str(rendezvous.port if rendezvous is not None else 0)
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_RANK": "0",  # every rank sees only its own device
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": str(place.port),
+    }
     # If set, DeepSpeed creates a shared-memory segment per rank, which training never uses and nothing removes.
     os.environ.pop("LOCAL_SIZE", None)
-    address = _route_address(rendezvous)
+    address = LOOPBACK if place.host == LOOPBACK else _route_address(place)
     interface = _interface(address)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -112,10 +115,8 @@ def _set_environment(rendezvous: Rendezvous | None) -> None:
             os.environ["NCCL_SOCKET_IFNAME"] = interface
 
 
-def _route_address(rendezvous: Rendezvous | None) -> str:
+def _route_address(rendezvous: Rendezvous) -> str:
     """This machine's address on the route to rank 0; nothing is sent."""
-    if rendezvous is None:
-        return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((rendezvous.host, rendezvous.port))
         return str(probe.getsockname()[0])

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor
 from autofit.training.engines.local import LocalEngine
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-
     from autofit.techniques.technique import BuildPlan
 
 
@@ -36,15 +34,19 @@ class FsdpSharder:
     def shard(self, module: nn.Module) -> None:
         """Keep this rank's share of every parameter of `module` that is not sharded yet."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        mesh = init_device_mesh(self._plan.device.type, (dist.get_world_size(),))
+        plan = self._plan
+        narrow = MixedPrecisionPolicy(param_dtype=plan.compute_dtype, reduce_dtype=torch.float32)
+        in_host_memory = plan.config["offload"] == "params"
         fully_shard(
             module,
-            mesh=mesh,
-            reshard_after_forward=self._plan.config["sharding"] != "fsdp-no-reshard",
-            mp_policy=mixed_precision(self._plan),
-            offload_policy=offload(self._plan),
+            mesh=init_device_mesh(plan.device.type, (dist.get_world_size(),)),
+            reshard_after_forward=plan.config["sharding"] != "fsdp-no-reshard",
+            mp_policy=narrow if plan.narrowed else MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy(pin_memory=plan.device.type == "cuda")
+            if in_host_memory
+            else OffloadPolicy(),
         )
 
     @contextmanager
@@ -85,21 +87,3 @@ class FsdpEngine(LocalEngine):
         norm: Any = super().update()
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
-
-
-def mixed_precision(plan: BuildPlan) -> MixedPrecisionPolicy:
-    """The dtypes in which parameters are gathered and gradients reduced."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    if not plan.narrowed:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=plan.compute_dtype, reduce_dtype=torch.float32)
-
-
-def offload(plan: BuildPlan) -> CPUOffloadPolicy | OffloadPolicy:
-    """Where shards are kept: on the device, or in host memory, pinned if there is a GPU to copy to."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
-    if plan.config["offload"] != "params":
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=plan.device.type == "cuda")

@@ -19,7 +19,6 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from autofit.core.errors import EnvironmentLacks, lines_of
@@ -35,8 +34,6 @@ COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
 not load."""
-LIBAIO = ("libaio.so.1", "libaio.so.1t64")
-"""Names under which systems have libaio; the second is that of Debian and Ubuntu since their 64-bit time."""
 LOCK = "lock"
 """Name of torch's lock file, in an operation's folder while `torch.utils.cpp_extension` compiles or loads it."""
 
@@ -91,21 +88,17 @@ def load_operation(name: str) -> None:
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     if name not in OpBuilder._loaded_ops:
-        OpBuilder._loaded_ops[name] = _imported(name)
+        spec = importlib.util.spec_from_file_location(name, _library(name))
+        assert spec is not None and spec.loader is not None
+        try:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        except ImportError as error:  # a library it was linked against is gone
+            message = f"DeepSpeed's {name} is compiled, but does not load: {error}"
+            raise EnvironmentLacks(message, remedy=f"rm -r {_folder(name)}; {COMMAND}") from error
+        OpBuilder._loaded_ops[name] = module
     if name == "pin_memory":  # async_io calls its functions, and is not linked to it
         ctypes.CDLL(str(_library(name)), mode=ctypes.RTLD_GLOBAL)
-
-
-def _imported(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, _library(name))
-    assert spec is not None and spec.loader is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:  # a library it was linked against is gone
-        remedy = f"rm -r {_folder(name)}; {COMMAND}"
-        raise EnvironmentLacks(f"DeepSpeed's {name} is compiled, but does not load: {error}", remedy=remedy) from error
-    return module
 
 
 def hindrance(name: str) -> EnvironmentLacks | None:
@@ -118,7 +111,9 @@ def hindrance(name: str) -> EnvironmentLacks | None:
     if tool is not None:
         remedy = "pip install ninja" if tool == "ninja" else "apt-get install build-essential python3-dev"
         return EnvironmentLacks(f"DeepSpeed's {name} cannot be compiled without {tool}", remedy=remedy)
-    if name == "async_io" and not (_has_function(LIBAIO, "io_pgetevents") if built else _has_libaio()):
+    # Debian and Ubuntu have libaio under the second name since their 64-bit time.
+    libaio = ("libaio.so.1", "libaio.so.1t64")
+    if name == "async_io" and not (_has_function(libaio, "io_pgetevents") if built else _has_libaio()):
         lacks = "is compiled, but cannot be loaded without libaio" if built else "needs libaio and its headers, version"
         return EnvironmentLacks(
             f"DeepSpeed's async_io {lacks} 0.3.112 or newer",
@@ -171,8 +166,7 @@ def _compile(name: str) -> None:
             _builder(name).jit_load(verbose=False)
     except Exception as error:  # whatever the compiler, linker or loader raises
         raise EnvironmentLacks(
-            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
-            remedy="the message says what is missing",
+            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}", remedy="the message says what is missing"
         ) from error
     (_folder(name) / STAMP).write_text(_versions())
 

@@ -6,10 +6,13 @@ import itertools
 import random
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer_utils import IntervalStrategy
 
 from autofit import techniques
 from autofit.core.device.hardware import Hardware, Stack
@@ -89,11 +92,7 @@ def make_recommendation(
         changes_training=(),
         alternatives=(),
         hardware=Hardware(
-            name="h100-80g",
-            kind="cuda",
-            device_name="NVIDIA H100 80GB HBM3",
-            memory_bytes=80 * 2**30,
-            count=8,
+            name="h100-80g", kind="cuda", device_name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, count=8
         ),
         workload=Workload(
             **{"model": "llama-3.1-8b", "model_digest": "0" * 16, "seq_len": 2048, "global_batch": 64, **workload}
@@ -135,7 +134,55 @@ def sample() -> list[Config]:
     return list(configs)
 
 
+def shorten(args: Any, folder: Path, *, steps: int, learning_rate: float) -> None:
+    """Have Trainer's arguments take a few steps in order, log every loss and save nothing."""
+    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(folder), steps, "no", True
+    args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, 1
+    args.learning_rate, args.lr_scheduler_type, args.train_sampling_strategy = learning_rate, "constant", "sequential"
+
+
 def checkpointing_kwargs(args: Any) -> Any:
     """What Trainer's arguments pass to checkpointing, by either of its names."""
     name = "activation_checkpointing_kwargs"
     return getattr(args, name if hasattr(args, name) else "gradient_checkpointing_kwargs")
+
+
+def check_batch(config: Config, args: Any, recommendation: Recommendation) -> None:
+    """Trainer's arguments for what trl and a script of transformers' Trainer have alike."""
+    workload = recommendation.workload
+    assert args.per_device_train_batch_size == args.per_device_eval_batch_size == config["micro_batch"]
+    steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
+    assert steps == workload.global_batch
+    # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
+    assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
+    assert args.fp16 is (config["precision"] == "fp16-mixed")
+    assert args.optim.value == OPTIM[config.text("optimizer")]
+    assert args.weight_decay == (0.01 if "adamw" in config.text("optimizer") else 0.0)
+    assert args.gradient_checkpointing is (config["checkpointing"] not in UNCHECKPOINTED)
+
+
+def loaded_format(config: Config, *, masters_elsewhere: bool) -> str:
+    """The format that the weights are to be loaded in."""
+    masters = config["method"] == "full" and config["precision"] != "bf16" and not masters_elsewhere
+    if config["precision"] in ("tf32", "fp32") or masters:
+        return "float32"
+    return "float16" if config["precision"] == "fp16-mixed" else "bfloat16"
+
+
+def check_quantisation(config: Config, quantisation: Any, dtype: torch.dtype) -> None:
+    assert (quantisation is not None) is (config["method"] == "qlora")
+    if quantisation is not None:
+        assert quantisation.load_in_4bit and quantisation.bnb_4bit_use_double_quant
+        assert quantisation.bnb_4bit_quant_type == "nf4"
+        assert quantisation.bnb_4bit_compute_dtype is dtype
+        sharded = config.text("sharding").startswith("fsdp")
+        assert quantisation.bnb_4bit_quant_storage is (dtype if sharded else torch.uint8)
+
+
+def check_adapter(config: Config, adapter: Any, dropout: float) -> None:
+    assert (adapter is None) is (config["method"] == "full")
+    if adapter is not None:
+        assert (adapter.r, adapter.lora_alpha) == (config["rank"], 2 * config.number("rank"))
+        assert (adapter.lora_dropout, adapter.bias, adapter.task_type) == (dropout, "none", "CAUSAL_LM")
+        attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+        assert adapter.target_modules == (attention if config["targets"] == "attention" else "all-linear")

@@ -61,23 +61,23 @@ def weight_decay(optimizer: torch.optim.Optimizer) -> float:
 
 def facts(trainer: Any) -> dict[str, Any]:
     """What the libraries made of the script."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "losses": losses(trainer),
         "model": type(trainer.model_wrapped).__name__,
         "optimizer": type(getattr(trainer.optimizer.optimizer, "optimizer", trainer.optimizer.optimizer)).__name__,
     }
-    found["weight_decay"] = weight_decay(trainer.optimizer)
+    result["weight_decay"] = weight_decay(trainer.optimizer)
     if trainer.is_deepspeed_enabled:
-        found["deepspeed"] = trainer.model_wrapped.config
+        result["deepspeed"] = trainer.model_wrapped.config
     if trainer.is_fsdp_enabled:
         layer = next(m for m in trainer.model.modules() if type(m).__name__.endswith("DecoderLayer"))
-        found["sums"] = str(layer._get_fsdp_state()._mp_policy.reduce_dtype)
+        result["sums"] = str(layer._get_fsdp_state()._mp_policy.reduce_dtype)
         parameters = list(layer.parameters())
-        found["share"] = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
-    if found["model"] == "DistributedDataParallel":
-        found["view"] = trainer.model_wrapped.gradient_as_bucket_view
-        found["searches"] = trainer.model_wrapped.find_unused_parameters
-    return found
+        result["share"] = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
+    if result["model"] == "DistributedDataParallel":
+        result["view"] = trainer.model_wrapped.gradient_as_bucket_view
+        result["searches"] = trainer.model_wrapped.find_unused_parameters
+    return result
 
 
 def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[s
 
     model = AutoModelForCausalLM.from_pretrained(source)
     engine, *_ = deepspeed.initialize(model=model, config=str(file), model_parameters=model.parameters())
-    found = []
+    result = []
     for batch in tokens:
         step = 0.0
         own = batch[engine.global_rank :: engine.world_size].split(engine.train_micro_batch_size_per_gpu())
@@ -97,9 +97,9 @@ def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[s
             engine.step()
             step += loss.detach() / len(own)
         torch.distributed.all_reduce(step)
-        found.append(step.item() / engine.world_size)
+        result.append(step.item() / engine.world_size)
     return {
-        "losses": found,
+        "losses": result,
         "optimizer": type(engine.optimizer.optimizer).__name__,
         "weight_decay": weight_decay(engine.optimizer),
     }

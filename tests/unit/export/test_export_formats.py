@@ -85,32 +85,32 @@ def test_exported_names() -> None:
 def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
     config = make_config(method="lora", precision="bf16", loss="chunked")
     for format, axis in (("axolotl", "loss"), ("llamafactory", "loss"), ("trl", "precision")):
-        found = export(make_recommendation(config), format=format, source="org/model")
-        assert any(note.startswith(f"{axis}=") for note in found.needs_more)
-        assert fidelity(config, found.notes)[axis] == "differs"
+        result = export(make_recommendation(config), format=format, source="org/model")
+        assert any(note.startswith(f"{axis}=") for note in result.needs_more)
+        assert fidelity(config, result.notes)[axis] == "differs"
         with pytest.raises(UsageError, match=rf"needs more memory as {format} .*--anyway"):
-            package.check_memory(found, format)
-    found = export(make_recommendation(config), format="transformers", source="org/model")
-    package.check_memory(found, "transformers")
-    assert set(fidelity(config, found.notes).values()) == {"same"}
-    assert "# Fidelity:  all same\n" in found.text
+            package.check_memory(result, format)
+    result = export(make_recommendation(config), format="transformers", source="org/model")
+    package.check_memory(result, "transformers")
+    assert set(fidelity(config, result.notes).values()) == {"same"}
+    assert "# Fidelity:  all same\n" in result.text
 
 
 def test_ddps_second_copy_of_the_gradients_counts_where_all_weights_are_trained() -> None:
     for format in ("trl", "llamafactory", "axolotl"):
         for method, counts in (("full", True), ("lora", False)):
             config = make_config(method=method, sharding="ddp", loss="full")
-            found = export(make_recommendation(config, devices=8), format=format, source="org/model")
-            assert any(note.startswith("sharding=ddp") for note in found.needs_more) is counts
-            assert any("holds gradients twice" in note for note in found.notes)
+            result = export(make_recommendation(config, devices=8), format=format, source="org/model")
+            assert any(note.startswith("sharding=ddp") for note in result.needs_more) is counts
+            assert any("holds gradients twice" in note for note in result.notes)
 
 
 def test_measured_with_a_trainers_habits_it_is_exported_for_that_trainer_alone() -> None:
     config = make_config(method="lora", precision="bf16", loss="chunked")
     recommendation = make_recommendation(config, trainer="trl")
-    found = export(recommendation, format="trl", source="org/model")
-    package.check_memory(found, "trl")
-    assert fidelity(config, found.notes)["precision"] == "same"
+    result = export(recommendation, format="trl", source="org/model")
+    package.check_memory(result, "trl")
+    assert fidelity(config, result.notes)["precision"] == "same"
     assert export(recommendation, format="accelerate", source="org/model").text
     for format in ("transformers", "axolotl", "llamafactory"):
         with pytest.raises(UsageError, match="measured as trl trains: use --format trl"):
@@ -150,8 +150,8 @@ def test_names_from_outside_stay_inside_the_comment(name: str, tmp_path: Path) -
     else:
         import yaml
 
-        found = yaml.safe_load(made.text)
-        assert found["base_model" if name == "axolotl" else "model_name_or_path"] == hostile
+        result = yaml.safe_load(made.text)
+        assert result["base_model" if name == "axolotl" else "model_name_or_path"] == hostile
 
 
 def test_measured_code_is_taken_whole() -> None:
@@ -162,7 +162,7 @@ def test_measured_code_is_taken_whole() -> None:
     for module, name in (
         ("autofit.techniques.losses.cross_entropy", transformers_format.CHUNKED_KERNEL),
         ("autofit.techniques.selective", "selective_contexts"),
-        ("autofit.techniques.repeated_keys", "register_repeated_keys"),
+        ("autofit.techniques.axes.attention", "register_repeated_keys"),
     ):
         part = excerpt(module, name)
         assert "autofit" not in part.code and "type: ignore" not in part.code
@@ -173,12 +173,12 @@ def test_measured_code_is_taken_whole() -> None:
 
 
 def test_a_users_program_is_told_its_command_line() -> None:
-    found = make_recommendation(make_config(micro_batch=2))
-    workload = replace(found.workload, program="python train.py {micro_batch} {model}")
-    found = replace(found, workload=workload)
+    result = make_recommendation(make_config(micro_batch=2))
+    workload = replace(result.workload, program="python train.py {micro_batch} {model}")
+    result = replace(result, workload=workload)
     assert package.formats_for(None, workload.program) == ["json"]
-    assert json.loads(package.export(found, format="json", source="a hub/id").text)["command"] == (
+    assert json.loads(package.export(result, format="json", source="a hub/id").text)["command"] == (
         "python train.py 2 'a hub/id'"
     )
     with pytest.raises(UsageError, match=r"run python train\.py 2"):
-        package.export(found, format="trl", source="x")
+        package.export(result, format="trl", source="x")

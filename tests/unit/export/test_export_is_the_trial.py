@@ -11,10 +11,9 @@ import pytest
 import tiny
 import torch
 import yaml
-from export_samples import imported, make_recommendation
+from export_samples import imported, make_recommendation, shorten
 from live_bytes import LiveBytes
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
-from transformers.trainer_utils import IntervalStrategy
 
 from autofit.catalog.models import Model, architecture
 from autofit.core.lattice import Config, Value
@@ -132,11 +131,7 @@ def test_script_trains_as_the_trial(values: dict[str, Value], trainer: str | Non
     step = tiny.built(config, model, seq_len=SEQ_LEN, trainer=trainer)
     tokens = torch.randint(4096, (STEPS, 4, SEQ_LEN), generator=torch.Generator().manual_seed(1))
     names = script_of(model, tmp_path, config, trainer)
-    args = names["training_args"]
-    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), STEPS, "no", True
-    args.logging_strategy, args.logging_steps = IntervalStrategy("steps"), 1
-    args.learning_rate, args.lr_scheduler_type = LEARNING_RATE, "constant"
-    args.train_sampling_strategy = "sequential"
+    shorten(names["training_args"], tmp_path, steps=STEPS, learning_rate=LEARNING_RATE)
     theirs_trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1)])
     give(step, theirs_trainer.model)
     ours, theirs = trial(step, tokens), trained(theirs_trainer, tmp_path)
@@ -154,9 +149,7 @@ def test_padding_changes_no_loss_and_takes_no_more_than_the_longest(tmp_path: Pa
     step = tiny.built(config, model, seq_len=SEQ_LEN)
     rows = [torch.randint(4096, (n,), generator=torch.Generator().manual_seed(n)) for n in counts]
     names = script_of(model, tmp_path, config, lengths=tuple(sorted(counts)))
-    args = names["training_args"]
-    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), 1, "no", True
-    args.logging_strategy, args.logging_steps, args.learning_rate = IntervalStrategy("steps"), 1, LEARNING_RATE
+    shorten(names["training_args"], tmp_path, steps=1, learning_rate=LEARNING_RATE)
     trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in rows])
     give(step, trainer.model)
     alone = sum(step.reference_loss(row[None]) * (len(row) - 1) for row in rows)

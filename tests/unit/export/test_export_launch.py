@@ -25,10 +25,10 @@ from autofit.catalog.models import architecture
 from autofit.core.lattice import Value
 from autofit.export import FORMATS, Export, export
 from autofit.export.distributed import NVME_FOLDER
-from autofit.techniques.axes.offload import WITH
+from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD
 
 PAIRS = [("none", sharding) for sharding in AXES["sharding"]]
-PAIRS += [(offload, sharding) for offload, with_it in WITH.items() for sharding in with_it]
+PAIRS += [(offload, sharding) for offload, shardings in SHARDINGS_OF_OFFLOAD.items() for sharding in shardings]
 """Every way of offloading with every way of sharding that it goes with."""
 BY_DEEPSPEED = [(o, s) for o, s in PAIRS if s.startswith("zero") or (s == "none" and o != "none")]
 
@@ -66,12 +66,12 @@ def test_accelerate_loads_every_file(sampled: list[Any], tmp_path: Path) -> None
     for index, config in enumerate(sampled[:100]):
         recommendation = make_recommendation(config, devices=2 if index % 3 else 1)
         text = export(recommendation, format="accelerate", source="x").text
-        found = loaded(text, tmp_path / "file.yaml")
-        assert found.num_processes == recommendation.workload.devices
+        result = loaded(text, tmp_path / "file.yaml")
+        assert result.num_processes == recommendation.workload.devices
         mixed = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}.get(config.text("precision"), "no")
         # DeepSpeed's own configuration says it, and accelerate refuses to be told twice.
-        by_deepspeed = found.distributed_type == DistributedType.DEEPSPEED
-        assert found.mixed_precision == (None if by_deepspeed else mixed)
+        by_deepspeed = result.distributed_type == DistributedType.DEEPSPEED
+        assert result.mixed_precision == (None if by_deepspeed else mixed)
         assert config.text("attention") not in text.split("\n\n", 1)[1]
 
 
@@ -85,13 +85,13 @@ def test_accelerate_starts_deepspeed_as_trials_do(offload: str, sharding: str, t
     os.environ.update(prepare_deepspeed_cmd_env(args)[1])
     plugin = DeepSpeedPlugin()
     trainer = imported(made("transformers", offload=offload, sharding=sharding).text)["DEEPSPEED"]
-    found = {k: v for k, v in plugin.deepspeed_config.items() if k not in ("optimizer", "steps_per_print")}
+    result = {k: v for k, v in plugin.deepspeed_config.items() if k not in ("optimizer", "steps_per_print")}
     expected = {k: v for k, v in trainer.items() if k != "optimizer"}
     if offload == "nvme":
         for part in ("offload_optimizer", "offload_param"):
             assert expected["zero_optimization"][part].pop("nvme_path") is None  # asked for by the script
-            assert found["zero_optimization"][part].pop("nvme_path") == NVME_FOLDER
-    assert found == expected
+            assert result["zero_optimization"][part].pop("nvme_path") == NVME_FOLDER
+    assert result == expected
     assert plugin.zero3_init_flag is (expected["zero_optimization"]["stage"] == 3)
     assert ("optimizer" in plugin.deepspeed_config) is ("optimizer" in trainer) is (offload != "none")
 
@@ -133,8 +133,8 @@ def test_accelerate_starts_the_rest(tmp_path: Path) -> None:
     assert (args.multi_gpu, args.use_cpu, args.gpu_ids, args.num_processes) == (True, False, "all", 2)
     args = launched(made("accelerate", devices=1).text, file)
     assert (args.multi_gpu, args.gpu_ids, args.num_processes) == (False, "0", 1)
-    found = loaded(made("accelerate", sharding="ddp", kind="cpu").text, file)
-    assert (found.distributed_type, found.use_cpu) == (DistributedType.MULTI_CPU, True)
+    result = loaded(made("accelerate", sharding="ddp", kind="cpu").text, file)
+    assert (result.distributed_type, result.use_cpu) == (DistributedType.MULTI_CPU, True)
 
 
 @pytest.mark.parametrize("precision", AXES["precision"])
@@ -143,21 +143,21 @@ def test_deepspeed_parses_its_file(offload: str, sharding: str, precision: str) 
     from deepspeed.runtime.config import DeepSpeedConfig
 
     text = made("deepspeed", offload=offload, sharding=sharding, precision=precision, devices=1).text
-    stated, found = json.loads(text), DeepSpeedConfig(json.loads(text))
-    assert found.train_batch_size == 64
-    assert (found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps) == (2, 32)
-    assert found.gradient_clipping == 1.0
-    assert found.float16_config.enabled is (precision == "fp16-mixed")
-    assert found.bfloat16_config.enabled is (precision in ("bf16", "bf16-mixed"))
-    zero = found.zero_config.model_dump(mode="json", by_alias=True)
+    stated, result = json.loads(text), DeepSpeedConfig(json.loads(text))
+    assert result.train_batch_size == 64
+    assert (result.train_micro_batch_size_per_gpu, result.gradient_accumulation_steps) == (2, 32)
+    assert result.gradient_clipping == 1.0
+    assert result.float16_config.enabled is (precision == "fp16-mixed")
+    assert result.bfloat16_config.enabled is (precision in ("bf16", "bf16-mixed"))
+    zero = result.zero_config.model_dump(mode="json", by_alias=True)
     assert zero["stage"] == ((offload, sharding) in BY_DEEPSPEED) * zero["stage"]
     for key, value in stated["zero_optimization"].items():
         if key.startswith("offload"):
             assert {k: zero[key][k] for k in value} == value
         else:
             assert zero[key] == value, key
-    assert found.optimizer_params["lr"] == "auto"
-    assert found.optimizer_params["weight_decay"] == 0.01
+    assert result.optimizer_params["lr"] == "auto"
+    assert result.optimizer_params["weight_decay"] == 0.01
 
 
 def test_deepspeed_has_few_optimizers() -> None:

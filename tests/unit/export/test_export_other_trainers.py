@@ -26,8 +26,8 @@ KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
 
 
 def document(recommendation: Recommendation, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(export(recommendation, format=name, source="org/model").text)
-    return found
+    result: dict[str, Any] = yaml.safe_load(export(recommendation, format=name, source="org/model").text)
+    return result
 
 
 def recommended(config: Config, index: int) -> Recommendation:
@@ -44,12 +44,12 @@ def some(sampled: list[Config]) -> list[Recommendation]:
 def test_every_key_and_name_is_one_that_the_trainer_reads(name: str, some: list[Recommendation]) -> None:
     known = KNOWN[name]
     for recommendation in some:
-        found = document(recommendation, name)
-        assert set(found) <= set(known["keys"])
+        result = document(recommendation, name)
+        assert set(result) <= set(known["keys"])
         for key, choices in known["choices"].items():
-            assert isinstance(found.get(key), bool | None) or found[key] in choices, (key, found[key])
+            assert isinstance(result.get(key), bool | None) or result[key] in choices, (key, result[key])
         for nested in ("fsdp_config", "selective_checkpointing"):
-            assert nested not in known or set(found.get(nested, {})) <= set(known[nested])
+            assert nested not in known or set(result.get(nested, {})) <= set(known[nested])
 
 
 @pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
@@ -57,48 +57,48 @@ def test_the_batch_and_the_libraries_are_those_measured(name: str, some: list[Re
     size = {"axolotl": "micro_batch_size", "llamafactory": "per_device_train_batch_size"}[name]
     evaluated = {"axolotl": "eval_batch_size", "llamafactory": "per_device_eval_batch_size"}[name]
     for recommendation in some:
-        config, workload, found = recommendation.point.config, recommendation.workload, document(recommendation, name)
-        assert found[size] == config["micro_batch"]
-        assert found[size] * found["gradient_accumulation_steps"] * workload.devices == workload.global_batch
+        config, workload, result = recommendation.point.config, recommendation.workload, document(recommendation, name)
+        assert result[size] == config["micro_batch"]
+        assert result[size] * result["gradient_accumulation_steps"] * workload.devices == workload.global_batch
         # Training on as many takes more, but with Liger's loss, which is for training alone in these trainers.
-        assert found[evaluated] == (1 if config["loss"] == "fused" else config["micro_batch"])
+        assert result[evaluated] == (1 if config["loss"] == "fused" else config["micro_batch"])
         notes = export(recommendation, format=name, source="org/model").notes
         assert any("makes all logits in evaluation" in note for note in notes) is (config["loss"] == "fused")
-        asked = replace(recommendation, workload=replace(workload, eval_batch=16))
-        assert document(asked, name)[evaluated] == 16
-        assert (found["max_grad_norm"], found["learning_rate"]) == (1.0, "CHOOSE")
-        assert found["torch_compile"] is config["compile"]
+        requested = replace(recommendation, workload=replace(workload, eval_batch=16))
+        assert document(requested, name)[evaluated] == 16
+        assert (result["max_grad_norm"], result["learning_rate"]) == (1.0, "CHOOSE")
+        assert result["torch_compile"] is config["compile"]
         fsdp = config.text("sharding").startswith("fsdp")
-        assert ("fsdp_config" in found) is fsdp
+        assert ("fsdp_config" in result) is fsdp
         if fsdp:
-            assert found["fsdp_config"]["reshard_after_forward"] is (config["sharding"] == "fsdp")
-            assert found["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+            assert result["fsdp_config"]["reshard_after_forward"] is (config["sharding"] == "fsdp")
+            assert result["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         task = Recommended.of(recommendation, "x")
-        assert ("deepspeed" in found) is by_deepspeed(task)
-        if "deepspeed" in found:
-            assert found["deepspeed"] == deepspeed_config(task, filled=FILLED)
+        assert ("deepspeed" in result) is by_deepspeed(task)
+        if "deepspeed" in result:
+            assert result["deepspeed"] == deepspeed_config(task, filled=FILLED)
 
 
 def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
     for recommendation in some:
-        config, found = recommendation.point.config, document(recommendation, "axolotl")
+        config, result = recommendation.point.config, document(recommendation, "axolotl")
         method, precision, value = config["method"], config["precision"], config["checkpointing"]
-        assert found.get("adapter") == (None if method == "full" else method)
-        assert found.get("load_in_4bit", False) is (method == "qlora")
+        assert result.get("adapter") == (None if method == "full" else method)
+        assert result.get("load_in_4bit", False) is (method == "qlora")
         if method != "full":
-            assert (found["lora_r"], found["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
-            assert found["lora_target_linear"] is (config["targets"] == "all-linear")
-            assert found["peft_autocast_adapter_dtype"] is (precision != "bf16")
-        assert (found["bf16"], found["fp16"]) == (str(precision).startswith("bf16"), precision == "fp16-mixed")
-        assert found["gradient_checkpointing"] is (value not in UNCHECKPOINTED)
-        kwargs = found.get("gradient_checkpointing_kwargs", {})
+            assert (result["lora_r"], result["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
+            assert result["lora_target_linear"] is (config["targets"] == "all-linear")
+            assert result["peft_autocast_adapter_dtype"] is (precision != "bf16")
+        assert (result["bf16"], result["fp16"]) == (str(precision).startswith("bf16"), precision == "fp16-mixed")
+        assert result["gradient_checkpointing"] is (value not in UNCHECKPOINTED)
+        kwargs = result.get("gradient_checkpointing_kwargs", {})
         assert kwargs.get("every_n_layers", 1) == {"every-2": 2, "every-4": 4}.get(str(value), 1)
-        assert (found.get("activation_offloading") == "hidden_states") is (value == "offload")
-        assert ("selective_checkpointing" in found) is (value in SELECTIVE)
+        assert (result.get("activation_offloading") == "hidden_states") is (value == "offload")
+        assert ("selective_checkpointing" in result) is (value in SELECTIVE)
         refused = config["optimizer"] == "adamw-8bit" and config.text("sharding").startswith("fsdp")
-        assert found["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
-        assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
-        switches = {key: value for key, value in found.items() if key.startswith("liger_")}
+        assert result["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
+        assert result["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
+        switches = {key: value for key, value in result.items() if key.startswith("liger_")}
         layers = ["liger_rope", "liger_rms_norm", "liger_glu_activation"] if by_liger(config) else []
         loss = ["liger_fused_linear_cross_entropy"] if config["loss"] == "fused" else []
         assert [key for key, value in switches.items() if value] == layers + loss
@@ -106,24 +106,24 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
 
 def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> None:
     for recommendation in some:
-        config, found = recommendation.point.config, document(recommendation, "llamafactory")
+        config, result = recommendation.point.config, document(recommendation, "llamafactory")
         method, precision, value = config["method"], config["precision"], config["checkpointing"]
-        assert found["finetuning_type"] == ("full" if method == "full" else "lora")
-        assert found.get("quantization_bit") == (4 if method == "qlora" else None)
+        assert result["finetuning_type"] == ("full" if method == "full" else "lora")
+        assert result.get("quantization_bit") == (4 if method == "qlora" else None)
         if method != "full":
-            assert (found["lora_rank"], found["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
+            assert (result["lora_rank"], result["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
             attention = "k_proj,o_proj,q_proj,v_proj"
-            assert found["lora_target"] == (attention if config["targets"] == "attention" else "all")
-        assert found["pure_bf16"] is (precision == "bf16" and "deepspeed" not in found)
-        assert found["fp16"] is (precision == "fp16-mixed")
+            assert result["lora_target"] == (attention if config["targets"] == "attention" else "all")
+        assert result["pure_bf16"] is (precision == "bf16" and "deepspeed" not in result)
+        assert result["fp16"] is (precision == "fp16-mixed")
         off = value in UNCHECKPOINTED
-        assert (found["disable_gradient_checkpointing"], found["use_reentrant_gc"]) == (off, False)
-        assert found.get("use_unsloth_gc", False) is (value == "offload")
-        assert found["optim"] == OPTIM[config.text("optimizer")]
-        assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
-        assert found["cutoff_len"] + 1 == recommendation.workload.seq_len  # packed sequences have one token more
+        assert (result["disable_gradient_checkpointing"], result["use_reentrant_gc"]) == (off, False)
+        assert result.get("use_unsloth_gc", False) is (value == "offload")
+        assert result["optim"] == OPTIM[config.text("optimizer")]
+        assert result["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
+        assert result["cutoff_len"] + 1 == recommendation.workload.seq_len  # packed sequences have one token more
         offloads = config.text("sharding").startswith("fsdp") and config["offload"] == "params"
-        assert ("offload" in found.get("fsdp", "")) is offloads
+        assert ("offload" in result.get("fsdp", "")) is offloads
 
 
 NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from export_samples import OPTIM, UNCHECKPOINTED, checkpointing_kwargs, imported, make_config, make_recommendation
+from export_samples import (
+    check_adapter,
+    check_batch,
+    check_quantisation,
+    checkpointing_kwargs,
+    imported,
+    loaded_format,
+    make_config,
+    make_recommendation,
+)
 from transformers import training_args as training_args_module
 
 from autofit.core.frontier import Recommendation
@@ -40,66 +49,34 @@ def make(recommendation: Recommendation, source: str = "org/model") -> Export:
     return export(recommendation, format="transformers", source=source)
 
 
-def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
-    workload = recommendation.workload
-    assert args.per_device_train_batch_size == config["micro_batch"]
-    steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
-    assert steps == workload.global_batch
-    # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
-    assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
-    assert args.fp16 is (config["precision"] == "fp16-mixed")
-    assert args.optim.value == OPTIM[config.text("optimizer")]
-    assert args.weight_decay == (0.01 if "adamw" in config.text("optimizer") else 0.0)
+def check_training(config: Config, args: Any) -> None:
     # Measured are trials that compile decoder layers alone, and that wait for nothing within a step.
     assert args.torch_compile is False
     assert args.logging_nan_inf_filter is False
     assert (args.max_grad_norm, args.learning_rate) == (1.0, None)
     assert args.use_liger_kernel is (config["loss"] == "fused" or by_liger(config))
     assert args.auto_find_batch_size is False
-    assert args.per_device_eval_batch_size == config["micro_batch"]
     if args.use_liger_kernel:
         layers = ["rope", "rms_norm", "swiglu", "geglu"] if by_liger(config) else []
         loss = ["fused_linear_cross_entropy"] if config["loss"] == "fused" else []
         assert [k for k, on in args.liger_kernel_config.items() if on] == layers + loss
-    value = config.text("checkpointing")
-    assert args.gradient_checkpointing is (value not in UNCHECKPOINTED)
-    if value in CHECKPOINTING:
-        assert checkpointing_kwargs(args) == CHECKPOINTING[value]
+    if config["checkpointing"] in CHECKPOINTING:
+        assert checkpointing_kwargs(args) == CHECKPOINTING[config.text("checkpointing")]
 
 
 def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bool) -> None:
-    bits16 = torch.float16 if config["precision"] == "fp16-mixed" else torch.bfloat16
-    masters = config["method"] == "full" and config["precision"] != "bf16" and not masters_elsewhere
-    wide = config["precision"] in ("tf32", "fp32") or masters
-    assert kwargs["dtype"] is (torch.float32 if wide else bits16)
+    assert kwargs["dtype"] is getattr(torch, loaded_format(config, masters_elsewhere=masters_elsewhere))
     names = {"flash": "flash_attention_2", "efficient": "repeated_keys"}
-    expected = names.get(config.text("attention"), config["attention"])
-    assert kwargs["attn_implementation"] == expected
-    quantisation = kwargs.get("quantization_config")
-    assert (quantisation is not None) is (config["method"] == "qlora")
-    if quantisation is not None:
-        assert quantisation.load_in_4bit and quantisation.bnb_4bit_use_double_quant
-        assert quantisation.bnb_4bit_quant_type == "nf4"
-        assert quantisation.bnb_4bit_compute_dtype is kwargs["dtype"]
-        sharded = config.text("sharding").startswith("fsdp")
-        assert quantisation.bnb_4bit_quant_storage is (kwargs["dtype"] if sharded else torch.uint8)
-
-
-def check_adapter(config: Config, adapter: Any, dropout: float) -> None:
-    assert (adapter is None) is (config["method"] == "full")
-    if adapter is None:
-        return
-    assert (adapter.r, adapter.lora_alpha) == (config["rank"], 2 * config.number("rank"))
-    assert (adapter.lora_dropout, adapter.bias, adapter.task_type) == (dropout, "none", "CAUSAL_LM")
-    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert adapter.target_modules == (attention if config["targets"] == "attention" else "all-linear")
+    assert kwargs["attn_implementation"] == names.get(config.text("attention"), config["attention"])
+    check_quantisation(config, kwargs.get("quantization_config"), kwargs["dtype"])
 
 
 def test_objects_are_what_the_config_says(sampled: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
     for index, config in enumerate(sampled):
         recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
         names = run(make(recommendation), monkeypatch)
-        check_training(config, names["training_args"], recommendation)
+        check_batch(config, names["training_args"], recommendation)
+        check_training(config, names["training_args"])
         check_model(config, names["model_kwargs"], masters_elsewhere="DEEPSPEED" in names)
         check_adapter(config, names["peft_config"], recommendation.workload.lora_dropout)
         assert names["SOURCE"] == "org/model"
@@ -147,8 +124,8 @@ def test_one_device_is_the_one_that_trials_call_the_first(kind: str, first: str)
 def test_the_first_gpu_is_the_first_that_is_left_visible(before: str | None, chosen: str) -> None:
     outside = {"PATH": os.environ["PATH"], **({} if before is None else {"CUDA_VISIBLE_DEVICES": before})}
     line = f"{FIRST_GPU}printenv CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
-    said = subprocess.run(["sh", "-c", line], env=outside, capture_output=True, text=True).stdout
-    assert said.split() == [chosen, "PCI_BUS_ID"]
+    printed = subprocess.run(["sh", "-c", line], env=outside, capture_output=True, text=True).stdout
+    assert printed.split() == [chosen, "PCI_BUS_ID"]
 
 
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from export_samples import imported, make_config, make_recommendation
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from export_samples import imported, make_config, make_recommendation, shorten
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.core.lattice import Value
@@ -28,22 +21,15 @@ from autofit.techniques.selective import SELECTIVE
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
 SEQ_LEN, LAYERS = 16, 4
+SIZES = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a Llama of four small layers."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
     folder = tmp_path_factory.mktemp("tiny")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=LAYERS, num_key_value_heads=2)).save_pretrained(folder)
     return str(folder)
 
 
@@ -52,10 +38,7 @@ def train(source: str, folder: Path, *, seq_len: int = SEQ_LEN, **values: Value)
     recommendation = make_recommendation(make_config(micro_batch=2, **values), seq_len=seq_len, global_batch=4)
     recommendation = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
     names = imported(export(recommendation, format="transformers", source=source).text)
-    args = names["training_args"]
-    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(folder), 2, "no", True
-    args.logging_strategy = args.logging_strategy.__class__("steps")
-    args.logging_steps, args.learning_rate = 1, 1e-4
+    shorten(names["training_args"], folder, steps=2, learning_rate=1e-4)
     tokens = torch.arange(8 * seq_len).reshape(8, seq_len) % 320
     torch.manual_seed(0)
     trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in tokens])
@@ -131,12 +114,10 @@ def test_sequences_that_share_rows_are_trained_on_as_if_padded(tiny: str, tmp_pa
     def loss(items: list[Any], global_batch: int, **values: Value) -> float:
         """Of one step on all items."""
         config = make_config(micro_batch=2, precision="fp32", **values)
-        found = make_recommendation(config, seq_len=SEQ_LEN, global_batch=global_batch, lengths=(4, 12))
-        found = replace(found, hardware=replace(found.hardware, kind="cpu"))
-        names = imported(export(found, format="transformers", source=tiny).text)
-        args = names["training_args"]
-        args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), 1, "no", True
-        args.logging_steps, args.learning_rate = 1, 1e-4
+        recommendation = make_recommendation(config, seq_len=SEQ_LEN, global_batch=global_batch, lengths=(4, 12))
+        recommendation = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
+        names = imported(export(recommendation, format="transformers", source=tiny).text)
+        shorten(names["training_args"], tmp_path, steps=1, learning_rate=1e-4)
         trainer = names["make_trainer"](items)
         trainer.train()
         return losses(trainer)[0]
@@ -155,23 +136,16 @@ def test_chunked_loss_under_adapters_and_autocast(tiny: str, tmp_path: Path, met
     assert losses(chunked) == pytest.approx(losses(whole), rel=1e-3)
 
 
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+SMALL = {**SIZES, "num_hidden_layers": 2, "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(**SIZES),
-        Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=5.0),
-        GraniteConfig(**SIZES, logits_scaling=4.0),
-        CohereConfig(**SIZES, logit_scale=0.25),
+        LlamaConfig(**SMALL),
+        Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=5.0),
+        GraniteConfig(**SMALL, logits_scaling=4.0),
+        CohereConfig(**SMALL, logit_scale=0.25),
     ],
     ids=lambda config: config.model_type,
 )

@@ -11,7 +11,15 @@ import pytest
 import torch
 import transformers
 import yaml
-from export_samples import OPTIM, UNCHECKPOINTED, checkpointing_kwargs, make_config, make_recommendation
+from export_samples import (
+    check_adapter,
+    check_batch,
+    check_quantisation,
+    checkpointing_kwargs,
+    loaded_format,
+    make_config,
+    make_recommendation,
+)
 from transformers import training_args as training_args_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -49,49 +57,22 @@ def parse(recommendation: Recommendation, file: Path, source: str = "org/model")
 
 
 def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
-    workload = recommendation.workload
-    assert (args.max_length, args.packing) == (workload.seq_len, True)
+    assert (args.max_length, args.packing) == (recommendation.workload.seq_len, True)
     apart = config["attention"] == "flash" or config.get("batching") == "padding-free"
     assert args.packing_strategy == ("bfd" if apart else "wrapped")
-    assert args.per_device_train_batch_size == config["micro_batch"]
-    steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
-    assert steps == workload.global_batch
-    # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
-    assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
-    assert args.fp16 is (config["precision"] == "fp16-mixed")
-    assert args.per_device_eval_batch_size == config["micro_batch"]
-    assert args.optim.value == OPTIM[config.text("optimizer")]
     assert args.torch_compile is config["compile"]
     assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", by_liger(config), False)
     assert not (args.liger_kernel_config or {}).get("fused_linear_cross_entropy")
-    value = config.text("checkpointing")
-    assert args.gradient_checkpointing is (value not in UNCHECKPOINTED)
-    if value in CHECKPOINTING:
-        assert checkpointing_kwargs(args) == CHECKPOINTING[value]
+    if config["checkpointing"] in CHECKPOINTING:
+        assert checkpointing_kwargs(args) == CHECKPOINTING[config.text("checkpointing")]
 
 
 def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere: bool) -> None:
-    method = config["method"]
-    bits16 = "float16" if config["precision"] == "fp16-mixed" else "bfloat16"
-    masters = method == "full" and config["precision"] != "bf16" and not masters_elsewhere
-    wide = config["precision"] in ("tf32", "fp32") or masters
-    assert args.dtype == ("float32" if wide else bits16)
+    assert args.dtype == loaded_format(config, masters_elsewhere=masters_elsewhere)
     expected = {"flash": "flash_attention_2", "efficient": "sdpa"}.get(config.text("attention"), config["attention"])
     assert args.attn_implementation == expected
-    quantisation = trl.get_quantization_config(args)
-    assert (quantisation is not None) is (method == "qlora")
-    if quantisation is not None:
-        assert quantisation.bnb_4bit_use_double_quant and quantisation.bnb_4bit_quant_type == "nf4"
-        assert quantisation.bnb_4bit_compute_dtype is getattr(torch, args.dtype)
-        storage = args.dtype if config.text("sharding").startswith("fsdp") else "uint8"
-        assert quantisation.bnb_4bit_quant_storage is getattr(torch, storage)
-    adapter = trl.get_peft_config(args)
-    assert (adapter is not None) is (method != "full")
-    if adapter is not None:
-        assert (adapter.r, adapter.lora_alpha) == (config["rank"], 2 * config.number("rank"))
-        assert (adapter.lora_dropout, adapter.bias) == (dropout, "none")
-        attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
-        assert adapter.target_modules == (attention if config["targets"] == "attention" else "all-linear")
+    check_quantisation(config, trl.get_quantization_config(args), getattr(torch, args.dtype))
+    check_adapter(config, trl.get_peft_config(args), dropout)
 
 
 def test_trl_reads_what_the_config_says(sampled: list[Config], tmp_path: Path) -> None:
@@ -99,6 +80,7 @@ def test_trl_reads_what_the_config_says(sampled: list[Config], tmp_path: Path) -
         recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
         training, model = parse(recommendation, tmp_path / "config.yaml")
         assert model.model_name_or_path == "org/model"
+        check_batch(config, training, recommendation)
         check_training(config, training, recommendation)
         dropout = recommendation.workload.lora_dropout
         check_model(config, model, dropout, masters_elsewhere=training.deepspeed is not None)
@@ -176,8 +158,8 @@ def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str
     assert [layer.gradient_checkpointing for layer in layers] == expected
     if value in SELECTIVE:
         recommendation = make_recommendation(make_config(method=method, checkpointing=value))
-        said = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
-        dropped = said and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
+        is_noted = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        dropped = is_noted and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
         assert ("context_fn" not in layers[0]._gradient_checkpointing_func.keywords) is dropped
 
 

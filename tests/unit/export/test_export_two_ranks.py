@@ -93,11 +93,11 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
         text = written("transformers", folder / "model", {"method": method}, devices=1, hardware=tiny.CPU_HARDWARE)
         return one_rank.losses(one_rank.train(imported(text), tokens, tmp_path_factory.mktemp("run")))
 
-    found = {method: losses(method) for method in ("full", "lora", "qlora")}
+    result = {method: losses(method) for method in ("full", "lora", "qlora")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "get_decay_parameter_names", lambda self, model: dict(model.named_parameters()))
-        found["norms too"] = losses("full")
-    return found
+        result["norms too"] = losses("full")
+    return result
 
 
 @pytest.mark.parametrize("name", [*CASES, *ALONE])
@@ -120,13 +120,13 @@ def test_weights_decay_as_in_trials(name: str, results: dict[str, Any]) -> None:
 def test_deepspeed_is_told_what_trials_tell_it(name: str, results: dict[str, Any], folder: Path) -> None:
     config = make_config(**{"precision": "fp32", "micro_batch": 1, **CASES[name]})
     job = tiny.job(catalog.load(str(folder / "model")), seq_len=SEQ_LEN, global_batch=4, devices=2)
-    planned, found = make_plan(config, job, tiny.CPU).deepspeed, results[name]["deepspeed"]
+    planned, result = make_plan(config, job, tiny.CPU).deepspeed, results[name]["deepspeed"]
     assert planned is not None
     for key, value in planned.items():
         if key == "zero_optimization":
             saved_whole = {"stage3_gather_16bit_weights_on_model_save": True} if value["stage"] == 3 else {}
             value = {**value, **saved_whole}
-        assert found[key] == value, key
+        assert result[key] == value, key
     on_host = "offload" in CASES[name]
     assert results[name]["optimizer"] == ("DeepSpeedCPUAdam" if on_host else "AdamW")
 
@@ -137,8 +137,8 @@ def test_deepspeed_makes_the_optimizer_of_its_own_file(results: dict[str, Any]) 
 
 
 def test_ddp_keeps_gradients_once(results: dict[str, Any]) -> None:
-    found = results["ddp"]
-    assert (found["model"], found["view"], found["searches"]) == ("DistributedDataParallel", True, False)
+    result = results["ddp"]
+    assert (result["model"], result["view"], result["searches"]) == ("DistributedDataParallel", True, False)
 
 
 def test_fsdp_shares_layers_out_and_sums_in_fp32(results: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from autofit.catalog.models import Model
 from autofit.core.errors import UsageError
-from autofit.techniques import unsupported
-from autofit.techniques.adapters import alpha, attention_projections, why_not
+from autofit.techniques import adapters, unsupported
+from autofit.techniques.adapters import alpha, attention_projections
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.step import TrainingStep
 from tests.tiny import (
@@ -65,16 +65,12 @@ def test_all_linear_means_every_linear_layer_but_the_head(model: Model, names: s
 
 
 def test_stacked_experts_cannot_have_dropout_in_front_and_that_is_known_before() -> None:
-    for targets, dropout, works in (
-        ("all-linear", 0.0, True),
-        ("attention", 0.1, True),
-        ("all-linear", 0.1, False),
-    ):
-        asked = config(method="lora", targets=targets)
-        reason = unsupported(asked, job(QWEN3_MOE, lora_dropout=dropout))
+    for targets, dropout, works in (("all-linear", 0.0, True), ("attention", 0.1, True), ("all-linear", 0.1, False)):
+        requested = config(method="lora", targets=targets)
+        reason = unsupported(requested, job(QWEN3_MOE, lora_dropout=dropout))
         assert (reason is None) is works
         if works:
-            built(asked, QWEN3_MOE, lora_dropout=dropout)
+            built(requested, QWEN3_MOE, lora_dropout=dropout)
 
 
 @pytest.mark.parametrize(
@@ -102,28 +98,28 @@ MAMBA = {
 @pytest.mark.parametrize("kind", MAMBA)
 def test_adapters_that_peft_refuses_are_refused_before_anything_runs(kind: str) -> None:
     mamba = model(kind, num_hidden_layers=2, **MAMBA[kind])
-    asked = config(method="lora", attention="eager")
-    reason = unsupported(asked, job(mamba))
+    requested = config(method="lora", attention="eager")
+    reason = unsupported(requested, job(mamba))
     assert reason is not None and "\n" not in reason
     assert reason.startswith(f"targets=all-linear cannot work for tiny-{kind}: ")
     assert "incompatible with Mamba" in reason
     with pytest.raises(ValueError, match="incompatible with Mamba"):
-        make_skeleton(make_plan(asked, job(mamba), CPU))
+        make_skeleton(make_plan(requested, job(mamba), CPU))
     assert unsupported(config(attention="eager"), job(mamba)) is None
 
 
 def test_adapters_are_refused_by_their_targets() -> None:
     hybrid, alone = (model(kind, num_hidden_layers=2, **MAMBA[kind]) for kind in ("falcon_h1", "mamba"))
-    asked = config(method="lora", attention="eager", targets="attention")
-    assert unsupported(asked, job(hybrid)) is None
-    assert {n.rsplit(".", 1)[-1] for n in adapted(built(asked, hybrid))} == ATTENTION
-    assert "has no Linear layers in attention modules" in str(unsupported(asked, job(alone)))
+    requested = config(method="lora", attention="eager", targets="attention")
+    assert unsupported(requested, job(hybrid)) is None
+    assert {n.rsplit(".", 1)[-1] for n in adapted(built(requested, hybrid))} == ATTENTION
+    assert "has no Linear layers in attention modules" in str(unsupported(requested, job(alone)))
 
 
 @pytest.mark.parametrize("targets", ["attention", "all-linear"])
 @pytest.mark.parametrize("name", one_of_each_architecture())
 def test_peft_has_adapters_for_the_catalog(name: str, targets: str) -> None:
-    assert why_not(shrunk(name), targets, 0.0) is None
+    assert adapters.unsupported(shrunk(name), targets, 0.0) is None
 
 
 @pytest.mark.parametrize("rank", [1, 8, 128])

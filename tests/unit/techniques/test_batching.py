@@ -93,8 +93,8 @@ def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_wit
     estimator = Estimator(replace(job, hardware=tiny.CUDA_HARDWARE, stack=stack), None)
 
     def predicted(batching: str, attention: str) -> Any:
-        found = tiny.config(micro_batch=4, precision="bf16", batching=batching, attention=attention)
-        return estimator.estimate(found, memory_limit_bytes=tiny.CUDA_HARDWARE.memory_bytes)
+        result = tiny.config(micro_batch=4, precision="bf16", batching=batching, attention=attention)
+        return estimator.estimate(result, memory_limit_bytes=tiny.CUDA_HARDWARE.memory_bytes)
 
     masked, unmasked = (predicted(batching, "sdpa").peak_allocated_bytes for batching in ("padding-free", "packed"))
     # The mask, once, and in each layer in bf16 what is added to the scores instead, but for what is gone at the peak.
@@ -120,11 +120,11 @@ def test_keeping_sequences_apart_takes_a_mask_with_sdpa_and_spares_attention_wit
     ],
 )
 def test_what_trainers_do_instead_of_keeping_sequences_apart(trainer: str, attention: str, reason: str | None) -> None:
-    found = complete({"batching": "padding-free", "attention": attention, "micro_batch": 2, "method": "lora"})
-    found = found.replace(loss=TRAINERS[trainer].usual.get("loss", "full"))
-    assert TRAINERS[trainer].why_not(found.replace(micro_batch=1)) is None
-    said = TRAINERS[trainer].why_not(found)
-    assert said == (reason and f"batching=padding-free is not possible here with {trainer}, which {reason}")
+    result = complete({"batching": "padding-free", "attention": attention, "micro_batch": 2, "method": "lora"})
+    result = result.replace(loss=TRAINERS[trainer].usual.get("loss", "full"))
+    assert TRAINERS[trainer].unsupported(result.replace(micro_batch=1)) is None
+    refusal = TRAINERS[trainer].unsupported(result)
+    assert refusal == (reason and f"batching=padding-free is not possible here with {trainer}, which {reason}")
 
 
 def test_packing_trains_as_fast_on_a_token_as_full_sequences_and_takes_the_same_memory() -> None:
@@ -180,7 +180,7 @@ def test_a_search_tries_all_where_lengths_are_known_and_training_may_change(
 ) -> None:
     job = tiny.job(seq_len=32, global_batch=4, lengths=lengths)
     lattice = narrow(load_space("cpu"), Goal.of("any", 8, allow), job).lattice
-    assert {found.get("batching") for found in lattice.configs} == tried
+    assert {config.get("batching") for config in lattice.configs} == tried
 
 
 SAID = {
@@ -200,12 +200,12 @@ APART = {
 @pytest.mark.parametrize("form", SAID)
 def test_exports_group_and_pack(form: str) -> None:
     def text(batching: str) -> str:
-        found = make_recommendation(config(batching), seq_len=64, global_batch=4, lengths=(10, 64))
-        return export.export(found, format=form, source="here").text
+        result = make_recommendation(config(batching), seq_len=64, global_batch=4, lengths=(10, 64))
+        return export.export(result, format=form, source="here").text
 
     grouping, packing = SAID[form]
     every = [("padded", set()), ("grouped", {grouping}), ("packed", {packing}), ("padding-free", {packing})]
     for batching, expected in every if form != "transformers" else every[:3]:
-        assert {said for said in SAID[form] if said in text(batching)} == expected
+        assert {setting for setting in SAID[form] if setting in text(batching)} == expected
     assert "the config does not name" not in text("padded")
     assert APART[form] in text("padding-free") and (form == "axolotl" or APART[form] not in text("packed"))

@@ -168,14 +168,14 @@ def test_recomputation_changes_nothing(tiny: Any, value: str) -> None:
 
 def test_recomputation_draws_the_same_dropout_again() -> None:
     values = {"method": "lora", "precision": "fp32", "micro_batch": 4}
-    found = []
+    result = []
     for value in ("none", "full", "selective"):
         step = built(config(**values, checkpointing=value), lora_dropout=0.5)
         torch.manual_seed(3)
         accumulate(step, rows())
-        found.append(gradients(step))
-    assert relative_error(found[1], found[0]) < 1e-6
-    assert relative_error(found[2], found[0]) < 1e-6
+        result.append(gradients(step))
+    assert relative_error(result[1], result[0]) < 1e-6
+    assert relative_error(result[2], result[0]) < 1e-6
 
 
 def test_nothing_is_checkpointed_in_evaluation() -> None:

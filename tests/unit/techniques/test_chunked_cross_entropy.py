@@ -62,13 +62,43 @@ def torchs(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tens
     return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
-def run(
-    kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The loss and the gradients of a sixtieth of it with respect to the hidden states and the head."""
+Learnt = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""A loss, and the gradients of a sixtieth of it by the hidden states and by the head."""
+
+
+def run(kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> Learnt:
     loss = kernel(hidden, head, labels)
     (loss / 60).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), hidden.grad, head.weight.grad
+
+
+def of_both(
+    kernel: Callable[..., torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+    *,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    bias: bool = False,
+) -> tuple[Learnt, Learnt]:
+    """What the kernel gives for `inputs`, and what torch gives."""
+    results = []
+    for each in (kernel, torchs):
+        hidden, head, labels = inputs(dtype, bias=bias)
+        head.softcap, head.scale = softcap, scale
+        results.append(run(each, hidden, head, labels))
+    return results[0], results[1]
+
+
+def assert_within_rounding(results: tuple[Learnt, Learnt], dtype: torch.dtype, of_gradients: torch.dtype) -> None:
+    """Both round the gradient of the logits to 16 bits, one before the factor 1/60 and one after it, and one adds up
+    chunks in 16 bits: a few units in the last of bf16's 8 or fp16's 11 bits."""
+    (loss, *gradients), (expected_loss, *expected_gradients) = results
+    assert loss.dtype is torch.float32
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
+    for gradient, expected in zip(gradients, expected_gradients, strict=True):
+        assert gradient is not None and expected is not None and gradient.dtype is of_gradients
+        error = (gradient.float() - expected.float()).norm()
+        assert error < 3 * torch.finfo(dtype).eps * expected.float().norm()
 
 
 @pytest.mark.parametrize("rows", CHUNKS)
@@ -78,24 +108,14 @@ def test_value_and_gradients_are_torchs(
     monkeypatch: pytest.MonkeyPatch, rows: int, softcap: float | None, scale: float, bias: bool
 ) -> None:
     monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
-    results = []
-    for kernel in (chunked_cross_entropy, torchs):
-        hidden, head, labels = inputs(bias=bias)
-        head.softcap, head.scale = softcap, scale
-        results.append(run(kernel, hidden, head, labels))
-    for found, expected in zip(*results, strict=True):
-        assert found is not None
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for value, expected in zip(*of_both(chunked_cross_entropy, softcap=softcap, scale=scale, bias=bias), strict=True):
+        assert value is not None
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_other_kernel_for_all_devices_is_torchs_too() -> None:
     for softcap, scale, bias in ((None, 1.0, False), (2.0, 0.25, True)):
-        results = []
-        for kernel in (full_cross_entropy, torchs):
-            hidden, head, labels = inputs(bias=bias)
-            head.softcap, head.scale = softcap, scale
-            results.append(run(kernel, hidden, head, labels))
-        torch.testing.assert_close(results[0], results[1])
+        torch.testing.assert_close(*of_both(full_cross_entropy, softcap=softcap, scale=scale, bias=bias))
     assert KERNELS["full"] is full_cross_entropy
     assert KERNELS["chunked"] is lighter_cross_entropy
 
@@ -105,39 +125,21 @@ def test_sixteen_bit_weights_give_the_gradients_of_sixteen_bit_logits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(module, "chunk_rows", lambda *_: 16)
-    results = []
-    for kernel in (chunked_cross_entropy, torchs):
-        hidden, head, labels = inputs(dtype)
-        results.append(run(kernel, hidden, head, labels))
-    (loss, by_hidden, by_weight), (_, hidden_expected, weight_expected) = results
-    assert loss.dtype is torch.float32
-    assert by_hidden is not None and by_weight is not None
-    assert by_hidden.dtype is by_weight.dtype is dtype
-    torch.testing.assert_close(loss, results[1][0], rtol=1e-5, atol=0)
-    # Both round the gradient of the logits to 16 bits, one before the factor 1/60 and one after it, and one adds up
-    # chunks in 16 bits: a few units in the last of bf16's 8 or fp16's 11 bits.
-    error = 3 * torch.finfo(dtype).eps
-    for found, expected in ((by_hidden, hidden_expected), (by_weight, weight_expected)):
-        assert expected is not None
-        assert (found.float() - expected.float()).norm() < error * expected.float().norm()
+    assert_within_rounding(of_both(chunked_cross_entropy, dtype), dtype, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_wide_weights_get_wide_gradients(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(module, "chunk_rows", lambda *_: 16)
-    results = []
-    for kernel in (chunked_cross_entropy, torchs):
+
+    def autocast(kernel: Callable[..., torch.Tensor]) -> Learnt:
         hidden, head, labels = inputs()
         with torch.autocast("cpu", dtype):
             loss = kernel(hidden, head, labels)
         (loss / 60).backward()  # type: ignore[no-untyped-call]
-        results.append((loss.detach(), hidden.grad, head.weight.grad))
-    assert results[0][0].dtype is torch.float32
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=0)
-    for found, expected in zip(results[0][1:], results[1][1:], strict=True):
-        assert found is not None and expected is not None
-        assert found.dtype is torch.float32
-        assert (found - expected).norm() < 3 * torch.finfo(dtype).eps * expected.norm()
+        return loss.detach(), hidden.grad, head.weight.grad
+
+    assert_within_rounding((autocast(chunked_cross_entropy), autocast(torchs)), dtype, torch.float32)
 
 
 def test_a_frozen_head_gets_no_gradient_and_no_memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,10 +348,10 @@ def test_a_second_backward_is_refused_and_never_wrong() -> None:
 
 
 def test_gradients_accumulate_over_micro_steps() -> None:
-    found = []
+    result = []
     for kernel in (chunked_cross_entropy, torchs):
         hidden, head, labels = inputs()
         for part in (slice(0, 30), slice(30, TOKENS)):
             kernel(hidden[part], head, labels[part]).backward()  # type: ignore[no-untyped-call]
-        found.append(head.weight.grad)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+        result.append(head.weight.grad)
+    torch.testing.assert_close(result[0], result[1], rtol=1e-5, atol=1e-5)

@@ -11,8 +11,9 @@ from autofit.core.workload import Goal, Workload
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, holds, recipe, unsupported
-from autofit.techniques.habits import TRAINERS, habits, trained_format, why_not
-from autofit.techniques.habits.weight_formats import NormsAndEmbeddingsInFp32
+from autofit.techniques.habits import trained_format
+from autofit.techniques.habits import unsupported as unsupported_by_trainer
+from autofit.techniques.habits.habit import NormsAndEmbeddingsInFp32
 from autofit.techniques.losses import tiled_cross_entropy as tiled
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
@@ -51,59 +52,49 @@ def test_no_order_is_claimed_between_formats_that_a_trainer_changes() -> None:
         assert not claim(bf16, mixed) and not claim(qlora, mixed) and claim(smaller, mixed)
 
 
-def test_every_habit_says_what_it_does() -> None:
-    config = complete({"method": "qlora", "checkpointing": "full"})
-    for trainer in TRAINERS:
-        said = [habit.does for habit in habits(config, trainer)]
-        assert said and all(said)
-
-
 def test_a_search_for_trl_has_only_what_trl_trains() -> None:
-    of = job(seq_len=512, trainer="trl")
-    found = narrow(load_space("cpu"), Goal(), of)
-    assert {config["loss"] for config in found.lattice.configs} == {"chunked"}
-    tried = {(config["method"], config["checkpointing"]) for config in found.lattice.configs}
+    for_trl = narrow(load_space("cpu"), Goal(), job(seq_len=512, trainer="trl"))
+    assert {config["loss"] for config in for_trl.lattice.configs} == {"chunked"}
+    tried = {(config["method"], config["checkpointing"]) for config in for_trl.lattice.configs}
     assert not {value for _, value in tried} & {"selective"}
     assert ("full", "save-attention") in tried and ("lora", "save-attention") not in tried
-    said = "checkpointing=selective is not possible with trl, which keeps the outputs of attention only"
-    assert said in found.unsupported
+    reason = "checkpointing=selective is not possible with trl, which keeps the outputs of attention only"
+    assert reason in for_trl.unsupported
     plain = narrow(load_space("cpu"), Goal(), job(seq_len=512))
     assert {config["checkpointing"] for config in plain.lattice.configs} >= {"selective", "full"}
 
 
 def test_the_recipe_is_one_that_the_trainer_trains() -> None:
-    of = job(trainer="trl")
-    asked = complete({"method": "lora"}, recipe(of.hardware, "trl"))
-    assert asked["loss"] == "chunked" and unsupported(asked, of) is None
-    refused = unsupported(asked.replace(loss="full"), of)
-    assert refused == "loss=full is not possible with trl, which always chunks the loss"
+    trl_job = job(trainer="trl")
+    config = complete({"method": "lora"}, recipe(trl_job.hardware, "trl"))
+    assert config["loss"] == "chunked" and unsupported(config, trl_job) is None
+    reason = unsupported(config.replace(loss="full"), trl_job)
+    assert reason == "loss=full is not possible with trl, which always chunks the loss"
 
 
 def test_adapters_in_bf16_cannot_have_loss_scaling() -> None:
     mixed = {method: complete({"method": method, "precision": "fp16-mixed"}) for method in ("lora", "qlora")}
-    said = "precision=fp16-mixed is not possible with trl, which trains the adapters in bf16, for which torch refuses"
-    assert unsupported(mixed["qlora"], job(trainer="trl")) == f"{said} loss scaling"
+    reason = "precision=fp16-mixed is not possible with trl, which trains the adapters in bf16, for which torch refuses"
+    assert unsupported(mixed["qlora"], job(trainer="trl")) == f"{reason} loss scaling"
     for trainer, method in ((None, "qlora"), ("transformers", "qlora"), ("trl", "lora")):
-        said = unsupported(mixed[method], job(trainer=trainer)) or ""
-        assert "loss scaling" not in said
+        assert "loss scaling" not in (unsupported(mixed[method], job(trainer=trainer)) or "")
 
 
 @pytest.mark.parametrize(("loss", "kernels"), [("fused", "torch"), ("full", "liger")])
 def test_where_one_switch_turns_on_all_of_liger_its_loss_and_kernels_go_together(loss: str, kernels: str) -> None:
     config = complete({"loss": loss, "kernels": kernels})
-    reason = why_not(config, job(trainer="llamafactory"))
+    reason = unsupported_by_trainer(config, job(trainer="llamafactory"))
     assert reason is not None and "one switch for both" in reason
-    assert why_not(config, job(trainer="transformers")) is None
-    assert why_not(complete({"loss": "fused", "kernels": "liger"}), job(trainer="llamafactory")) is None
+    assert unsupported_by_trainer(config, job(trainer="transformers")) is None
+    assert unsupported_by_trainer(complete({"loss": "fused", "kernels": "liger"}), job(trainer="llamafactory")) is None
     if kernels == "torch":  # where there are none for the layers, the loss has the switch for itself
-        assert why_not(config, job(QWEN3_MOE, trainer="llamafactory")) is None
+        assert unsupported_by_trainer(config, job(QWEN3_MOE, trainer="llamafactory")) is None
 
 
 def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
-    of = job(trainer="llamafactory")
-    assert unsupported(complete({"method": "full", "precision": "fp32"}), of) is None
-    refused = unsupported(complete({"method": "lora", "precision": "fp32"}), of)
-    assert refused == (
+    llamafactory = job(trainer="llamafactory")
+    assert unsupported(complete({"method": "full", "precision": "fp32"}), llamafactory) is None
+    assert unsupported(complete({"method": "lora", "precision": "fp32"}), llamafactory) == (
         "precision=fp32 is not possible with llamafactory, which keeps frozen weights in the format of the checkpoint"
     )
 
@@ -119,12 +110,12 @@ def test_axolotl_has_some_weights_of_full_training_in_fp32_unless_attention_is_f
 
 
 def test_axolotl_keeps_fp32_copies_only_where_a_library_does() -> None:
-    of = job(trainer="axolotl", devices=2)
+    axolotl = job(trainer="axolotl", devices=2)
     full = complete({"method": "full", "precision": "bf16-mixed", "sharding": "ddp"})
-    refused = unsupported(full, of)
-    assert refused is not None and "axolotl, which loads the weights in bf16 and keeps none in fp32" in refused
-    assert unsupported(full.replace(sharding="fsdp"), of) is None
-    assert unsupported(complete({"method": "lora", "precision": "bf16-mixed", "sharding": "ddp"}), of) is None
+    reason = unsupported(full, axolotl)
+    assert reason is not None and "axolotl, which loads the weights in bf16 and keeps none in fp32" in reason
+    assert unsupported(full.replace(sharding="fsdp"), axolotl) is None
+    assert unsupported(complete({"method": "lora", "precision": "bf16-mixed", "sharding": "ddp"}), axolotl) is None
 
 
 def test_an_unknown_trainer_is_refused_with_the_nearest() -> None:
@@ -154,10 +145,10 @@ def test_tiles_give_the_loss_and_gradients_of_all_logits(
     def as_on_a_card(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
         return -(tiled._by_trl(hidden, head, labels.clamp(min=0)) * (labels != IGNORE_INDEX)).sum()
 
-    found = []
+    result = []
     for kernel in (full_cross_entropy, tiled.tiled_cross_entropy, as_on_a_card):
         loss = kernel(hidden, head, labels)
-        found.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
-    for plain, *others in zip(*found, strict=True):
+        result.append((loss, *torch.autograd.grad(loss, [hidden, weight, bias])))
+    for plain, *others in zip(*result, strict=True):
         for other in others:
             torch.testing.assert_close(other, plain)

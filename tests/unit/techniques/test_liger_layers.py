@@ -37,8 +37,8 @@ def test_plainly_a_model_computes_as_before(monkeypatch: pytest.MonkeyPatch) -> 
 
     def logits() -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = model(tokens).logits
-        return found
+            result: torch.Tensor = model(tokens).logits
+        return result
 
     plain = logits()
     layers = LigerLayers(model)

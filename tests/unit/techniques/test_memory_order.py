@@ -59,28 +59,23 @@ def pairs(axis: Axis, method: str, micro_batch: int, seq_len: int) -> list[tuple
     """Configs that differ on `axis` alone and run on a CPU, claimed to be in this order."""
     here = make_job(seq_len)
     order = Lattice(axes=AXES, configs=(), holds=holds(here))
-    found: list[tuple[Config, Config]] = []
+    result: list[tuple[Config, Config]] = []
     if (method == "full" and axis.name in ("rank", "targets")) or (
         axis.name not in UPSET and (method == "qlora" or micro_batch < BATCH)
     ):
-        return found
+        return result
     for setting in SETTINGS if axis.name in IN_BOTH else SETTINGS[:1]:
         base = {"method": method, "micro_batch": micro_batch, **setting}
         values = NUMBERS.get(axis.name, axis.values)
         configs = [complete({**base, axis.name: value}) for value in values]
         runnable = [c for c in configs if unsupported(c, here) is None]
-        found += [(a, b) for a, b in itertools.permutations(runnable, 2) if order.is_lighter_or_equal(a, b)]
-    return list(dict.fromkeys(found))
+        result += [(a, b) for a, b in itertools.permutations(runnable, 2) if order.is_lighter_or_equal(a, b)]
+    return list(dict.fromkeys(result))
 
 
 @pytest.mark.parametrize(
     ("method", "micro_batch", "seq_len"),
-    [
-        ("full", BATCH, MANY),
-        ("full", BATCH // 2, FEW),
-        ("lora", BATCH, MANY),
-        ("qlora", BATCH // 2, FEW),
-    ],
+    [("full", BATCH, MANY), ("full", BATCH // 2, FEW), ("lora", BATCH, MANY), ("qlora", BATCH // 2, FEW)],
 )
 def test_what_is_claimed_to_be_lighter_is(method: str, micro_batch: int, seq_len: int) -> None:
     wrong = []

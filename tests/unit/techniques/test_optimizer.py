@@ -33,8 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not support
 
 
 def optimizer(step: TrainingStep) -> torch.optim.Optimizer:
-    found: torch.optim.Optimizer = step.engine.optimizer  # type: ignore[attr-defined]
-    return found
+    result: torch.optim.Optimizer = step.engine.optimizer  # type: ignore[attr-defined]
+    return result
 
 
 def states(step: TrainingStep) -> dict[str, dict[str, torch.Tensor]]:
@@ -72,8 +72,7 @@ def test_each_name_makes_its_optimizer_for_all_that_is_trained(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "fused", "foreach"),
-    [("sgd", True, False), ("adamw", True, False), ("adamw-foreach", False, True)],
+    ("name", "fused", "foreach"), [("sgd", True, False), ("adamw", True, False), ("adamw-foreach", False, True)]
 )
 def test_fused_is_the_rule_and_foreach_only_where_it_is_asked_for(name: str, fused: bool, foreach: bool) -> None:
     group = optimizer(built(config(optimizer=name))).param_groups[0]
@@ -176,8 +175,8 @@ def test_gradients_are_clipped_to_norm_one_and_never_scaled_up(
     step = built(config(optimizer="sgd", precision="fp32", micro_batch=4))
     before = {n: p.detach().clone() for n, p in step.module.named_parameters()}
     accumulate(step, rows())
-    found = list(gradients(step).values())
-    norm = float(torch.stack([g.norm() for g in found]).norm())
+    result = list(gradients(step).values())
+    norm = float(torch.stack([g.norm() for g in result]).norm())
     with torch.no_grad():
         for parameter in step.module.parameters():
             assert parameter.grad is not None
@@ -207,10 +206,3 @@ def test_an_overflow_under_loss_scaling_skips_the_update_and_lowers_the_scale() 
     accumulate(step, rows())
     step.update()
     assert not all(torch.equal(p, before[n]) for n, p in step.module.named_parameters())
-
-
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp32"])
-def test_only_fp16_scales_the_loss(precision: str) -> None:
-    for method in ("full", "lora"):
-        assert built(config(method=method, precision=precision)).engine._scaler.get_scale() == 1.0  # type: ignore[attr-defined]
-    assert built(config(precision="fp16-mixed")).engine._scaler.get_scale() == 65536.0  # type: ignore[attr-defined]

@@ -108,7 +108,7 @@ def test_it_trains_as_lora_on_the_dequantised_base(tiny: Model) -> None:
 @MODELS
 def test_taking_the_reference_loss_leaves_the_weights_and_the_gradients_as_they_are(tiny: Model) -> None:
     # In evaluation bitsandbytes may repack weights for AVX-512 kernels that have no backward pass.
-    found = []
+    result = []
     for refer in (False, True):
         step = built(config(method="qlora", micro_batch=4, attention=attention_of(tiny)), tiny)
         stir_adapters(step)
@@ -119,8 +119,8 @@ def test_taking_the_reference_loss_leaves_the_weights_and_the_gradients_as_they_
             assert torch.equal(layer.weight, before[name])
             assert layer.weight.quant_state.nested
         accumulate(step, rows())
-        found.append(gradients(step))
-    assert relative_error(found[1], found[0]) == 0.0
+        result.append(gradients(step))
+    assert relative_error(result[1], result[0]) == 0.0
 
 
 def test_the_base_never_exists_in_sixteen_bits_as_a_whole() -> None:

@@ -45,18 +45,18 @@ def test_what_is_claimed_to_be_slower_was_measured_to_be() -> None:
     """Every claim in the median over the tables; and where two trials of a table contradict one beyond their intervals,
     which happens to few, in the median of three rounds or more in which the two followed one another."""
     tables = [read_table(file, whole=True) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
-    found = [(table.name, *pair) for table in tables for pair in pairs(table)]
+    result = [(table.name, *pair) for table in tables for pair in pairs(table)]
     leads: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for _, *pair in found:
+    for _, *pair in result:
         leads[claim(*pair)].append(lead(*pair))
     often = {name: some for name, some in leads.items() if len(some) >= 10}
     assert len(often) >= 4 and all(statistics.median(some) < 0 for some in often.values()), often
-    contradicted = [(table, faster, slower) for table, faster, slower in found if lead(faster, slower) > 0]
-    assert len(found) > 300 and len(contradicted) <= 0.05 * len(found)
+    contradicted = [(table, faster, slower) for table, faster, slower in result if lead(faster, slower) > 0]
+    assert len(result) > 300 and len(contradicted) <= 0.05 * len(result)
     rows = json.loads((RECORDED / "cpu-zen5-2c-time-order.json").read_text("utf-8"))["pairs"]
     for table, faster, slower in contradicted:
-        asked = (table, slower.config.to_json(), [*claim(faster, slower)])
-        again = [row["step_seconds"] for row in rows if (row["table"], row["slower"], row["claim"]) == asked]
+        key = (table, slower.config.to_json(), [*claim(faster, slower)])
+        again = [row["step_seconds"] for row in rows if (row["table"], row["slower"], row["claim"]) == key]
         assert again, f"measure {slower.config} of {table} again, in turn with {faster.config}"
         for rounds in again:
             assert len(rounds) >= 3

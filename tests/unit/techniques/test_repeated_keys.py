@@ -30,13 +30,13 @@ def test_repeated_keys_train_as_shared_ones_do(tiny: Model, more: dict[str, Valu
 
 def test_a_model_trained_so_still_writes_as_it_did() -> None:
     """A token at a time attends to all before it."""
-    said = []
+    written = []
     for attention in ("sdpa", "efficient"):
         torch.manual_seed(1)
         whole: Any = built(config(precision="fp32", attention=attention), LLAMA).module.model
-        asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "use_cache": True}
-        said.append(whole.eval().generate(rows()[:1, :4], **asked))
-    assert said[0].equal(said[1])
+        options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "use_cache": True}
+        written.append(whole.eval().generate(rows()[:1, :4], **options))
+    assert written[0].equal(written[1])
 
 
 def test_a_trace_of_a_t4_has_the_kernel_that_keeps_no_scores() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,7 @@ from autofit.export.trainer_arguments import OPTIMIZERS
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.trainer_names import names_of
-from tests.tiny import (
-    COHERE,
-    CPU_HARDWARE,
-    CTRL,
-    CUDA_HARDWARE,
-    GEMMA2,
-    GPT2,
-    LLAMA,
-    PHI,
-    QWEN3_MOE,
-    STACK,
-    job,
-    model,
-)
+from tests.tiny import COHERE, CPU_HARDWARE, CTRL, CUDA_HARDWARE, GEMMA2, GPT2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
 
 FLASH = replace(STACK, flash_attn="2.8.3")
 LIGER = replace(STACK, liger_kernel="0.6.4")
@@ -236,10 +224,8 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
 def test_a_combination_that_cannot_work_is_refused_with_the_reason(
     values: dict[str, Value], job: Job, reason: str
 ) -> None:
-    refused = unsupported(complete(values), job)
-    assert refused is not None
-    assert reason in refused
-    assert "\n" not in refused
+    refusal = unsupported(complete(values), job)
+    assert refusal is not None and reason in refusal and "\n" not in refusal
 
 
 @pytest.mark.parametrize(
@@ -266,10 +252,10 @@ def test_a_combination_that_works_is_not_refused(values: dict[str, Value], job: 
     assert unsupported(complete(values), job) is None
 
 
-@pytest.mark.parametrize("values", [{"method": method} for method in ("full", "lora", "qlora")])
-def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(values: dict[str, Value]) -> None:
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(method: str) -> None:
     # transformers raises when such a model is built with sdpa
-    reason = unsupported(complete({**values, "attention": "sdpa"}), job(GEMMA2))
+    reason = unsupported(complete({"method": method, "attention": "sdpa"}), job(GEMMA2))
     assert reason == "attention=sdpa is unavailable for tiny-gemma2: no fused kernel computes its layers, use eager"
 
 
@@ -298,14 +284,14 @@ def test_keys_are_repeated_on_gpus_alone() -> None:
 
 
 def test_a_mask_has_transformers_repeat_keys() -> None:
-    asked = complete({"precision": "fp16-mixed", "attention": "efficient", "micro_batch": 2})
+    config = complete({"precision": "fp16-mixed", "attention": "efficient", "micro_batch": 2})
     of_no_use = "attention=efficient is of no use in fp16-mixed on t4: sdpa has a fused kernel there"
     windowed = model("mistral", sliding_window=16)
-    assert unsupported(asked, job(windowed, hardware=T4, seq_len=15)) is None
-    assert unsupported(asked, job(windowed, hardware=T4, seq_len=16)) == of_no_use
+    assert unsupported(config, job(windowed, hardware=T4, seq_len=15)) is None
+    assert unsupported(config, job(windowed, hardware=T4, seq_len=16)) == of_no_use
     padded = job(hardware=T4, seq_len=16, lengths=(4, 12, 16), trainer="transformers")
-    assert unsupported(asked, padded) == of_no_use
-    assert unsupported(asked.replace(micro_batch=1), padded) is None
+    assert unsupported(config, padded) == of_no_use
+    assert unsupported(config.replace(micro_batch=1), padded) is None
 
 
 def test_nothing_is_kept_of_attention_that_no_kernel_fuses() -> None:
@@ -319,11 +305,11 @@ def test_nothing_is_kept_of_attention_that_no_kernel_fuses() -> None:
 
 
 def test_keys_that_no_heads_share_and_odd_heads_need_no_repeating() -> None:
-    asked = complete({"precision": "fp16-mixed", "attention": "efficient"})
+    config = complete({"precision": "fp16-mixed", "attention": "efficient"})
     of_no_use = "of no use in fp16-mixed on t4: "
-    own_keys = unsupported(asked, job(model("llama", num_attention_heads=4, num_key_value_heads=4), hardware=T4))
+    own_keys = unsupported(config, job(model("llama", num_attention_heads=4, num_key_value_heads=4), hardware=T4))
     assert own_keys == f"attention=efficient is {of_no_use}sdpa has a fused kernel there"
-    odd = unsupported(asked, job(model("llama", head_dim=12), hardware=T4))
+    odd = unsupported(config, job(model("llama", head_dim=12), hardware=T4))
     assert odd == f"attention=efficient is {of_no_use}torch has no fused kernel there, use sdpa"
 
 
@@ -342,9 +328,7 @@ def test_a_compute_capability_that_is_a_name_is_judged_without_failing() -> None
     ids=lambda mixture: mixture.config["model_type"],
 )
 def test_experts_are_recognised_under_every_name_they_have(mixture: Model) -> None:
-    refused = unsupported(complete({"method": "qlora"}), job(mixture))
-    assert refused is not None
-    assert "experts" in refused
+    assert "experts" in str(unsupported(complete({"method": "qlora"}), job(mixture)))
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_experts": 0}, {"num_local_experts": None}])
@@ -361,31 +345,33 @@ def test_emulated_bf16_is_refused_and_fp16_is_anybodys_to_ask_for(value: str, wo
     assert unsupported(config, job()) is None
 
 
-@pytest.mark.parametrize(("hardware", "compiler"), [(CPU_HARDWARE, "CXX"), (CUDA_HARDWARE, "CC")])
-def test_compilation_without_a_compiler_is_refused(
-    monkeypatch: pytest.MonkeyPatch, hardware: Hardware, compiler: str
+@pytest.fixture
+def tools_looked_for_again() -> Iterator[None]:
+    missing_tool.cache_clear()
+    yield
+    missing_tool.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "variable", "value"),
+    [
+        (CPU_HARDWARE, "CXX", {"compile": True}),
+        (CUDA_HARDWARE, "CC", {"compile": True}),
+        (CUDA_HARDWARE, "CC", {"loss": "fused"}),
+    ],
+)
+def test_what_is_compiled_is_refused_without_a_compiler(
+    hardware: Hardware,
+    variable: str,
+    value: dict[str, Value],
+    tools_looked_for_again: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = complete({"compile": True})
-    missing_tool.cache_clear()
-    monkeypatch.setenv(compiler, "no-such-compiler")
-    try:
-        reason = unsupported(config, job(hardware=hardware))
-    finally:
-        missing_tool.cache_clear()
-    assert reason == "compile=true needs a compiler (no-such-compiler), which is not installed here"
-    assert unsupported(config.replace(compile=False), job(hardware=hardware)) is None
-
-
-def test_liger_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, here = complete({"loss": "fused"}), job(hardware=CUDA_HARDWARE, stack=LIGER)
-    missing_tool.cache_clear()
-    monkeypatch.setenv("CC", "no-such-compiler")
-    try:
-        reason = unsupported(config, here)
-    finally:
-        missing_tool.cache_clear()
-    assert reason == "loss=fused needs a compiler (no-such-compiler), which is not installed here"
-    assert unsupported(config.replace(loss="chunked"), here) is None
+    monkeypatch.setenv(variable, "no-such-compiler")
+    here = job(hardware=hardware, stack=LIGER)
+    reason = "needs a compiler (no-such-compiler), which is not installed here"
+    assert (unsupported(complete(value), here) or "").endswith(reason)
+    assert unsupported(complete({}), here) is None
 
 
 @pytest.mark.parametrize(
@@ -401,20 +387,17 @@ def test_liger_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_ddp_that_forgets_what_selective_checkpointing_keeps_is_not_compiled(
     torch: str, values: dict[str, Value], refused: bool
 ) -> None:
-    asked, here = complete({**values, "compile": True}), job(devices=2, stack=replace(STACK, torch=torch))
-    reason = unsupported(asked, here)
+    config, here = complete({**values, "compile": True}), job(devices=2, stack=replace(STACK, torch=torch))
+    reason = unsupported(config, here)
     assert (reason is not None and "use checkpointing=full" in reason) if refused else reason is None
-    assert unsupported(asked.replace(compile=False), here) is None
+    assert unsupported(config.replace(compile=False), here) is None
 
 
-def test_compilation_without_pythons_headers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing_tool.cache_clear()
+def test_compilation_without_pythons_headers_is_refused(
+    tools_looked_for_again: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    try:
-        reason = unsupported(complete({"compile": True}), job())
-    finally:
-        missing_tool.cache_clear()
-    assert reason is not None and "python3-dev" in reason
+    assert "python3-dev" in str(unsupported(complete({"compile": True}), job()))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +409,7 @@ def test_ranks_and_deepspeed_need_a_process_group(values: dict[str, Value], need
 
 
 @pytest.mark.parametrize(
-    ("said", "ours"),
+    ("setting", "ours"),
     [
         ("per_device_train_batch_size=4", "micro_batch=4"),
         ("batch_size=auto", "micro_batch"),
@@ -439,10 +422,10 @@ def test_ranks_and_deepspeed_need_a_process_group(values: dict[str, Value], need
         ("deepspeed=ds.json", "zero3"),
     ],
 )
-def test_a_trainers_key_is_refused_with_ours(said: str, ours: str) -> None:
+def test_a_trainers_key_is_refused_with_ours(setting: str, ours: str) -> None:
     with pytest.raises(UsageError) as by_text:
-        parse(said)
-    key, _, value = said.partition("=")
+        parse(setting)
+    key, _, value = setting.partition("=")
     with pytest.raises(UsageError) as by_json:
         complete({key: value})
     assert ours in str(by_text.value).partition(":")[2]
@@ -450,7 +433,7 @@ def test_a_trainers_key_is_refused_with_ours(said: str, ours: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "ours"),
+    ("setting", "ours"),
     [
         ("checkpointing=true", "checkpointing=full"),
         ("attention=flash_attention_2", "attention=flash"),
@@ -458,9 +441,9 @@ def test_a_trainers_key_is_refused_with_ours(said: str, ours: str) -> None:
         ("optimizer=adamw_torch_fused", "optimizer=adamw"),
     ],
 )
-def test_a_trainers_value_is_refused_with_ours(said: str, ours: str) -> None:
+def test_a_trainers_value_is_refused_with_ours(setting: str, ours: str) -> None:
     with pytest.raises(UsageError, match=f"unknown value of .*: write {ours}$"):
-        parse(said)
+        parse(setting)
 
 
 def test_every_wrong_word_is_named_at_once() -> None:

@@ -47,9 +47,9 @@ def test_only_nvidias_tensor_cores_from_ampere_on_have_it(hardware: Hardware, ha
 def test_it_takes_the_memory_of_fp32_and_less_time(values: dict[str, str]) -> None:
     h100 = catalog_site("h100-80g")[0]
     wide_enough = model("llama", hidden_size=2048, intermediate_size=8192)  # for products to outlast their launches
-    asked = job(wide_enough, hardware=h100, seq_len=2048)
+    h100_job = job(wide_enough, hardware=h100, seq_len=2048)
     wide, rounded = (
-        Estimator(asked, prior(h100)).estimate(
+        Estimator(h100_job, prior(h100)).estimate(
             complete({**values, "precision": p}), memory_limit_bytes=h100.memory_bytes
         )
         for p in ("fp32", "tf32")
@@ -63,9 +63,9 @@ def test_it_takes_the_memory_of_fp32_and_less_time(values: dict[str, str]) -> No
 
 def test_an_estimate_says_that_no_probe_measured_it() -> None:
     of, h100 = complete({"precision": "tf32"}), catalog_site("h100-80g")[0]
-    said = [line for line in assumptions(of, job(hardware=h100)) if "TF32" in line]
+    lines = [line for line in assumptions(of, job(hardware=h100)) if "TF32" in line]
     times = f"{tf32_speedup(h100):.3g} times as fast as in fp32, by the data sheet"
-    assert said == [f"products in TF32 are taken to be {times}: no probe measures them"]
+    assert lines == [f"products in TF32 are taken to be {times}: no probe measures them"]
     unknown = replace(CUDA_HARDWARE, name="a-card-of-tomorrow")
     assert any("no faster than in fp32" in line for line in assumptions(of, job(hardware=unknown)))
 
@@ -74,9 +74,9 @@ def test_products_are_faster_by_the_data_sheet() -> None:
     a100, unknown = catalog_site("a100-80g")[0], replace(CUDA_HARDWARE, name="a-card-of-tomorrow")
     assert tf32_speedup(a100) == 156e12 / 19.5e12
     assert tf32_speedup(unknown) == 1.0
-    asked = job(hardware=a100)
-    (costs, *_) = Estimator(asked, None).trace(complete({"precision": "fp32"})).costs
+    a100_job = job(hardware=a100)
+    (costs, *_) = Estimator(a100_job, None).trace(complete({"precision": "fp32"})).costs
     faster = costs.faster_products(8.0)
     assert 0 < faster.flops.sum() < costs.flops.sum() and (faster.bytes == costs.bytes).all()
-    (sixteen, *_) = Estimator(asked, None).trace(complete({"precision": "bf16"})).costs
+    (sixteen, *_) = Estimator(a100_job, None).trace(complete({"precision": "bf16"})).costs
     assert (sixteen.faster_products(8.0).flops == sixteen.flops).all()

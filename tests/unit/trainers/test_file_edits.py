@@ -19,11 +19,10 @@ from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimation import site
 from autofit.techniques import AXES, complete
 from autofit.trainers.edits import REMOVED, applied, edits_for
-from autofit.trainers.json_settings import settings_in_text
+from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run, Where
-from autofit.trainers.source_file import SourceFile
+from autofit.trainers.source_file import SourceFile, edited_text
 from autofit.trainers.trainer import READERS, TrainerFiles
-from autofit.trainers.yaml_text import edited_text
 
 SMALL = "smollm2-135m"
 """What every example trains here: shapes decide nothing that an edit says, but for DeepSpeed's buffers."""
@@ -50,7 +49,7 @@ def neighbours(run: Run) -> Iterator[Config]:
                     yield complete(changed)
 
 
-def said(trainer: TrainerFiles, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
+def edits_and_config(trainer: TrainerFiles, values: Mapping[str, Any], run: Run, config: Config, where: Where) -> Any:
     """The edits for a config, with what the file asks for then; None if there are none."""
     task = task_of(run)
     try:
@@ -67,7 +66,7 @@ def test_every_change_that_a_file_can_say_is_an_edit_of_its_text(example: Exampl
     run, file = example.run(), SourceFile.of("mine.yml", example.text())
     axes = set()
     for wanted in neighbours(run):
-        answer = said(example.trainer, file.values, run, wanted, example.where)
+        answer = edits_and_config(example.trainer, file.values, run, wanted, example.where)
         if answer is None:
             continue
         edits, config = answer
@@ -95,16 +94,16 @@ def test_an_edit_is_as_small_as_the_change() -> None:
         ("attention", "eager"): {("attn_implementation",): "eager"},
     }.items():
         config = run.config.replace(**dict([changed]))
-        assert said(trainer, file.values, run, config, where) == (edits, config)
+        assert edits_and_config(trainer, file.values, run, config, where) == (edits, config)
 
 
 def test_older_spellings_make_room() -> None:
     trainer, where = READERS["axolotl"], Where()
     values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}
     run = trainer.read(values, where)
-    edits, _ = said(trainer, values, run, run.config.replace(attention="sdpa"), where)
+    edits, _ = edits_and_config(trainer, values, run, run.config.replace(attention="sdpa"), where)
     assert edits == {("attn_implementation",): "sdpa", ("flash_attention",): REMOVED}
-    fused, _ = said(trainer, values, run, run.config.replace(loss="fused"), where)
+    fused, _ = edits_and_config(trainer, values, run, run.config.replace(loss="fused"), where)
     assert fused[("plugins",)] == ["mine.Plugin", "axolotl.integrations.liger.LigerPlugin"]
 
 
@@ -113,7 +112,7 @@ def test_all_of_ligers_layers_are_switched_off_for_its_loss_alone() -> None:
     trainer, where = READERS["transformers"], Where()
     values = {"output_dir": "out", "per_device_train_batch_size": 1}
     run = trainer.read(values, where)
-    edits, config = said(trainer, values, run, run.config.replace(loss="fused"), where)
+    edits, config = edits_and_config(trainer, values, run, run.config.replace(loss="fused"), where)
     off = {path[-1] for path, value in edits.items() if value is False}
     assert off == {"rope", "rms_norm", "swiglu", "geglu"} and config == run.config.replace(loss="fused")
 
@@ -122,13 +121,10 @@ def test_a_key_keeps_the_name_of_the_users_version() -> None:
     trainer, where = READERS["trl"], Where()
     values = {"model_name_or_path": "x", "torch_dtype": "bfloat16", "bf16": True, "activation_checkpointing": False}
     run = trainer.read(values, where)
-    edits, config = said(trainer, values, run, run.config.replace(checkpointing="every-2"), where)
-    assert edits == {
-        ("activation_checkpointing",): True,
-        ("activation_checkpointing_kwargs", "every_n_layers"): 2,
-    }
+    edits, config = edits_and_config(trainer, values, run, run.config.replace(checkpointing="every-2"), where)
+    assert edits == {("activation_checkpointing",): True, ("activation_checkpointing_kwargs", "every_n_layers"): 2}
     adapted = complete({**run.config.to_json(), "method": "lora"})
-    _, config = said(trainer, values, run, adapted, where)
+    _, config = edits_and_config(trainer, values, run, adapted, where)
     assert (config["method"], config["precision"]) == ("lora", "bf16-mixed")  # trl keeps adapters in fp32
 
 

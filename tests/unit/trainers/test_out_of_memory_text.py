@@ -46,29 +46,29 @@ FORWARD = frame("torch/nn/modules/module.py", "_call_impl") + frame("transformer
 
 @pytest.mark.parametrize("text", [ALONE, MISSPELT, ALONE.replace(" ", "\n", 40)])
 def test_todays_message_is_read(text: str) -> None:
-    found = read_traceback(text)
-    assert (found.requested_bytes, found.capacity_bytes) == (int(3.91 * GIB), int(23.64 * GIB))
-    assert (found.free_bytes, found.allocated_bytes) == (300 * MIB, int(21.9 * GIB))
-    assert (found.unallocated_bytes, found.elsewhere_bytes, found.phase) == (900 * MIB, 0, None)
-    assert found.findings == ()
+    result = read_traceback(text)
+    assert (result.requested_bytes, result.capacity_bytes) == (int(3.91 * GIB), int(23.64 * GIB))
+    assert (result.free_bytes, result.allocated_bytes) == (300 * MIB, int(21.9 * GIB))
+    assert (result.unallocated_bytes, result.elsewhere_bytes, result.phase) == (900 * MIB, 0, None)
+    assert result.findings == ()
 
 
 def test_the_message_before_torch_2_is_read() -> None:
-    found = read_traceback(OLD)
-    assert (found.requested_bytes, found.capacity_bytes) == (20 * MIB, int(14.76 * GIB))
-    assert (found.allocated_bytes, found.unallocated_bytes) == (int(13.2 * GIB), int(13.7 * GIB) - int(13.2 * GIB))
-    assert found.findings[0].startswith("512 MiB was reserved and unused")
+    result = read_traceback(OLD)
+    assert (result.requested_bytes, result.capacity_bytes) == (20 * MIB, int(14.76 * GIB))
+    assert (result.allocated_bytes, result.unallocated_bytes) == (int(13.2 * GIB), int(13.7 * GIB) - int(13.2 * GIB))
+    assert result.findings[0].startswith("512 MiB was reserved and unused")
 
 
 def test_another_process_is_seen() -> None:
-    found = read_traceback(SHARED)
-    assert 7 * GIB < found.elsewhere_bytes < 8.1 * GIB
-    assert "another process" in found.findings[0]
+    result = read_traceback(SHARED)
+    assert 7 * GIB < result.elsewhere_bytes < 8.1 * GIB
+    assert "another process" in result.findings[0]
 
 
 def test_fragmentation_is_seen() -> None:
-    (said,) = read_traceback(FRAGMENTED).findings
-    assert "expandable_segments:True" in said and "5.90 GiB" in said
+    (message,) = read_traceback(FRAGMENTED).findings
+    assert "expandable_segments:True" in message and "5.90 GiB" in message
 
 
 def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:
@@ -95,14 +95,13 @@ def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:
     ],
 )
 def test_the_frames_say_the_phase(frames: str, phase: str | None) -> None:
-    found = read_traceback(f"Traceback (most recent call last):\n{frames}{ALONE}")
-    assert found.phase == phase
-    assert len(found.findings) == (phase is not None)
+    result = read_traceback(f"Traceback (most recent call last):\n{frames}{ALONE}")
+    assert result.phase == phase
+    assert len(result.findings) == (phase is not None)
 
 
 @pytest.mark.parametrize(
-    "after",
-    ["ERROR: training ran out of memory, see above", "torch.AcceleratorError: CUDA error: out of memory"],
+    "after", ["ERROR: training ran out of memory, see above", "torch.AcceleratorError: CUDA error: out of memory"]
 )
 def test_the_figures_are_those_of_the_last_message_that_has_some(after: str) -> None:
     assert read_traceback(f"{ALONE}\n{after}\n") == read_traceback(ALONE)
@@ -114,9 +113,9 @@ def test_of_several_ranks_the_last_is_read() -> None:
 
 def test_the_hosts_memory_is_another_matter() -> None:
     text = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
-    found = read_traceback(text)
-    assert (found.on_host, found.requested_bytes) == (True, 4096)
-    assert found.findings == ("The host's memory ran out, not the card's.",)
+    result = read_traceback(text)
+    assert (result.on_host, result.requested_bytes) == (True, 4096)
+    assert result.findings == ("The host's memory ran out, not the card's.",)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +132,9 @@ def test_the_hosts_memory_is_another_matter() -> None:
     ],
 )
 def test_a_killed_process_most_likely_lacked_the_hosts_memory(text: str) -> None:
-    found = read_traceback(text)
-    assert found.on_host and found.needed_bytes is None
-    assert "most likely because the host's memory ran out" in found.findings[0]
+    result = read_traceback(text)
+    assert result.on_host and result.needed_bytes is None
+    assert "most likely because the host's memory ran out" in result.findings[0]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,8 @@ def test_a_killed_process_most_likely_lacked_the_hosts_memory(text: str) -> None
     ],
 )
 def test_a_message_without_figures_is_one_too(text: str) -> None:
-    found = read_traceback(text)
-    assert (found.capacity_bytes, found.needed_bytes, found.on_host) == (None, None, False)
+    result = read_traceback(text)
+    assert (result.capacity_bytes, result.needed_bytes, result.on_host) == (None, None, False)
 
 
 def test_what_a_step_needed_is_what_was_in_use_and_asked_for() -> None:

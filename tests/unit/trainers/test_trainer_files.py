@@ -65,8 +65,8 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
     run = read(TRL)
     assert run.config["checkpointing"] == "full" and run.config["precision"] == "bf16-mixed"
     assert (run.config["micro_batch"], run.accumulation, run.config["optimizer"]) == (8, 1, "adamw")
-    assert any("gradient_checkpointing is true" in said for said in run.assumed)
-    assert any("dtype is float32" in said for said in run.assumed)
+    assert any("gradient_checkpointing is true" in message for message in run.assumed)
+    assert any("dtype is float32" in message for message in run.assumed)
     assert read(FACTORY).config["checkpointing"] == "full"
     assert read({**TRL, "max_length": None}).seq_len is None
     assert read({"base_model": "x", "micro_batch_size": 1}).seq_len == 512
@@ -142,7 +142,7 @@ def test_what_trl_refuses_of_liger_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("off", "kernels", "said"),
+    ("off", "kernels", "notes"),
     [
         (("geglu",), "liger", 1),
         (("rope", "rms_norm", "swiglu"), None, 1),
@@ -150,10 +150,10 @@ def test_what_trl_refuses_of_liger_is_refused() -> None:
         (("swiglu", "geglu"), None, 1),
     ],
 )
-def test_a_model_has_one_of_ligers_two_gated_layers(off: tuple[str, ...], kernels: str | None, said: int) -> None:
+def test_a_model_has_one_of_ligers_two_gated_layers(off: tuple[str, ...], kernels: str | None, notes: int) -> None:
     """Which one is not known here: where they differ, that is said."""
     run = read({**ARGUMENTS, "use_liger_kernel": True, "liger_kernel_config": dict.fromkeys(off, False)})
-    assert (run.config.get("kernels"), len(run.not_counted)) == (kernels, said)
+    assert (run.config.get("kernels"), len(run.not_counted)) == (kernels, notes)
 
 
 def test_a_part_of_ligers_kernels_is_said() -> None:
@@ -319,7 +319,7 @@ def test_every_other_tool_is_said_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "asked"),
+    ("values", "evaluation"),
     [
         (TRL, None),
         ({**TRL, "eval_strategy": "no", "per_device_eval_batch_size": 4}, None),
@@ -340,6 +340,8 @@ def test_every_other_tool_is_said_in_a_sentence() -> None:
         ({**AXOLOTL, "evals_per_epoch": 4}, None),
     ],
 )
-def test_evaluation_is_read_as_each_trainer_decides_it(values: dict[str, Any], asked: tuple[str, int] | None) -> None:
+def test_evaluation_is_read_as_each_trainer_decides_it(
+    values: dict[str, Any], evaluation: tuple[str, int] | None
+) -> None:
     evaluates = read(values).evaluates
-    assert (None if evaluates is None else (evaluates.key, evaluates.sequences)) == asked
+    assert (None if evaluates is None else (evaluates.key, evaluates.sequences)) == evaluation

@@ -33,10 +33,10 @@ def test_precision_decides_formats(
 
 
 def test_every_axis_leaves_its_decision_in_the_plan() -> None:
-    asked = config(
+    requested = config(
         method="lora", rank=32, targets="attention", micro_batch=2, attention="eager", loss="chunked", optimizer="sgd"
     )
-    made = make_plan(asked, job(LLAMA), CPU)
+    made = make_plan(requested, job(LLAMA), CPU)
     assert (made.trained_dtype, made.compute_dtype, made.autocast) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert (made.attention, made.loss) == ("eager", cross_entropy.KERNELS["chunked"])
     assert made.optimizer is OPTIMIZERS["sgd"].make
@@ -51,10 +51,10 @@ def test_the_kernel_of_attention_reaches_the_model(attention: str) -> None:
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_skeleton_has_shapes_and_formats_but_no_storage(method: str) -> None:
-    asked = config(method=method)
-    skeleton = make_skeleton(plan(asked))
+    requested = config(method=method)
+    skeleton = make_skeleton(plan(requested))
     assert all(p.is_meta for p in skeleton.parameters())
-    final = built(asked).module.model
+    final = built(requested).module.model
     if method != "qlora":  # which packs its weights when they exist
         shapes = {n: (p.shape, p.dtype, p.requires_grad) for n, p in skeleton.named_parameters()}
         assert shapes == {n: (p.shape, p.dtype, p.requires_grad) for n, p in final.named_parameters()}

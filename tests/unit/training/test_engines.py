@@ -25,19 +25,7 @@ from autofit.training.prerequisites import nvme
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 from tests.group import Case, on_ranks
-from tests.tiny import (
-    CPU,
-    FSDP_TAKES_QLORA,
-    GLOBAL_BATCH,
-    LLAMA,
-    LLAMA_TIED,
-    SEQ_LEN,
-    STACK,
-    config,
-    job,
-    model,
-    rows,
-)
+from tests.tiny import CPU, FSDP_TAKES_QLORA, GLOBAL_BATCH, LLAMA, LLAMA_TIED, SEQ_LEN, STACK, config, job, model, rows
 
 RANKS, STEPS = 2, 3
 DEEP = model("llama", num_hidden_layers=8, tie_word_embeddings=False)
@@ -124,8 +112,8 @@ def name(case: Case) -> str:
 @pytest.fixture(scope="module")
 def trained(compiled_adam: None) -> dict[str, list[Trained]]:
     """Every case, by its name, as each of its ranks saw it."""
-    found = {name(case): answers for case, answers in zip(TWO, on_ranks(RANKS, train, TWO), strict=True)}
-    return found | {name(case): answers for case, answers in zip(ONE, on_ranks(1, train, ONE), strict=True)}
+    result = {name(case): answers for case, answers in zip(TWO, on_ranks(RANKS, train, TWO), strict=True)}
+    return result | {name(case): answers for case, answers in zip(ONE, on_ranks(1, train, ONE), strict=True)}
 
 
 def alone(case: Case) -> Trained:
@@ -152,10 +140,7 @@ def test_the_losses_are_those_of_one_process(case: Case, trained: dict[str, list
         assert answer.norms == pytest.approx(expected.norms, rel=1e-4 if case["precision"] == "fp32" else 2e-2)
 
 
-COMPILED = [
-    of(sharding="fsdp", checkpointing="full"),
-    of(sharding="zero3", offload="optimizer"),
-]
+COMPILED = [of(sharding="fsdp", checkpointing="full"), of(sharding="zero3", offload="optimizer")]
 """One for each way in which compilation meets a library's hooks: few, because each takes seconds."""
 
 
@@ -193,11 +178,11 @@ def unsynchronised(case: Case) -> tuple[list[float], list[float]]:
     """Sums of a gradient's magnitudes on this rank: after the first of two micro-batches, and after the second."""
     step = make(case, dist.get_world_size())
     tokens = rows().chunk(dist.get_world_size())[dist.get_rank()]
-    found: list[list[float]] = []
+    result: list[list[float]] = []
     for number, (inputs, labels) in enumerate(step.split(tokens)):
         step.micro_step(inputs, labels, 1, last=number == 1)
-        found.append([float(p.grad.abs().sum()) for p in step.module.parameters() if p.grad is not None])
-    return found[0], found[1]
+        result.append([float(p.grad.abs().sum()) for p in step.module.parameters() if p.grad is not None])
+    return result[0], result[1]
 
 
 def test_ddp_sends_gradients_with_the_last_micro_batch_only() -> None:
@@ -266,13 +251,13 @@ def test_what_trains_is_supported(case: Case) -> None:
 
 
 def test_fsdp_takes_4_bit_weights_from_a_release_of_torch_on() -> None:
-    asked = config(sharding="fsdp", method="qlora")
-    said = {
-        release: unsupported(asked, job(devices=RANKS, stack=replace(STACK, torch=release)))
+    requested = config(sharding="fsdp", method="qlora")
+    reasons = {
+        release: unsupported(requested, job(devices=RANKS, stack=replace(STACK, torch=release)))
         for release in ("2.11.0+cu130", "2.12.0", "2.13.0+cpu")
     }
-    assert "from torch 2.12 on, and this is 2.11.0+cu130" in (said.pop("2.11.0+cu130") or "")
-    assert set(said.values()) == {None}
+    assert "from torch 2.12 on, and this is 2.11.0+cu130" in (reasons.pop("2.11.0+cu130") or "")
+    assert set(reasons.values()) == {None}
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,12 @@ OTHERWISE = {
 def test_every_architecture_is_taken_or_refused_in_one_line(model_type: str) -> None:
     try:
         model = named(model_type)
-        found = shape(model)
+        result = shape(model)
     except UsageError as refused:
         assert str(refused).startswith("config.json: ") and "\n" not in str(refused)
         return
-    assert found.layers > 0 and found.hidden_size > 0
-    assert found.parameters >= found.active_matmul_parameters > 0
+    assert result.layers > 0 and result.hidden_size > 0
+    assert result.parameters >= result.active_matmul_parameters > 0
     reason = why_another_loss(model)
     assert (reason is not None) == (model_type in OTHERWISE), reason
     assert "\n" not in (reason or "")
@@ -50,9 +50,9 @@ def test_heads_that_differ_between_layers_are_counted_layer_by_layer() -> None:
     if "gemma4_text" not in TYPES:
         pytest.skip("this transformers has no Gemma 4")
     dims = {"num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "num_hidden_layers": 6}
-    found = shape(named("gemma4_text", **dims))  # every sixth layer is a global one
-    assert found.attention_width == 8 * (5 * 256 + 512) // 6
-    assert found.attention_heads == 8 >= found.key_heads > 0
+    result = shape(named("gemma4_text", **dims))  # every sixth layer is a global one
+    assert result.attention_width == 8 * (5 * 256 + 512) // 6
+    assert result.attention_heads == 8 >= result.key_heads > 0
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_experts_are_counted_wherever_an_architecture_states_them(
 ) -> None:
     if model_type not in TYPES:
         pytest.skip(f"this transformers has no {model_type}")
-    found = shape(named(model_type, **fields))
-    assert (found.experts, found.experts_per_token) == (experts, per_token)
-    assert 0 < found.expert_parameters < found.parameters
+    result = shape(named(model_type, **fields))
+    assert (result.experts, result.experts_per_token) == (experts, per_token)
+    assert 0 < result.expert_parameters < result.parameters
 
 
 def test_what_embeddings_of_every_layer_look_up_is_not_multiplied() -> None:
@@ -96,5 +96,5 @@ def test_layers_are_told_apart_by_what_their_tokens_attend_to(
 ) -> None:
     if model_type not in TYPES:
         pytest.skip(f"this transformers has no {model_type}")
-    found = shape(named(model_type, **fields))
-    assert (found.full_attention_layers, found.sliding_layers, found.sliding_window) == (full, sliding, window)
+    result = shape(named(model_type, **fields))
+    assert (result.full_attention_layers, result.sliding_layers, result.sliding_window) == (full, sliding, window)

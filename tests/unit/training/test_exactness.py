@@ -94,16 +94,16 @@ def is_finite(gradient: Mapping[str, torch.Tensor]) -> bool:
 
 def check(config: Config, model: Model) -> None:
     """`config` trains, and as its plain run does."""
-    found, expected = train(config, model), train(plain(config, model), model)
-    assert all(math.isfinite(loss) for loss in found.losses), found.losses
+    result, expected = train(config, model), train(plain(config, model), model)
+    assert all(math.isfinite(loss) for loss in result.losses), result.losses
     precision = config.text("precision")
-    assert found.losses == pytest.approx(expected.losses, rel=LOSS_TOLERANCE[precision])
+    assert result.losses == pytest.approx(expected.losses, rel=LOSS_TOLERANCE[precision])
     if precision == "fp16-mixed" and not is_finite(expected.gradient):
         # The first loss scale was too large for this model: the update is skipped and the scale halved.
-        assert not is_finite(found.gradient)
+        assert not is_finite(result.gradient)
         return
-    assert is_finite(found.gradient)
-    assert relative_error(found.gradient, expected.gradient) < GRADIENT_TOLERANCE[precision]
+    assert is_finite(result.gradient)
+    assert relative_error(result.gradient, expected.gradient) < GRADIENT_TOLERANCE[precision]
 
 
 def values_of(axis: Axis) -> tuple[Value, ...]:
@@ -115,8 +115,8 @@ def supported(values: Mapping[str, Value], model: Model) -> bool:
     absent = {"rank", "targets"} if values.get("method", "full") == "full" else set()
     if absent & set(values):
         return False
-    asked = complete(values, {"attention": attention_of(model)})
-    return unsupported(asked, job(model, hardware=HARDWARE, stack=LIBRARIES)) is None
+    requested = complete(values, {"attention": attention_of(model)})
+    return unsupported(requested, job(model, hardware=HARDWARE, stack=LIBRARIES)) is None
 
 
 def singles(model: Model, method: str) -> list[dict[str, Value]]:
@@ -141,7 +141,7 @@ def covering(model: Model, *, together: int, seed: int, **fixed: Value) -> list[
         for values in itertools.product(*map(values_of, group))
     }
     missing = {one for one in missing if supported(_with_method({**fixed, **dict(one)}), model)}
-    found = []
+    result = []
     while missing:
         first = min(missing, key=str)
         best, covered = None, set()
@@ -157,8 +157,8 @@ def covering(model: Model, *, together: int, seed: int, **fixed: Value) -> list[
                 best, covered = values, shown
         assert best is not None and covered
         missing -= covered
-        found.append(complete(best))
-    return found
+        result.append(complete(best))
+    return result
 
 
 def _with_method(values: dict[str, Value]) -> dict[str, Value]:
@@ -206,10 +206,10 @@ def test_the_machines_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu_what_only_a_gpu_has_is_trained(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setitem(globals(), "HARDWARE", CUDA_HARDWARE)
     monkeypatch.setitem(globals(), "LIBRARIES", replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3"))
-    found = singles(LLAMA, method)
+    result = singles(LLAMA, method)
     only_there: list[tuple[str, Value]] = [("loss", "fused"), ("kernels", "liger"), ("attention", "flash")]
     for axis, value in (*only_there, ("optimizer", "paged-adamw-8bit")):
-        assert {"method": method, axis: value} in found
+        assert {"method": method, axis: value} in result
 
 
 PAIRS = covering(LLAMA, together=2, seed=0)
@@ -237,13 +237,13 @@ def test_the_pairs_are_all_there() -> None:
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_sixteen_bits_train_as_fp32_does_but_for_their_rounding(method: str, precision: str) -> None:
     values: dict[str, Value] = {"method": method, "micro_batch": 4}
-    found = train(complete({**values, "precision": precision}), LLAMA)
+    result = train(complete({**values, "precision": precision}), LLAMA)
     expected = train(complete({**values, "precision": "fp32"}), LLAMA)
     # Pure bf16 rounds the weights themselves at every update.
-    assert found.losses == pytest.approx(expected.losses, rel=1e-2 if precision == "bf16" else 5e-3)
+    assert result.losses == pytest.approx(expected.losses, rel=1e-2 if precision == "bf16" else 5e-3)
     # Random numbers drawn in another format are other numbers: a 4-bit base, and adapters in bf16.
     if method == "full" or (method == "lora" and precision != "bf16"):
-        assert relative_error(found.gradient, expected.gradient) < (4e-2 if "bf16" in precision else 5e-3)
+        assert relative_error(result.gradient, expected.gradient) < (4e-2 if "bf16" in precision else 5e-3)
 
 
 LACKING = missing_tool(DEVICE.type)

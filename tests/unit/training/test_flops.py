@@ -51,17 +51,17 @@ def test_a_window_bounds_what_a_token_attends_to() -> None:
 
 
 def test_utilisation_is_the_share_of_the_peak_and_unknown_without_one() -> None:
-    asked = job(LLAMA, hardware=CUDA_HARDWARE)
+    cuda_job = job(LLAMA, hardware=CUDA_HARDWARE)
     needed = flops_per_token(shape(LLAMA), lengths=(16,), full=True)
-    assert mfu(asked, config(), 989e12 / needed) == pytest.approx(1.0)
-    assert mfu(asked, config(), 0.4 * 989e12 / needed) == pytest.approx(0.4)
-    two = replace(asked, workload=replace(asked.workload, devices=2))
+    assert mfu(cuda_job, config(), 989e12 / needed) == pytest.approx(1.0)
+    assert mfu(cuda_job, config(), 0.4 * 989e12 / needed) == pytest.approx(0.4)
+    two = replace(cuda_job, workload=replace(cuda_job.workload, devices=2))
     assert mfu(two, config(), 989e12 / needed) == pytest.approx(0.5)
     assert mfu(job(LLAMA), config(), 1000.0) is None
 
 
 def test_adapters_save_the_gradients_of_frozen_weights() -> None:
-    asked = job(LLAMA, hardware=CUDA_HARDWARE)
-    full, lora = mfu(asked, config(), 1e6), mfu(asked, config(method="lora"), 1e6)
+    cuda_job = job(LLAMA, hardware=CUDA_HARDWARE)
+    full, lora = mfu(cuda_job, config(), 1e6), mfu(cuda_job, config(method="lora"), 1e6)
     assert full is not None and lora is not None
     assert 4 / 6 < lora / full < 1

@@ -73,7 +73,7 @@ def test_nothing_else_is_drawn_from_and_nothing_is_measured_twice() -> None:
     before = torch.get_rng_state()
     fresh = model("llama", tie_word_embeddings=False, rope_theta=12345.0)
     assert why_another_loss(fresh) is None
-    asked = why_another_loss.cache_info()
+    cached = why_another_loss.cache_info()
     assert why_another_loss(model("llama", tie_word_embeddings=False, rope_theta=12345.0)) is None
-    assert why_another_loss.cache_info().misses == asked.misses
+    assert why_another_loss.cache_info().misses == cached.misses
     assert torch.equal(before, torch.get_rng_state())

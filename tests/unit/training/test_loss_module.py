@@ -59,10 +59,10 @@ def plain(model: Model, **values: Any) -> Config:
 @pytest.mark.parametrize("loss", ["full", "chunked"])
 @pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
 def test_loss_and_gradients_are_transformers_own(model: Model, loss: str) -> None:
-    asked = plain(model, loss=loss)
-    if unsupported(asked, job(model)) is not None:
+    requested = plain(model, loss=loss)
+    if unsupported(requested, job(model)) is not None:
         pytest.skip("refused before anything runs")
-    step = built(asked, model)
+    step = built(requested, model)
     tokens = rows()
     theirs(step, tokens).backward()  # type: ignore[no-untyped-call]
     expected = {n: p.grad.clone() for n, p in step.module.named_parameters() if p.grad is not None}
@@ -163,7 +163,7 @@ def test_the_plain_loss_uses_the_kernel_it_is_given() -> None:
 
     inputs, labels = next(step.split(rows()))
     with torch.no_grad():
-        found = step.module(inputs, labels, kernel)
-        torch.testing.assert_close(found, step.module(inputs, labels), rtol=1e-6, atol=0)
+        result = step.module(inputs, labels, kernel)
+        torch.testing.assert_close(result, step.module(inputs, labels), rtol=1e-6, atol=0)
     assert seen == [(4 * 16, 64)]
     assert isinstance(step.module, LossModule)

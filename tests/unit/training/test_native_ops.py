@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -30,11 +31,13 @@ from tests.tiny import CPU, CUDA_HARDWARE, STACK, config, job
 
 
 @pytest.fixture
-def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own for what torch compiles, still empty."""
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of one's own for what torch compiles, still empty; tools are looked for again."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("deepspeed.ops.op_builder.builder.OpBuilder._loaded_ops", {})
-    return tmp_path
+    compilation.missing_tool.cache_clear()
+    yield tmp_path
+    compilation.missing_tool.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -105,8 +108,8 @@ def test_what_is_compiled_for_files_needs_libaio_and_nothing_that_compiles(
         (native_ops._folder(name) / native_ops.STAMP).write_text(native_ops._versions())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert native_ops.hindrance("cpu_adam") is None
-    found = native_ops.hindrance("async_io")
-    assert found is None if words is None else words in str(found)
+    result = native_ops.hindrance("async_io")
+    assert result is None if words is None else words in str(result)
 
 
 def test_a_library_is_looked_for_under_each_name_and_for_its_function() -> None:
@@ -121,8 +124,8 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_set(
     (tmp_path / "file").touch()  # read-only folders are none to the superuser, who may run this
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     here = job(stack=replace(STACK, deepspeed="0.19.8"))
-    said = why_not_trainable(config(offload="params"), here)
-    assert said is not None and str(tmp_path / "file") in said and "export TORCH_EXTENSIONS_DIR" in said
+    message = why_not_trainable(config(offload="params"), here)
+    assert message is not None and str(tmp_path / "file") in message and "export TORCH_EXTENSIONS_DIR" in message
     for build_it in (True, False):
         checks = [_operation(name, build_it) for name in native_ops.operations()]
         assert checks and all(str(tmp_path / "file") in check.found for check in checks)
@@ -177,9 +180,7 @@ assert torch.from_file("file", size=1024).sum() == 2048.0
 
 
 @pytest.mark.parametrize(
-    ("names", "use"),
-    [(("cpu_adam",), ADAM), (("pin_memory", "async_io"), FILES)],
-    ids=["cpu_adam", "async_io"],
+    ("names", "use"), [(("cpu_adam",), ADAM), (("pin_memory", "async_io"), FILES)], ids=["cpu_adam", "async_io"]
 )
 def test_a_lock_on_what_is_compiled_holds_no_trial_up(names: tuple[str, ...], use: str, tmp_path: Path) -> None:
     """DeepSpeed itself would wait for it. Its swappers load `pin_memory` with `async_io`."""
@@ -233,33 +234,25 @@ def test_nothing_is_compiled_with_a_cuda_toolkit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     given = json.loads(done.stdout.splitlines()[-1])
     assert list(given) == list(native_ops.operations())
-    for asked in given.values():
-        flags = [*asked["extra_cflags"], *asked["extra_include_paths"], *asked["extra_ldflags"]]
-        assert not asked["with_cuda"] and not [flag for flag in flags if "cuda" in flag.lower()]
+    for arguments in given.values():
+        flags = [*arguments["extra_cflags"], *arguments["extra_include_paths"], *arguments["extra_ldflags"]]
+        assert not arguments["with_cuda"] and not [flag for flag in flags if "cuda" in flag.lower()]
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    compilation.missing_tool.cache_clear()
-    try:
-        for attempt in (lambda: native_ops.build("cpu_adam"), lambda: native_ops.require(config(offload="params"))):
-            with pytest.raises(EnvironmentLacks, match="cannot be compiled without a compiler") as caught:
-                attempt()
-            assert "build-essential" in caught.value.remedy
-    finally:
-        compilation.missing_tool.cache_clear()
+    for attempt in (lambda: native_ops.build("cpu_adam"), lambda: native_ops.require(config(offload="params"))):
+        with pytest.raises(EnvironmentLacks, match="cannot be compiled without a compiler") as caught:
+            attempt()
+        assert "build-essential" in caught.value.remedy
 
 
 def test_what_the_compiler_says_is_told(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    compilation.missing_tool.cache_clear()
-    try:
-        with pytest.raises(EnvironmentLacks, match="cpu_adam could not be compiled"):
-            native_ops.build("cpu_adam")
-    finally:
-        compilation.missing_tool.cache_clear()
+    with pytest.raises(EnvironmentLacks, match="cpu_adam could not be compiled"):
+        native_ops.build("cpu_adam")
     assert not native_ops.is_built("cpu_adam")
 
 

@@ -58,10 +58,10 @@ def from_rows(step: TrainingStep, rows: torch.Tensor) -> Learnt:
     return tiny.accumulate(step, rows), tiny.gradients(step)
 
 
-def assert_alike(found: Learnt, expected: Learnt) -> None:
+def assert_alike(result: Learnt, expected: Learnt) -> None:
     """But for the order of sums."""
-    assert found[0] == pytest.approx(expected[0], rel=1e-6)
-    assert tiny.relative_error(found[1], expected[1]) < 5e-6
+    assert result[0] == pytest.approx(expected[0], rel=1e-6)
+    assert tiny.relative_error(result[1], expected[1]) < 5e-6
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -116,7 +116,7 @@ def test_of_the_beginnings_of_rows_the_sequences_are_cut() -> None:
     rows, tokens = Rows(SEQUENCES), tokens_of_rows()[:, :11]
     assert rows.targets(tokens) == ROWS * 8
     assert [at for at, label in enumerate(rows.labels(tokens)[0]) if label == IGNORE_INDEX] == [1, 6, 10]
-    assert rows.told(tokens)["position_ids"][1].tolist() == [*range(2), *range(5), *range(4)]
+    assert rows.decoder_arguments(tokens)["position_ids"][1].tolist() == [*range(2), *range(5), *range(4)]
     assert [len(row[0]) for row, _ in rows.alone(tokens[:1])] == [2, 5, 4]
 
 
@@ -144,8 +144,8 @@ def test_flash_attention_is_given_one_row_and_where_sequences_begin(monkeypatch:
         window = {"sliding_window": ROW} if model.config.get("sliding_window") else {}
         model = replace(model, config={**model.config, **window})
         expected = from_padded(built(model, micro_batch=6), rows)
-        found = from_rows(built(model, attention="eager", micro_batch=ROWS, batching="padding-free"), rows)
-        assert_alike(found, expected)
+        result = from_rows(built(model, attention="eager", micro_batch=ROWS, batching="padding-free"), rows)
+        assert_alike(result, expected)
 
 
 def test_a_kernel_that_does_not_keep_them_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_what_flash_attention_is_given_is_what_the_collators_of_trl_and_transfor
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     tokens = tokens_of_rows()
-    told = Rows(SEQUENCES, joins=True).told(tokens)
+    arguments = Rows(SEQUENCES, joins=True).decoder_arguments(tokens)
     targets = Rows(SEQUENCES).labels(tokens).flatten()[:-1]
     packed = [{"input_ids": row.tolist(), "seq_lengths": list(SEQUENCES)} for row in tokens]
     apart = [{"input_ids": sequence.tolist()} for row in tokens for sequence in row.split(SEQUENCES)]
@@ -176,7 +176,7 @@ def test_what_flash_attention_is_given_is_what_the_collators_of_trl_and_transfor
         DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed),
         DataCollatorWithFlattening(return_flash_attn_kwargs=True)(apart),
     ):
-        for name, value in told.items():
+        for name, value in arguments.items():
             given = collated[name]
             assert given == value if isinstance(value, int) else torch.equal(given, value), name
         assert torch.equal(collated["labels"][0, 1:], targets)

@@ -259,10 +259,10 @@ def test_the_plain_gradient_is_that_of_the_next_step_and_leaves_nothing(method: 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("tiny", [PHI, COHERE, QWEN3_MOE], ids=lambda tiny: tiny.name)
 def test_the_reference_can_be_taken_of_every_model_that_trains(tiny: Model, method: str) -> None:
-    asked = config(method=method, precision="fp32", micro_batch=4)
-    if unsupported(asked, job(tiny)) is not None:
+    requested = config(method=method, precision="fp32", micro_batch=4)
+    if unsupported(requested, job(tiny)) is not None:
         pytest.skip("refused before anything runs")
-    step = built(asked, tiny)
+    step = built(requested, tiny)
     reference = step.reference_loss(rows())
     assert float(step.run(rows())) == pytest.approx(reference, rel=1e-6)
 
@@ -273,27 +273,6 @@ def test_the_reference_reports_a_loss_that_is_not_finite() -> None:
         step.module.head().weight[7, 7] = float("nan")
     assert math.isnan(step.reference_loss(rows()))
     assert math.isnan(float(step.run(rows())))
-
-
-def test_only_mixed_precision_needs_autocast() -> None:
-    for precision, dtype in (
-        ("bf16", None),
-        ("fp32", None),
-        ("bf16-mixed", torch.bfloat16),
-        ("fp16-mixed", torch.half),
-    ):
-        with built(config(precision=precision)).precision():
-            assert torch.is_autocast_enabled("cpu") is (dtype is not None)
-            assert dtype is None or torch.get_autocast_dtype("cpu") is dtype
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_step_knows_what_it_was_built_for() -> None:
-    step = built(config(micro_batch=2))
-    assert (step.micro_batch, step.vocabulary, step.device.type) == (2, VOCABULARY, "cpu")
-    assert step.engine.ranks == 1
-    assert step.engine.root is step.module
-    assert step.module.training
 
 
 def test_normalisation_counts_the_targets_of_all_ranks() -> None:

@@ -16,7 +16,7 @@ CONFIG = complete({"method": "lora", "loss": "chunked"})
 
 
 @pytest.mark.parametrize(
-    ("kind", "trainer", "installed", "tool", "said"),
+    ("kind", "trainer", "installed", "tool", "reason"),
     [
         ("cuda", "trl", False, None, "needs trl 1.16 where"),
         ("cuda", "trl", True, "a compiler (gcc)", "needs a compiler (gcc) where"),
@@ -27,14 +27,19 @@ CONFIG = complete({"method": "lora", "loss": "chunked"})
     ],
 )
 def test_trls_loss_is_asked_for_where_it_runs(
-    kind: str, trainer: str | None, installed: bool, tool: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    trainer: str | None,
+    installed: bool,
+    tool: str | None,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requirements, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
     monkeypatch.setattr(requirements, "missing_tool", lambda kind: tool)
     job = tiny.plan(CONFIG).job
     job = replace(job, hardware=replace(job.hardware, kind=kind), workload=replace(job.workload, trainer=trainer))
-    found = missing_requirement(CONFIG, job)
-    assert (found is None) == (said is None) and (said or "") in (found or "")
+    result = missing_requirement(CONFIG, job)
+    assert (result is None) == (reason is None) and (reason or "") in (result or "")
     assert bool(requirement_key(CONFIG, job)) == (kind == "cuda" and trainer == "trl")
 
 
