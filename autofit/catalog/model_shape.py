@@ -134,7 +134,7 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
         key_heads=_mean(text, _key_heads),
         full_attention_layers=windows[0],
         sliding_layers=windows.total() - windows[0],
-        sliding_window=max(windows),
+        sliding_window=max(windows, default=0),
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -191,8 +191,10 @@ def _key_heads(layer: Any) -> int:
 
 
 def _attention_width(layer: Any) -> int:
-    """Query heads times head dimension."""
+    """Query heads times head dimension: where keys are wider than values (DeepSeek's latent attention), the mean."""
     heads = _heads(layer)
+    if getattr(layer, "qk_nope_head_dim", None):
+        return heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) // 2
     return heads * int(getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1))
 
 
