@@ -113,9 +113,8 @@ def _other_gradient(measured: Measurement, expected: Measurement, tolerance: flo
 def _before_updates(measured: Measurement) -> Sequence[float]:
     """The losses of the steps that changed the weights: loss scaling leaves out the update of a gradient that
     overflows, and two trials may overflow in different steps."""
-    norms = measured.gradient_norms
-    updated = [loss for loss, norm in zip(measured.losses, norms, strict=False) if norm is not None]
-    return updated or measured.losses
+    overflowed = {step for step, norm in enumerate(measured.gradient_norms) if norm is None}
+    return [loss for step, loss in enumerate(measured.losses) if step not in overflowed] or measured.losses
 
 
 def _other_loss(losses: Sequence[float], expected: Sequence[float], tolerance: float) -> str | None:
