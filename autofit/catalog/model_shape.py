@@ -194,7 +194,7 @@ def _attention_width(layer: Any) -> int:
     """Query heads times head dimension: where keys are wider than values (DeepSeek's latent attention), the mean."""
     heads = _heads(layer)
     if getattr(layer, "qk_nope_head_dim", None):
-        return heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) // 2
+        return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)) // 2
     return heads * int(getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1))
 
 

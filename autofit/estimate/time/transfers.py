@@ -50,8 +50,8 @@ def seconds_per_byte(hardware: Hardware) -> dict[str, float]:
     else:
         card = card_of(hardware.name)
         host_link = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
-        has_link = card is not None and card.interconnect is not None and hardware.is_of_one_machine
-        link = card.interconnect.bytes_per_second if has_link else host_link
+        between = card.interconnect if card is not None and hardware.is_of_one_machine else None
+        link = host_link if between is None else between.bytes_per_second
         link, host_link = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host_link
     return {
         LINK: 1.0 / link,

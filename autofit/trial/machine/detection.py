@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
+NVIDIA_NODES = Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu")
+"""What NVIDIA's driver makes where it drives a device (Linux, and Jetson)."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PCI_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
 """Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
@@ -236,7 +238,13 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         return amd
     devices = nvml.devices()
     if devices is None or not devices.visible:
-        if nvml.is_not_loaded():
+        not_loaded = nvml.is_not_loaded()
+        if devices is None and not not_loaded and build.cuda is not None and any(n.exists() for n in NVIDIA_NODES):
+            raise EnvironmentLacks(
+                "this machine has an NVIDIA device, but not the driver's management library (libnvidia-ml.so.1)",
+                remedy="give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility; or use --device cpu",
+            )
+        if not_loaded:
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
         for sentence, remedy in unused_devices():
             _warn(f"{sentence}: {remedy}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.trial.fake_nvml import FakeCard, install
+from unit.trial.fake_nvml import FakeCard, NVMLError_LibraryNotFound, install
 
 from autofit.catalog.hardware import card, card_of
 from autofit.core.device.hardware import Hardware
@@ -64,6 +64,18 @@ def test_all_cards_hidden(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     assert detect("auto")[0].kind == "cpu"
     with pytest.raises(EnvironmentLacks, match=f"CUDA_VISIBLE_DEVICES='{value}'"):
         detect("cuda")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_a_card_whose_driver_cannot_be_asked_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, failure=NVMLError_LibraryNotFound("none"))
+    assert detect()[0].kind == "cpu"
+    monkeypatch.setattr(detection, "NVIDIA_NODES", [tmp_path])
+    with pytest.raises(EnvironmentLacks, match=r"libnvidia-ml.*NVIDIA_DRIVER_CAPABILITIES=compute,utility"):
+        detect()
+    assert detect("cpu")[0].kind == "cpu"
 
 
 @pytest.mark.usefixtures("cuda_torch")
