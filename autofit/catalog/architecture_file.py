@@ -65,7 +65,8 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     config = _text_model(config, model_type, origin)
     _refuse_code(config, origin)
     _check_supported(config["model_type"], origin)
-    built(config, origin)
+    if built(config, origin).is_encoder_decoder:
+        raise UsageError(f"{origin}: {config['model_type']} has an encoder, and only decoders are trained here")
     return config
 
 

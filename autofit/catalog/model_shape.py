@@ -133,7 +133,7 @@ def _shape_of(model: Any, config: Any) -> ModelShape:
         key_heads=key_heads,
         full_attention_layers=windows[0],
         sliding_layers=windows.total() - windows[0],
-        sliding_window=max(windows),
+        sliding_window=max(windows, default=0),
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -176,10 +176,15 @@ def _layers(text: Any) -> list[Any]:
 
 
 def _attention(layer: Any) -> tuple[int, int, int]:
-    """A layer's query heads, its key heads, and its query heads times head dimension."""
+    """A layer's query heads, its key heads, and its query heads times head dimension: where keys are wider than values
+    (DeepSeek's latent attention), times the mean of the two."""
     heads = _first_integer(layer, ("num_attention_heads",))
     key_heads = _first_integer(layer, ("num_key_value_heads",)) or heads
-    return heads, key_heads, heads * (_first_integer(layer, ("head_dim",)) or layer.hidden_size // max(heads, 1))
+    if getattr(layer, "qk_nope_head_dim", None):
+        width = int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)) // 2
+    else:
+        width = heads * (_first_integer(layer, ("head_dim",)) or layer.hidden_size // max(heads, 1))
+    return heads, key_heads, width
 
 
 def _linear_weights(model: nn.Module, layers: int) -> int:

@@ -90,8 +90,9 @@ def against(trial: Trial, baseline: Trial) -> Trial:
     assert measured is not None and expected is not None
     reason = _other_gradient(measured, expected, allowed(GRADIENT_TOLERANCE, trial.config))
     rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
-    steps = len(measured.losses) if rounded_alike else 1
-    reason = reason or _other_loss(measured, expected, allowed(LOSS_TOLERANCE, trial.config), steps)
+    losses, right = _before_updates(measured), _before_updates(expected)
+    steps = len(losses) if rounded_alike else 1
+    reason = reason or _other_loss(losses[:steps], right, allowed(LOSS_TOLERANCE, trial.config))
     if reason is None:
         return trial
     outcome = Diverged(
@@ -109,8 +110,15 @@ def _other_gradient(measured: Measurement, expected: Measurement, tolerance: flo
     return f"the first gradient's norm is {norm:.4g}, more than {tolerance:.1%} from the {right:.4g}"
 
 
-def _other_loss(measured: Measurement, expected: Measurement, tolerance: float, steps: int) -> str | None:
-    for step, (loss, right) in enumerate(zip(measured.losses[:steps], expected.losses, strict=False), start=1):
+def _before_updates(measured: Measurement) -> Sequence[float]:
+    """The losses of the steps that changed the weights: loss scaling leaves out the update of a gradient that
+    overflows, and two trials may overflow in different steps."""
+    overflowed = {step for step, norm in enumerate(measured.gradient_norms) if norm is None}
+    return [loss for step, loss in enumerate(measured.losses) if step not in overflowed] or measured.losses
+
+
+def _other_loss(losses: Sequence[float], expected: Sequence[float], tolerance: float) -> str | None:
+    for step, (loss, right) in enumerate(zip(losses, expected, strict=False), start=1):
         if abs(loss - right) > tolerance * max(abs(right), 1.0):
             most = f"{tolerance:.1%}" if abs(right) >= 1.0 else f"{tolerance:g}"
             return f"the loss of step {step} is {loss:.4f}, more than {most} from the {right:.4f}"

@@ -12,6 +12,9 @@ from autofit.core.errors import UsageError
 _OF_POSITION = frozenset({"layer_idx", "training"})
 """Attributes that may differ between layers of the same kind."""
 
+_TYPES_OF_LAYERS = "layer_types", "layers_block_type"
+"""Fields of configs in transformers that list a type for each layer."""
+
 
 def decoder_layers(model: nn.Module) -> list[Any]:
     """The decoder layers of a transformers or peft model, first to last."""
@@ -34,9 +37,16 @@ def keep_layers(model: nn.Module, indices: Sequence[int]) -> None:
     stack = _stack(model)
     replace_layers(model, [stack[index] for index in indices])
     config = cast(Any, model).config.get_text_config()
+    # Read before the number of layers changes: some configs compute them from it.
+    names = {config.attribute_map.get(name, name) for name in _TYPES_OF_LAYERS}
+    types = {name: list(given) for name in names if (given := getattr(config, name, None))}
     config.num_hidden_layers = len(indices)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in indices]
+    for name, given in types.items():
+        kept = [given[index] for index in indices]
+        if isinstance(getattr(type(config), name, None), property):
+            config.__class__ = type(type(config).__name__, (type(config),), {name: kept})
+        else:
+            setattr(config, name, kept)
 
 
 def replace_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:

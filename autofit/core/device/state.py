@@ -96,15 +96,10 @@ class CardState(_State):
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
-        """The reasons for a lower clock that no config causes, in words. Matrix products bring every card to its power
-        limit (bit 0x4); then large ones run at two thirds of their highest clock, and those of 70 W at two fifths."""
+        """The reasons for a lower clock that no config causes, in words. A power limit (bit 0x4) is none: matrix
+        products bring every card to it, and those of laptops to a third of their highest clock."""
         mask = self.throttle_mask or 0
-        reasons = [words for bit, words in THROTTLE_WORDS.items() if mask & bit]
-        if mask & 0x4 and self.sm_clock_mhz is not None and self.sm_clock_max_mhz:
-            share = self.sm_clock_mhz / self.sm_clock_max_mhz
-            if share < 1 / 3:
-                reasons.append(f"power cap, at {share:.0%} of its clock")
-        return tuple(reasons)
+        return tuple(words for bit, words in THROTTLE_WORDS.items() if mask & bit)
 
     def doubts(self, expected_watts: float | None) -> tuple[str, ...]:
         """Why a trial cannot be trusted, each in a few words; empty if it can. `expected_watts` is the power limit of
@@ -147,13 +142,14 @@ class DeviceState(Document):
 
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What
-        it shows of memory can be trusted anyway. A card's host needs one core, to launch operations."""
+        it shows of memory can be trusted anyway. A card's host needs one core, to launch operations, however hot others
+        are."""
         reasons = [] if self.set_aside is None else [self.set_aside]
         if hardware.kind == "cpu":
             return (*reasons, *(() if self.processor is None else self.processor.doubts(self.seconds)))
         reasons += [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
         if self.processor is not None:
-            launching = replace(self.processor, threads=1)
+            launching = replace(self.processor, threads=1, heat_events=None)
             reasons += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]
         return tuple(dict.fromkeys(reasons))
 

@@ -28,7 +28,10 @@ HAVE_ARITHMETIC = {"bf16": ("bf16", "fp16", "amx"), "fp16": ("fp16", "amx", "asi
 ARM's do not say whether they have fp16: they are taken to."""
 EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
 """Share of the speed in fp32 that products in a 16-bit format reach on a CPU without arithmetic for it; and that
-bf16 reaches where AVX-512 widens it. Geometric means of the probes in benchmarks/recorded/processors."""
+bf16 reaches where AVX-512 widens it. Geometric means of the probes in benchmarks/recorded/processors. Intel's own
+instructions for bf16, without AMX, are no faster: 0.55 (Xeon, family 6, model 207)."""
+TENSOR_CORES = 7.0
+"""The compute capability from which NVIDIA's cards have them (CUDA C++ Programming Guide, "Compute Capabilities")."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
 which differ by up to a factor of 3."""
@@ -56,7 +59,7 @@ def prior(hardware: Hardware) -> Rates | None:
     card = card_of(hardware.name)
     rates: Rates | None
     if hardware.kind == "cpu":
-        rates = _of_cores(max(hardware.cores, 1), hardware.instructions)
+        rates = _of_cores(hardware)
     elif card is None:
         rates = _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
     elif (missing := missing_figure(card)) is not None:
@@ -95,10 +98,14 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     capability = compute_capability(hardware.capability) or 0.0
     nearest = min(sheets, key=lambda card: abs(float(card.capability) - capability)).capability
     alike = [card for card in sheets if card.capability == nearest]
+    # A slice such as 3g.40gb has three of the seven parts of a card.
+    share = 1.0 if hardware.mig_profile is None else int(hardware.mig_profile.partition("g")[0]) / 7.0
+    wide_flops = share * geometric_mean(card.peak_flops["fp32"] for card in alike)
+    flops = share * geometric_mean(card.training_peak_flops or 0.0 for card in alike)
     rates = guess(
-        flops=geometric_mean(card.training_peak_flops or 0.0 for card in alike),
-        wide_flops=geometric_mean(card.peak_flops["fp32"] for card in alike),
-        bandwidth=geometric_mean(card.bandwidth_bytes_per_second for card in alike),
+        flops=flops if capability >= TENSOR_CORES else wide_flops,
+        wide_flops=wide_flops,
+        bandwidth=share * geometric_mean(card.bandwidth_bytes_per_second for card in alike),
     )
     stand_in = f"cards of compute capability {nearest}, because {why}"
     return replace(rates, relative_error=GUESS_ERROR, stand_in=stand_in)
@@ -119,18 +126,23 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: b
     return Rates(seconds_per=tuple(map(per, KINDS)))
 
 
-def _product_flops(number_format: str | None, instructions: str | None) -> float:
+def _product_flops(number_format: str | None, processor: Hardware) -> float:
     """FLOP/s of one core's products. Where the instruction sets are not known, it is taken to have what is needed."""
+    instructions = processor.instructions
     if number_format not in ("bf16", "fp16"):
         return CORE_WIDE_FLOPS
-    if instructions is None or any(word in instructions for word in HAVE_ARITHMETIC[number_format]):
+    if instructions is None:
         return CORE_FLOPS
     widened = number_format == "bf16" and instructions.startswith("avx512")
+    slow = widened and "Intel" in processor.device_name and "amx" not in instructions
+    if not slow and any(word in instructions for word in HAVE_ARITHMETIC[number_format]):
+        return CORE_FLOPS
     return CORE_WIDE_FLOPS * (WIDENED_SHARE if widened else EMULATED_SHARE)
 
 
-def _of_cores(cores: int, instructions: str | None) -> Rates:
+def _of_cores(processor: Hardware) -> Rates:
     """Rates of a CPU of which only the number of cores and the instruction sets are known."""
+    cores = max(processor.cores, 1)
 
     def per(kind: str) -> float:
         if unit(kind) == OPERATION:
@@ -140,7 +152,7 @@ def _of_cores(cores: int, instructions: str | None) -> Rates:
         if kind.startswith("attention"):
             return ATTENTION_FACTOR / (cores * CORE_WIDE_FLOPS)
         if unit(kind) == FLOP:
-            return 1.0 / (cores * _product_flops(format_of(kind), instructions))
+            return 1.0 / (cores * _product_flops(format_of(kind), processor))
         quantises, dequantises = kind == QUANTISE_8BIT, kind.startswith("dequantise")
         factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
         return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from autofit.catalog.models import shape
+from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.selective import keeps_results
@@ -17,6 +18,7 @@ from autofit.techniques.technique import Technique
 VARIANTS = 64
 """The most variants in which layers may be compiled: kinds of layers, times checkpointed or not, times lengths. Beyond
 torch's own limit of 8 the others would run uncompiled, and only a warning would say so."""
+TRITON_NEEDS = "Triton's kernels need compute capability 7.0"
 
 
 class Compilation(Technique):
@@ -53,8 +55,17 @@ class Compilation(Technique):
                 "torch 2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use "
                 "checkpointing=full"
             )
+        if too_old_for_triton(job.hardware):
+            return f"compile=true cannot work on {job.hardware.name}: {TRITON_NEEDS}"
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
+
+
+def too_old_for_triton(hardware: Hardware) -> bool:
+    """Whether Triton, which makes inductor's and Liger's kernels for NVIDIA's cards, can make none for this one
+    (GPUTooOldForTriton in torch/_inductor/exc.py)."""
+    capability = compute_capability(hardware.capability)
+    return capability is not None and capability < 7.0
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.lattice import Axis, Config, chain
-from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.axes.compilation import TRITON_NEEDS, missing_tool, too_old_for_triton
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
@@ -51,6 +51,8 @@ class Kernels(Technique):
         if config["checkpointing"] == "selective" and config["method"] == "full":
             # Rotary embeddings are written over the projections that it keeps, which would then be rotated twice.
             return "kernels=liger computes wrong gradients with checkpointing=selective: use kernels=torch"
+        if too_old_for_triton(job.hardware):
+            return f"kernels=liger cannot work on {job.hardware.name}: {TRITON_NEEDS}"
         missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
         return None if missing is None else f"kernels=liger needs {missing}, which is not installed here"
 

@@ -19,21 +19,24 @@ available when the trial began."""
 class HostExhausted(Exception):
     """The trial leaves too little of the host's memory; the message gives the figures."""
 
-    def __init__(self, message: str, *, was_full: bool) -> None:
+    def __init__(self, message: str, *, was_full: bool, is_device: bool) -> None:
         super().__init__(message)
+        self._is_device = is_device
         self._was_full = was_full
         """Whether others had left the trial no more than the reserve from the start."""
 
     def outcome(self, phase: str) -> OutOfMemory | Crashed:
         if self._was_full:
             return Crashed(reason=f"{self}: other processes hold the rest", phase=phase, transient=True)
-        return OutOfMemory(reason=str(self), phase=phase, host=True)
+        return OutOfMemory(reason=str(self), phase=phase, host=not self._is_device)
 
 
 class HostWatch:
     """Watches the host's memory while a trial runs on an accelerator, ten times a second. Used from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_device: bool = False) -> None:
+        """`is_device`: the accelerator has no other memory than the host's."""
+        self._is_device = is_device
         self._before = process_memory.host_available()
 
     def check(self) -> None:
@@ -45,6 +48,7 @@ class HostWatch:
             f"the host is out of memory: {format_bytes(available)} were left of the {format_bytes(self._before)} that "
             "were available when the trial began",
             was_full=self._before <= RESERVE_BYTES,
+            is_device=self._is_device,
         )
 
 

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
+NVIDIA_NODES = Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu")
+"""What NVIDIA's driver makes where it drives a device (Linux, and Jetson)."""
+PROCESSORS = Path("/sys/devices/system/cpu")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PCI_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
 """Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
@@ -170,10 +173,25 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """Threads with which a trial on the CPU computes: one per core, or fewer where OMP_NUM_THREADS says so, as it would
-    to a user's run; at least 1."""
+    """Threads with which a trial on the CPU computes, as a user's run would: so many as OMP_NUM_THREADS says, or else
+    one for each core, however many hardware threads it has (`mkl_get_max_threads`, which torch asks); never more than
+    `cores`, and at least 1."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number per level of nesting
-    return min(cores(), int(first)) if first.isdecimal() and int(first) > 0 else cores()
+    usual = int(first) if first.isdecimal() and int(first) > 0 else _whole_cores()
+    return min(cores(), usual)
+
+
+def _whole_cores() -> int:
+    """Cores of which this process may use a hardware thread or more; where the kernel does not say, each is alone."""
+    return len({_hardware_threads(number) for number in os.sched_getaffinity(0)})
+
+
+def _hardware_threads(number: int) -> str:
+    """Which processors share the core of this one, itself included, in the kernel's words."""
+    try:
+        return (PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(number)
 
 
 def host_memory_bytes() -> int:
@@ -236,7 +254,13 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         return amd
     devices = nvml.devices()
     if devices is None or not devices.visible:
-        if nvml.is_not_loaded():
+        not_loaded = nvml.is_not_loaded()
+        if devices is None and not not_loaded and build.cuda is not None and any(n.exists() for n in NVIDIA_NODES):
+            raise EnvironmentLacks(
+                "this machine has an NVIDIA device, but not the driver's management library (libnvidia-ml.so.1)",
+                remedy="give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility; or use --device cpu",
+            )
+        if not_loaded:
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
         for sentence, remedy in unused_devices():
             _warn(f"{sentence}: {remedy}")
@@ -324,7 +348,8 @@ def _rocm() -> tuple[Hardware, str] | None:
         message = lines_of(completed.stderr, "are you in the groups render and video?")[-1]
         _warn(f"torch for ROCm finds no device: {message}")
         return None
-    name, memory, count, chip, hip = json.loads(completed.stdout)
+    # Libraries may print lines of their own before.
+    name, memory, count, chip, hip = json.loads(completed.stdout.strip().splitlines()[-1])
     return _accelerator(name, memory, memory, count, chip.partition(":")[0]), hip
 
 

@@ -37,6 +37,8 @@ class NvidiaDevice:
     """The power limit that was set in place of the default; None for the default, and where the driver does not say."""
     mig_profile: str | None = None
     """The size of a MIG instance, such as `1g.10gb`; None for a whole card."""
+    shares_host: bool = False
+    """Whether its memory is the host's, as that of GB10 (DGX Spark) is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,12 @@ def held_bytes() -> int | None:
     """Memory of the first visible device that all processes together hold; None where the driver does not say."""
     device = visible(0)
     return None if device is None else device.held_bytes
+
+
+def shares_host() -> bool:
+    """Whether the first visible device has no memory but the host's."""
+    device = visible(0)
+    return device is not None and device.shares_host
 
 
 def is_not_loaded() -> bool:
@@ -233,37 +241,37 @@ def _mig_instances(card: Any) -> list[Any]:
     return instances
 
 
-def _memory(device: Any) -> tuple[int, int, int]:
-    """Bytes of the device's memory: all of it, what programs can use, what they hold now."""
+def _memory(device: Any) -> dict[str, Any]:
+    """The device's memory, as fields of `NvidiaDevice`."""
     import pynvml
 
     with suppress(pynvml.NVMLError):  # of drivers before 510, which count what they reserve as used
         memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
-        return int(memory.total), int(memory.total) - int(memory.reserved), int(memory.used)
+        usable = int(memory.total) - int(memory.reserved)
+        return {"marketed_bytes": int(memory.total), "memory_bytes": usable, "held_bytes": int(memory.used)}
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(device)
     except pynvml.NVMLError_NotSupported:
-        # The device shares the host's memory, as GB10 (DGX Spark) does: NVML reports what processes hold, but no total.
+        # Of a device that shares the host's memory, NVML reports what processes hold, but no total.
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         holders = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
         held = sum(holder.usedGpuMemory or 0 for holder in holders)
-        return total, int(0.8 * total), held  # programs may have as much of it as on a processor
-    return int(memory.total), int(memory.total), int(memory.used)
+        usable = int(0.8 * total)  # as much of it as programs may have on a processor
+        return {"marketed_bytes": total, "memory_bytes": usable, "held_bytes": held, "shares_host": True}
+    total = int(memory.total)
+    return {"marketed_bytes": total, "memory_bytes": total, "held_bytes": int(memory.used)}
 
 
 def _describe(device: Any, card: Any) -> NvidiaDevice:
     import pynvml
 
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
-    marketed, usable, held = _memory(device)
     name = pynvml.nvmlDeviceGetName(device)
     profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
         uuid=pynvml.nvmlDeviceGetUUID(device),
         name=name,
-        marketed_bytes=marketed,
-        memory_bytes=usable,
-        held_bytes=held,
+        **_memory(device),
         capability=f"{major}.{minor}",
         power_limit_watts=_changed_power_limit(card),
         mig_profile=profile[1] if profile else None,

@@ -21,7 +21,7 @@ from autofit.trial.measure import process_memory
 from autofit.trial.measure.divergence import divergence, other_gradient
 from autofit.trial.measure.leak import leak, may_leak
 from autofit.trial.measure.meter import meter_for
-from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, micro_steps_run, warm_ups
+from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, makes_kernels, micro_steps_run, warm_ups
 from autofit.trial.measure.recording import memory_snapshot, write_profile
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
 from autofit.trial.measure.steps import Steps
@@ -56,9 +56,9 @@ def run_trial(request: TrialRequest, events: EventPipe, *, asked_at: float, list
 
 def shares_of_a_step(request: TrialRequest, pace: Pace) -> dict[str, float]:
     """What share of an optimizer step each phase is: the forward pass that of a micro-step, the update, whose seconds a
-    step has once, all of it, an evaluation that of training on as many sequences. Nothing if compiled: compiling says
-    nothing of steps."""
-    if request.config.get("compile") is True:
+    step has once, all of it, an evaluation that of training on as many sequences. Nothing where kernels are
+    made first, which says nothing of steps."""
+    if makes_kernels(request.config):
         return {}
     workload = request.job.workload
     return {
@@ -170,10 +170,10 @@ class _TrialRun:
             return None
 
     def _judge_micro_step(self, number: int, seconds: float) -> None:
-        """Judge the trial after a micro-step of its warm-up. The first also does what is done only once; compiled ones
-        compile in the first step, which says nothing of later ones."""
+        """Judge the trial after a micro-step of its warm-up. The first also does what is done only once, and a step in
+        which kernels are made says nothing of later ones."""
         micro_steps = len(self._tokens) // self._step.micro_batch
-        if self._request.config.get("compile") is True and number <= micro_steps:
+        if makes_kernels(self._request.config) and number <= micro_steps:
             return
         left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
         elapsed = time.monotonic() - self._asked_at

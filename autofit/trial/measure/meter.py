@@ -200,10 +200,13 @@ class CudaMeter(Meter):
         first_allocation(self.device)
         self._reader = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        self._total = int(torch.cuda.mem_get_info()[1])
+        free, self._total = torch.cuda.mem_get_info()
+        process_memory.device_bytes_taken_before = self._total - free
         self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
         self.context = beside_allocator(self._held_by_others)
         """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
+        # Where the memory is the host's, a limit as large as what a trial may have of it must be enforced, too.
+        self._unlimited_from = self._total if before is not None and before.shares_host else self._capacity
         self._limit = self._capacity
         self._allocated = self._reserved = 0
 
@@ -229,7 +232,7 @@ class CudaMeter(Meter):
     def _cap(self) -> None:
         """Have torch enforce what is less than the device has: the rest is the driver's, as in a user's run."""
         room = max(0, self._limit - self.context)
-        torch.cuda.set_per_process_memory_fraction(1.0 if self._limit >= self._capacity else room / self._total)
+        torch.cuda.set_per_process_memory_fraction(1.0 if self._limit >= self._unlimited_from else room / self._total)
 
     def reset(self) -> None:
         gc.collect()
@@ -290,7 +293,7 @@ class CudaMeter(Meter):
         self._book()
         self._update_context()
         device = self._reserved + self.context + process_memory.paged_bytes()
-        if self._limit >= self._capacity:
+        if self._limit >= self._unlimited_from:
             device = min(device, self._capacity)  # the device itself was the limit: the excess was paged out
         if device > self._limit:
             raise OverLimit(

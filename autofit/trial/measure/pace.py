@@ -12,6 +12,7 @@ from autofit.core.units import format_duration
 from autofit.core.workload import Workload
 from autofit.techniques import needs_process_group
 from autofit.techniques.axes.batching import micro_batches
+from autofit.techniques.axes.kernels import by_liger
 from autofit.trial.process.events import Event
 from autofit.trial.request import Rival, TrialRequest
 
@@ -30,6 +31,11 @@ of the recorded tables, and by 12 % in some."""
 BEATEN_FACTOR = 4.0
 """A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
 has room for the rival would train four times as long."""
+
+
+def makes_kernels(config: Config) -> bool:
+    """Whether the first step generates code, with inductor or Triton, which says nothing of later ones."""
+    return config.get("compile") is True or config.get("loss") == "fused" or by_liger(config)
 
 
 def micro_steps_run(accumulation: int, config: Config) -> int:

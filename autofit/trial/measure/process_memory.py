@@ -16,6 +16,8 @@ from autofit.trial.limits import control_groups
 
 CLEAR_REFS = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
+device_bytes_taken_before = 0
+"""What this process's context and other processes held of its CUDA device before the trial allocated anything."""
 _FIGURES = {"VmHWM", "VmRSS", "VmData", "RssAnon", "RssFile", "RssShmem"}
 
 

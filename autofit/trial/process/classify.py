@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from contextlib import suppress
@@ -9,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autofit.core.errors import in_one_line
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import GIB, MIB, format_bytes
 from autofit.trial.measure import process_memory
@@ -69,6 +72,9 @@ HOW_TO_REPORT = (
 )
 STOPPED = "stopped, because another rank had failed"
 
+_NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+"""The disk is full, or the folder cannot be written to."""
+
 
 class OverLimit(Exception):
     """The trial's memory exceeds its limit, though no allocation failed."""
@@ -126,6 +132,16 @@ def device_failure(error: BaseException, phase: str) -> Crashed | None:
     return None
 
 
+def machine_failure(error: BaseException, phase: str) -> Crashed | None:
+    """The outcome for `error` if a file could not be written, such as one that inductor or Triton keeps: another
+    config may fail likewise, and none is at fault. None for any other error."""
+    causes = [error, error.__cause__, error.__context__]
+    number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None)
+    if number in _NOT_WRITTEN or any(os.strerror(code) in str(error) for code in _NOT_WRITTEN):
+        return Crashed(reason=in_one_line(error), phase=phase, transient=True)
+    return None
+
+
 def _has_no_kernel_image(error: BaseException) -> bool:
     """Whether a kernel was begun that has no code for the device (cudaErrorNoKernelImageForDevice and
     hipErrorNoBinaryForGpu are 209)."""
@@ -168,12 +184,14 @@ def _device_free() -> int | None:
 
 
 def _taken_by_others() -> int:
-    """Bytes that the allocator was allowed to take but the device no longer had."""
+    """Bytes that the allocator was allowed to take but the device no longer had, beside what others held before."""
     import torch
 
     with suppress(Exception):  # as above
         free, total = torch.cuda.mem_get_info()
-        allowed = int(torch.cuda.get_per_process_memory_fraction() * total)
+        share = torch.cuda.get_per_process_memory_fraction()
+        # A limit leaves out the context and what others hold; where there is none, both count as taken.
+        allowed = int(share * total) if share < 1.0 else total - process_memory.device_bytes_taken_before
         return allowed - torch.cuda.memory_reserved() - free - process_memory.paged_bytes()
     return 0
 

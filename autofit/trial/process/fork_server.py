@@ -48,7 +48,11 @@ from autofit.trial.process.following import Follower
 from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
-FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
+FORK_FAILURES = (
+    "Cannot re-initialize CUDA in forked subprocess",
+    "CUDA driver initialization failed",
+    "CUDA error: initialization error",
+)
 """Signs that the driver was initialised in this process before the fork; children are then spawned instead."""
 GC_THRESHOLD = 100_000
 """New objects between two garbage collections while libraries are imported. With Python's default of 700, importing
@@ -122,7 +126,8 @@ class ForkServer:
         with swap_folder(request.config) as environment:
             attempt = self._run(request, commands, environment)
             attempt = replace(attempt, outcome=explained(attempt.outcome, environment))
-        if not self._spawn and any(sign in getattr(attempt.outcome, "stderr_tail", "") for sign in FORK_FAILURES):
+        evidence = "".join(getattr(attempt.outcome, name, "") for name in ("reason", "stderr_tail"))
+        if not self._spawn and any(sign in evidence for sign in FORK_FAILURES):
             self._spawn = True
             return self.run(request, commands)
         return attempt
@@ -135,7 +140,7 @@ class ForkServer:
         ranks = 1 if rendezvous is None else rendezvous.ranks
         available = process_memory.host_available() if on_cpu else None
         short_bytes = host_shortage(request.memory_limit_bytes, ranks, available)
-        host = None if on_cpu else HostWatch()
+        host = None if on_cpu else HostWatch(is_device=nvml.shares_host())
         kills_before = classify.kernel_oom_kills()
         segments_before = shared_memory.segments()
         try:

@@ -77,7 +77,11 @@ class DeviceRequest:
             else:
                 others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
                 selector |= _not_on(self.left_out | others)
-        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy="PACK")
+        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy=self._strategy(suitable))
+
+    def _strategy(self, suitable: Iterable[Node]) -> str:
+        """One machine where any has so many devices, so that trials are alike: between machines ranks are slower."""
+        return "STRICT_PACK" if any(node.gpus >= self.ranks for node in suitable) else "PACK"
 
     def _type(self, suitable: Sequence[Node]) -> str | None:
         """Ray's one name for the card; None where its nodes go by several or by none. Where none is up, only an
@@ -97,12 +101,13 @@ class DeviceRequest:
         return self._trials({node: (node.cpus, node.gpus) for node in self.suitable(nodes)}, ())
 
     def _trials(self, resources: Mapping[Node, tuple[float, float]], used: Collection[str]) -> int:
-        share = self.demand(list(resources), used).bundle["CPU"]
+        demand = self.demand(list(resources), used)
+        share = demand.bundle["CPU"]
         if not self.uses_gpus:
             whole = [node for node, (cpus, _) in resources.items() if cpus >= share * self.ranks]
             return sum(node.node_id not in used for node in whole)
-        by_cpus = (min(gpus, cpus / share + 1e-6 if share else math.inf) for cpus, gpus in resources.values())
-        return sum(map(int, by_cpus)) // self.ranks
+        ranks = [int(min(gpus, cpus / share + 1e-6 if share else math.inf)) for cpus, gpus in resources.values()]
+        return sum(n // self.ranks for n in ranks) if demand.strategy == "STRICT_PACK" else sum(ranks) // self.ranks
 
 
 def cpus_per_gpu(nodes: Iterable[Node]) -> float:

@@ -117,6 +117,11 @@ def test_a_card_outside_the_catalog_is_guessed_from_those_of_like_capability() -
     assert found.as_array() == pytest.approx(np.sqrt(alike.prod(axis=0)))
     newer = prior(of_capability("12.1"))
     assert newer is not None and newer.stand_in is not None and "capability 12.0," in newer.stand_in
+    (whole, slice_) = (prior(replace(of_capability("9.0"), mig_profile=profile)) for profile in (None, "2g.20gb"))
+    assert whole is not None and slice_ is not None
+    assert slice_.per(NARROW) == pytest.approx(3.5 * whole.per(NARROW))
+    pascal = prior(of_capability("6.1"))
+    assert pascal is not None and pascal.per(NARROW) == pascal.per(product("fp32", "nt"))
     # AMD's capability is a name, and of a device without one nothing is known.
     assert prior(of_capability("gfx1100")) is None
     assert prior(replace(of_capability(""), capability=None)) is None
@@ -296,6 +301,13 @@ def test_a_format_that_a_processor_only_emulates_is_not_taken_for_a_fast_one(
     assert found is not None
     speeds = {name: 1.0 / found.per(product(name, "nt")) for name in formats}
     assert sorted(formats, key=lambda name: -speeds[name]) == formats, speeds
+
+
+def test_intels_bf16_without_tiles_is_no_faster_than_fp32() -> None:
+    processor = Hardware(name="c", kind="cpu", device_name="Intel(R) Xeon(R)", memory_bytes=1, cores=2)
+    found = prior(replace(processor, instructions="avx512-fp16"))
+    assert found is not None
+    assert found.per(product("bf16", "nt")) == 2 * found.per(product("fp32", "nt"))
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:

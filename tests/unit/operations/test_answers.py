@@ -22,7 +22,7 @@ from unit.operations.made_trials import (
 
 from autofit import operations
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured
+from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured, UsageError
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recommendation import find_hardware
@@ -71,6 +71,11 @@ def test_a_card_with_another_power_limit_is_found_by_the_cards_name(store: Store
     assert find_hardware(HARDWARE.name, store) == limited
     with pytest.raises(NotMeasured):
         find_hardware("l4", store)
+    spread = limited.over_machines(2, 4)
+    add(store, {"method": "full"}, fits(30, 2000), hardware=spread)
+    with pytest.raises(UsageError, match=f"was measured as {limited.name}, {spread.name}: name one of them"):
+        find_hardware(HARDWARE.name, store)
+    assert find_hardware(spread.name, store) == spread
 
 
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:

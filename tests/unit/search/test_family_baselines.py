@@ -93,8 +93,8 @@ def test_of_two_equally_plain_trials_neither_is_wrong_however_often_they_run(job
 
 def test_overflowed_gradients_of_loss_scaling_are_passed_over(job: Job) -> None:
     family = FamilyBaselines()
-    family.checked(trial(job, PLAIN, gradient_norms=(None, 2.0, 1.8)))
-    checked = family.checked(trial(job, TRICKY, gradient_norms=(None, None, 2.0)))
+    family.checked(trial(job, PLAIN, losses=(11.0, 11.0, 9.0), gradient_norms=(None, 2.0, 1.8)))
+    checked = family.checked(trial(job, TRICKY, losses=(11.0, 11.0, 11.0), gradient_norms=(None, None, 2.0)))
     assert isinstance(checked.outcome, Fits)
     wrong = family.checked(trial(job, TRICKY, gradient_norms=(None, 4.0, 2.0)))
     assert isinstance(wrong.outcome, Diverged)

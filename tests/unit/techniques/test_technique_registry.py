@@ -23,6 +23,7 @@ from tests.tiny import COHERE, CPU_HARDWARE, CTRL, CUDA_HARDWARE, GEMMA2, GPT2, 
 FLASH = replace(STACK, flash_attn="2.8.3")
 LIGER = replace(STACK, liger_kernel="0.6.4")
 BARE = replace(STACK, bitsandbytes=None)
+PASCAL = replace(CUDA_HARDWARE, name="gtx-1080-ti", capability="6.1", bf16=False)
 T4 = replace(CUDA_HARDWARE, name="t4", capability="7.5", bf16=False)
 MI300X = replace(CUDA_HARDWARE, name="mi300x", device_name="AMD Instinct MI300X", capability="gfx942")
 MAC = Hardware(name="m3-max", kind="mps", device_name="Apple M3 Max", memory_bytes=64 * 2**30)
@@ -180,6 +181,10 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"loss": "fused"}, job(stack=LIGER), "needs an accelerator that Triton compiles for"),
         ({"loss": "fused"}, job(hardware=CUDA_HARDWARE), "needs the liger-kernel package"),
         ({"kernels": "liger"}, job(stack=LIGER), "needs an NVIDIA or AMD GPU"),
+        *(
+            ({"precision": "fp32", name: value}, job(hardware=PASCAL, stack=LIGER), "need compute capability 7.0")
+            for name, value in (("kernels", "liger"), ("loss", "fused"), ("compile", True))
+        ),
         (
             {"kernels": "liger", "checkpointing": "selective"},
             job(hardware=CUDA_HARDWARE, stack=LIGER),

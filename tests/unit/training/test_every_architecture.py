@@ -6,11 +6,15 @@ import json
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autofit.catalog import architecture_file
+from autofit.catalog.architecture_file import built
 from autofit.catalog.models import Model, shape
 from autofit.core.errors import UsageError
+from autofit.training.decoder import decoder_layers, keep_layers
 from autofit.training.loss_check import why_another_loss
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -89,6 +93,7 @@ def test_what_embeddings_of_every_layer_look_up_is_not_multiplied() -> None:
         ("mistral", {"sliding_window": 128, "per_layer_config": {0: {"sliding_window": None}}}, 1, 1, 128),
         ("gemma3_text", {"num_hidden_layers": 6, "sliding_window": 512}, 1, 5, 512),
         ("qwen3_next", {"num_hidden_layers": 4}, 1, 0, 0),  # the others have linear attention
+        ("mamba2", {}, 0, 0, 0),
     ],
 )
 def test_layers_are_told_apart_by_what_their_tokens_attend_to(
@@ -98,3 +103,35 @@ def test_layers_are_told_apart_by_what_their_tokens_attend_to(
         pytest.skip(f"this transformers has no {model_type}")
     result = shape(named(model_type, **fields))
     assert (result.full_attention_layers, result.sliding_layers, result.sliding_window) == (full, sliding, window)
+
+
+def test_keys_wider_than_values_count_by_their_mean_width() -> None:
+    dims = {"num_attention_heads": 4, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    assert shape(named("deepseek_v3", **dims)).attention_width == 4 * 24
+
+
+def test_of_an_encoder_with_a_decoder_the_decoder_alone_is_not_taken() -> None:
+    with pytest.raises(UsageError, match="bart has an encoder, and only decoders are trained here"):
+        named("bart")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "fields"),
+    [
+        ("qwen3_next", "layer_types", {"num_hidden_layers": 4}),
+        ("falcon_h1", "layers_block_type", {"num_hidden_layers": 4}),
+        ("bamba", "layers_block_type", {"num_hidden_layers": 4, "attn_layer_indices": [2]}),
+        ("jamba", "layers_block_type", {"num_hidden_layers": 8}),
+    ],
+)
+def test_layers_that_are_kept_keep_their_types(model_type: str, field: str, fields: dict[str, Any]) -> None:
+    """Also where a config computes them from the number of layers."""
+    if model_type not in TYPES:
+        pytest.skip(f"this transformers has no {model_type}")
+    config = built(named(model_type, **fields).config, "config.json")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    every = list(getattr(config, field))
+    keep_layers(model, [2, 3])
+    assert list(getattr(config, field)) == every[2:4]
+    assert config.num_hidden_layers == len(decoder_layers(model)) == 2

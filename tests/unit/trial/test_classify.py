@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 from unit.trial.fake_cuda import TOTAL, install_cuda
@@ -11,7 +13,14 @@ from autofit.core.units import GIB, MIB
 from autofit.trial.limits.host_memory import host_shortage
 from autofit.trial.measure.meter import CudaMeter
 from autofit.trial.process import classify
-from autofit.trial.process.classify import DeviceBusy, OverLimit, device_failure, ended_without_result, memory_failure
+from autofit.trial.process.classify import (
+    DeviceBusy,
+    OverLimit,
+    device_failure,
+    ended_without_result,
+    machine_failure,
+    memory_failure,
+)
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 23.44 GiB\nmore"
 
@@ -68,6 +77,28 @@ def test_the_allocators_refusal_because_others_took_the_device(monkeypatch: pyte
     outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
     assert isinstance(outcome, Crashed) and outcome.transient
     assert "other processes took" in outcome.reason
+
+
+@pytest.mark.parametrize(("later", "kind"), [(0, OutOfMemory), (4 * GIB, Crashed)])
+def test_what_others_held_before_was_not_taken_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, later: int, kind: type[OutOfMemory | Crashed]
+) -> None:
+    """As on an AMD card that has a desktop, too: nothing says who holds what, and no limit is set."""
+    fake = install_cuda(monkeypatch, others=3 * GIB, nvml=False)
+    CudaMeter().enforce(TOTAL)
+    fake.use(allocated=TOTAL - 4 * GIB - later)
+    fake.others_take(later)
+    assert isinstance(on_gpu(torch.OutOfMemoryError(CUDA_TEXT)), kind)
+
+
+def test_a_disk_that_takes_nothing_is_not_the_configs_fault() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/kernel.so")
+    wrapped = RuntimeError("inductor failed")
+    wrapped.__cause__ = PermissionError(errno.EACCES, "Permission denied")
+    for error in (full, wrapped, RuntimeError("OSError: [Errno 30] Read-only file system: '/root/.triton'")):
+        outcome = machine_failure(error, "forward")
+        assert outcome is not None and outcome.transient, error
+    assert machine_failure(FileNotFoundError(errno.ENOENT, "No such file"), "forward") is None
 
 
 @pytest.mark.parametrize(("used", "host"), [(1 * GIB, True), (TOTAL - 1000 * MIB, False)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.trial.fake_nvml import FakeCard, install
+from unit.trial.fake_nvml import FakeCard, NVMLError_LibraryNotFound, install
 
 from autofit.catalog.hardware import card, card_of
 from autofit.core.device.hardware import Hardware
@@ -64,6 +64,18 @@ def test_all_cards_hidden(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     assert detect("auto")[0].kind == "cpu"
     with pytest.raises(EnvironmentLacks, match=f"CUDA_VISIBLE_DEVICES='{value}'"):
         detect("cuda")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_a_card_whose_driver_cannot_be_asked_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, failure=NVMLError_LibraryNotFound("none"))
+    assert detect()[0].kind == "cpu"
+    monkeypatch.setattr(detection, "NVIDIA_NODES", [tmp_path])
+    with pytest.raises(EnvironmentLacks, match=r"libnvidia-ml.*NVIDIA_DRIVER_CAPABILITIES=compute,utility"):
+        detect()
+    assert detect("cpu")[0].kind == "cpu"
 
 
 @pytest.mark.usefixtures("cuda_torch")
@@ -284,3 +296,19 @@ def test_a_key_from_before_instruction_sets_stays() -> None:
 )  # fmt: skip
 def test_which_devices_compute_in_bf16(capability: str, native: bool) -> None:
     assert detection._has_bf16(capability) is native
+
+
+def test_a_core_with_two_hardware_threads_computes_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(detection, "PROCESSORS", tmp_path)
+    monkeypatch.setattr(detection.os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5})
+    monkeypatch.setattr(detection.control_groups, "processors", float)
+    for number, siblings in ((0, "0,4"), (4, "0,4"), (1, "1,5"), (5, "1,5")):  # of 2 the kernel says nothing
+        (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(siblings)
+    assert (detection.cores(), detection.threads()) == (5, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert detection.threads() == 4
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(detection.control_groups, "processors", lambda allowed: 2.5)
+    assert detection.threads() == 2

@@ -23,6 +23,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits
 from autofit.core.units import MIB
 from autofit.trial import request as asked_for
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process, fork_server
 from autofit.trial.process.commands import Commands
@@ -162,6 +163,23 @@ def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.transient
     assert attempt.outcome.reason == "the device is gone: GPU is lost"
     assert "exited with status 1" in attempt.outcome.stderr_tail
+
+
+def test_children_that_cannot_use_the_device_after_a_fork_are_spawned(
+    monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
+    server = ForkServer("entries:none", spawn=False)
+    spawned = []
+
+    def run(*_: object) -> Attempt:
+        spawned.append(server._spawn)
+        reason = "kaboom" if server._spawn else "the device has failed: RuntimeError: CUDA driver initialization failed"
+        return Attempt(outcome=Crashed(reason=reason, phase="setup", transient=True), seconds=1.0)
+
+    monkeypatch.setattr(server, "_run", run)
+    outcome = server.run(tiny_request(), commands).outcome
+    assert isinstance(outcome, Crashed) and outcome.reason == "kaboom"
+    assert spawned == [False, True]
 
 
 def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(

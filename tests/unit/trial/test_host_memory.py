@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_job, tiny_request
-from unit.trial.fake_nvml import FakeCard, install
+from unit.trial.fake_nvml import FakeCard, NVMLError_NotSupported, install
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
 from autofit.core.units import GIB
@@ -21,13 +21,20 @@ from autofit.trial.process.commands import Commands
 NEVER = 3600.0
 """A deadline in seconds that no trial here may reach."""
 
+USUAL = FakeCard("GPU-a")
+
 
 def hanging(
-    monkeypatch: pytest.MonkeyPatch, left: list[int | None], kind: str = "cuda", *, deadline: float = 0.6
+    monkeypatch: pytest.MonkeyPatch,
+    left: list[int | None],
+    kind: str = "cuda",
+    *,
+    deadline: float = 0.6,
+    card: FakeCard = USUAL,
 ) -> Outcome:
     """The outcome of a trial that never ends, where the host has `left` bytes at each look: at the first before it
     enters a phase, at the others after."""
-    install(monkeypatch, FakeCard("GPU-a"))
+    install(monkeypatch, card)
     entered: list[bytes] = []
     take = ChildProcess.take
 
@@ -56,6 +63,13 @@ def test_it_is_out_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(outcome, OutOfMemory) and outcome.host, outcome
     assert outcome.phase == "forward"
     assert "512 MiB were left of the 64.00 GiB" in outcome.reason
+
+
+def test_where_the_device_has_the_hosts_memory_it_is_out_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"nvmlDeviceGetComputeRunningProcesses": []}
+    gb10 = FakeCard("GPU-a", memory_failure=NVMLError_NotSupported("Not Supported"), state=state)
+    outcome = hanging(monkeypatch, [64 * GIB, GIB // 2], deadline=NEVER, card=gb10)
+    assert isinstance(outcome, OutOfMemory) and not outcome.host, outcome
 
 
 def test_a_small_host_needs_a_smaller_reserve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
 from unit.trial.fake_nvml import FakeCard
 
 from autofit.core.units import GIB, MIB
+from autofit.trial.machine import nvml
 from autofit.trial.measure.meter import CpuMeter, CudaMeter, meter_for
 from autofit.trial.process.classify import DeviceBusy, OverLimit
 
@@ -35,6 +37,20 @@ def test_limit_leaves_room_for_the_context(monkeypatch: pytest.MonkeyPatch) -> N
     fake = install_cuda(monkeypatch)
     CudaMeter().enforce(8 * GIB)
     assert fake.allowed() == pytest.approx(8 * GIB - CONTEXT, abs=1)
+
+
+def test_a_device_with_the_hosts_memory_never_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch)
+    usual = nvml.visible(0)
+    assert usual is not None
+    shared = replace(usual, memory_bytes=20_000 * MIB, shares_host=True)
+    monkeypatch.setattr(nvml, "visible", lambda number: shared)
+    meter = CudaMeter()
+    meter.enforce(TOTAL)
+    assert fake.allowed() == pytest.approx(20_000 * MIB - meter.context)
+    fake.use(allocated=TOTAL - CONTEXT)
+    with pytest.raises(OverLimit):
+        meter.reading()
 
 
 def test_what_a_program_has_used_before_its_meter_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.trial.measure.pace import UNSTEADY, Pace, TooSlow, least_repeats, running_seconds, useful_speed, warm_ups
+from autofit.techniques import complete
+from autofit.trial.measure.pace import (
+    UNSTEADY,
+    Pace,
+    TooSlow,
+    least_repeats,
+    makes_kernels,
+    running_seconds,
+    useful_speed,
+    warm_ups,
+)
 from autofit.trial.request import Rival
 
 
@@ -94,3 +104,9 @@ def test_long_steps_are_warmed_up_and_timed_fewer_times() -> None:
     assert running_seconds(60.0, 3.0, micro_steps=2) == 90.0, "the warm-up is one micro-step"
     assert running_seconds(4.0, 3.0, micro_steps=2) == running_seconds(4.0, 3.0), "these are short"
     assert running_seconds(0.01, 3.0) == pytest.approx(3.02), "short ones are repeated for as long as they are given"
+
+
+def test_where_triton_or_inductor_makes_kernels_first_the_first_step_says_nothing() -> None:
+    made = ({"compile": True}, {"loss": "fused"}, {"kernels": "liger"})
+    assert all(makes_kernels(complete(values)) for values in made)
+    assert not makes_kernels(complete({"loss": "chunked"}))

@@ -54,6 +54,15 @@ def test_what_others_use_and_gpus_of_other_kinds_are_no_room() -> None:
     assert DeviceRequest(ranks=1, uses_gpus=False).room([HEAD, H100, A100], used=["h"]) == 1
 
 
+def test_a_trial_is_spread_over_machines_only_where_none_has_as_many_devices() -> None:
+    four, six = (DeviceRequest(ranks=ranks, uses_gpus=True) for ranks in (4, 6))
+    small = [node(name, gpus=4, free_gpus=3) for name in "xyz"]
+    assert (four.demand(small).strategy, four.room(small), four.capacity(small)) == ("STRICT_PACK", 0, 3)
+    assert (six.demand(small).strategy, six.room(small), six.capacity(small)) == ("PACK", 1, 2)
+    assert six.demand([*small, H100]).strategy == "STRICT_PACK"
+    assert six.demand([HEAD]).strategy == "PACK", "whatever an autoscaler adds"
+
+
 @pytest.mark.parametrize(
     ("name", "nodes", "bundle", "selector"),
     [
