@@ -18,7 +18,8 @@ from autofit.core.device.work_kinds import (
 )
 
 SLOW_FORMAT = 1.5
-"""A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
+"""From this factor on, a difference between the speeds of products in two formats is worth saying. A 16-bit format that
+is slower than fp32 is emulated, or has slow instructions, as Intel's for bf16 without AMX are."""
 _UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
 """By how a figure's name ends. FLOP: speeds of attention kernels, which stored probes of this version have measured."""
 
@@ -53,8 +54,8 @@ def _figure(name: str, value: float) -> str:
     return f"{label[0].upper()}{label[1:]}: {value / 1e9:,.3g} {unit}."
 
 
-def emulated(probe: Probe) -> dict[str, str]:
-    """The number formats that the device has no arithmetic for, each with a sentence that says how slow it is."""
+def slow_formats(probe: Probe) -> dict[str, str]:
+    """The 16-bit formats that are slower than fp32 on the device, each with a sentence that says so."""
     ratios = times_as_slow_as_fp32(probe)
     return {name: _sentence(name, ratio) for name, ratio in ratios.items() if ratio > SLOW_FORMAT}
 
@@ -70,7 +71,7 @@ def times_as_slow_as_fp32(probe: Probe) -> dict[str, float]:
 
 def _sentence(name: str, ratio: float) -> str:
     if ratio > SLOW_FORMAT:
-        return f"{name} is emulated here: {_times(ratio)} slower than fp32."
+        return f"{name} is {_times(ratio)} slower than fp32 here."
     if ratio < 1.0 / SLOW_FORMAT:
         return f"{name} is {_times(1 / ratio)} faster than fp32."
     return f"{name} is about as fast as fp32."

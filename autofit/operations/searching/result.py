@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autofit.core.device.probe_findings import emulated
+from autofit.core.device.probe_findings import slow_formats
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.frontier import Frontier, Recommendation, least_practical_speed
@@ -82,7 +82,7 @@ class SearchResult(Document):
     share of the best's speed; None if the search that found it did not say."""
     disturbed: Disturbed = field(default_factory=Disturbed)
     emulated: tuple[str, ...] = ()
-    """What a probe says of the number formats among the search's that the device only emulates, a sentence each."""
+    """What a probe says of those of the search's number formats that are slower than fp32, a sentence each."""
     unsupported: Mapping[str, int] = field(default_factory=dict)
     """Reason -> number of configs of the space that were left out because they cannot work here."""
     beyond_goal: int = 0
@@ -113,7 +113,7 @@ def result_of(search_run: SearchLoop, store: Store, search_id: str, started: flo
         out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
         contradictory=search_run.state.contradictory,
     )
-    formats = emulated_formats(job, plan.lattice.configs, store)
+    formats = slow_formats_used(job, plan.lattice.configs, store)
     limit = plan.limits.memory_bytes
     recommended = recommendation(frontier, memory_limit_bytes=limit, goal=plan.goal)
     if recommended is None:
@@ -137,7 +137,7 @@ def result_of(search_run: SearchLoop, store: Store, search_id: str, started: flo
             search_run.state,
             recommended=recommended.point.method,
             tokens_per_step=job.workload.tokens_per_step,
-            emulated_formats=formats,
+            slow=formats,
         ),
     )
 
@@ -227,7 +227,7 @@ def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
 
 
 def impractical_methods(
-    state: LatticeState, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
+    state: LatticeState, *, recommended: str, tokens_per_step: int, slow: Mapping[str, str]
 ) -> tuple[str, ...]:
     """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
     trials were ended as too slow: the most that the fastest of them can make, as far as they went. What is not proven
@@ -244,7 +244,7 @@ def impractical_methods(
         if method in fastest and method not in measured:
             config = fastest[method]
             format_ = product_format(config)
-            why = f", because {format_} is emulated here" if format_ in emulated_formats else ""
+            why = f", because {format_} is slow here" if format_ in slow else ""
             most = tokens_per_step / bounds[config]
             practical = least_practical_speed(method, speeds)
             too_slow = "is too slow to be practical" if config in proven else "seems too slow to be practical"
@@ -254,10 +254,10 @@ def impractical_methods(
     return tuple(sentences)
 
 
-def emulated_formats(job: Job, configs: Iterable[Config], store: Store) -> dict[str, str]:
-    """What a probe of the device says of the number formats that these configs use and that it only emulates: a
+def slow_formats_used(job: Job, configs: Iterable[Config], store: Store) -> dict[str, str]:
+    """What a probe of the device says of the number formats that these configs use and that are slower than fp32: a
     sentence for each."""
     probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
     used = {product_format(config) for config in configs}
-    sentence_by_format = {} if probe is None else emulated(probe)
+    sentence_by_format = {} if probe is None else slow_formats(probe)
     return {name: sentence for name, sentence in sentence_by_format.items() if name in used}

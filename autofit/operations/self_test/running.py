@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from autofit import __version__
 from autofit.catalog.models import load
-from autofit.core.device.probe_findings import emulated, findings
+from autofit.core.device.probe_findings import findings, slow_formats
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, in_one_line
 from autofit.core.outcome import TimedOut, now
@@ -71,7 +71,7 @@ def _probe(bench: Bench, until: float) -> Finding:
         verdict=Verdict.FAILED if len(failed) == len(probe.parts) else Verdict.WORKS,
         reason="; ".join(f"{part.name}: {part.failure}" for part in failed),
         figure=" ".join(findings(probe)),
-        measured={EMULATED: emulated(probe), "probe": probe.to_json()},
+        measured={EMULATED: slow_formats(probe), "probe": probe.to_json()},
     )
 
 

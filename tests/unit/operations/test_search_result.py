@@ -63,13 +63,11 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
     state.recall_bounds(cut)
 
     def said(recommended: str, formats: dict[str, str]) -> tuple[str, ...]:
-        return impractical_methods(state, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
+        return impractical_methods(state, recommended=recommended, tokens_per_step=512, slow=formats)
 
-    (sentence,) = said("lora", {"bf16": "bf16 is emulated here: 90 times slower than fp32."})
+    (sentence,) = said("lora", {"bf16": "bf16 is 90 times slower than fp32 here."})
     fastest = cut[1].config
-    assert sentence == (
-        f"full is too slow to be practical: at most 8 tokens/s, because bf16 is emulated here ({fastest})"
-    )
+    assert sentence == (f"full is too slow to be practical: at most 8 tokens/s, because bf16 is slow here ({fastest})")
     assert "because" not in said("lora", {})[0]
     assert said("full", {}) == ()
     state.learn(make_trial(complete({"method": "full", "precision": "fp32"}), fits(8, 50), limit=10 * GIB))
@@ -82,7 +80,7 @@ def test_what_only_a_first_micro_step_shows_is_said_to_be_so() -> None:
     slow = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=128.0, is_proven=False)
     config = complete({"method": "full", "precision": "fp32"})
     state.recall_bounds([make_trial(config, slow)])
-    sentences = impractical_methods(state, recommended="lora", tokens_per_step=512, emulated_formats={})
+    sentences = impractical_methods(state, recommended="lora", tokens_per_step=512, slow={})
     assert sentences == (
         f"full seems too slow to be practical: at most 4 tokens/s, by its first micro-step alone ({config})",
     )

@@ -121,9 +121,7 @@ def test_the_number_formats_that_the_device_only_emulates_are_told(
     part = ProbePart(name="products", seconds=1.0, seconds_per=products)
     store.probes.keep(made_probe(hardware=hardware, stack=stack, parts=(part,)))
     result = operations.search(request_)
-    assert result.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), (
-        "no config of the space is in fp16"
-    )
+    assert result.emulated == ("bf16 is 100 times slower than fp32 here.",), "no config of the space is in fp16"
     assert result.emulated[0] in result_text(result)
 
 
