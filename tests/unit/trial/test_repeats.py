@@ -10,11 +10,8 @@ import pytest
 from autofit.trial.measure.repeats import relative_spread
 
 
-def test_a_single_repeat_has_no_spread() -> None:
+def test_a_single_repeat_has_no_spread_and_equal_ones_have_none_at_all() -> None:
     assert relative_spread([1.0]) is None
-
-
-def test_equal_repeats_have_none_at_all() -> None:
     assert relative_spread([2.0, 2.0, 2.0]) == 0.0
 
 
