@@ -11,9 +11,10 @@ from typing import Any
 
 from autofit.core.device.hardware import EMULATED, on_one_machine
 from autofit.core.errors import UsageError, unknown
-from autofit.core.units import format_bytes
+from autofit.core.units import GIB, format_bytes
 
 _IGNORED_WORDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
+_SIZE = re.compile(r"\d+(\.\d+)?\s*gi?b", re.IGNORECASE)
 _OPTIONAL_WORDS = re.compile(r"\b(\d+g|apple|rtx|pcie|nvl)\b")
 """What users leave out of a catalog name and mean the same card. Without `ti` or `max`, another card may be meant."""
 _POWER_LIMIT = re.compile(r"-\d+w$")
@@ -95,6 +96,8 @@ def cards() -> tuple[Card, ...]:
 
 def card(name: str) -> Card:
     """The one card that a user may mean by `name`; raises `UsageError` if `matching_cards` has several, or none."""
+    if _SIZE.fullmatch(name.strip()):
+        raise UsageError(f"hardware {name!r} is a size of memory: {_of_size(name)}")
     matches = matching_cards(name)
     if len(matches) == 1:
         return matches[0]
@@ -108,8 +111,10 @@ def card(name: str) -> Card:
 
 def matching_cards(name: str) -> tuple[Card, ...]:
     """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
-    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A name without what tells a model
-    from another names none (`RTX 4070` is no `rtx-4070-ti`)."""
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`). A size of memory alone names none, nor does a name
+    without what tells a model from another (`RTX 4070` is no `rtx-4070-ti`)."""
+    if _SIZE.fullmatch(name.strip()):
+        return ()
     words = _words(name)
     for matches in (
         [card for card in cards() if card.name == name.lower()],
@@ -121,6 +126,14 @@ def matching_cards(name: str) -> tuple[Card, ...]:
         if matches:
             return tuple(matches)
     return ()
+
+
+def _of_size(size: str) -> str:
+    """What to write in place of a size, as one sentence; sizes are taken as vendors state them."""
+    number = float(size.lower().rstrip("gib "))
+    names = [card.name for card in cards() if card.marketed_memory_bytes == number * GIB]
+    description = f"a card that has it ({', '.join(names)})" if names else "a card"
+    return f"name {description}; --memory-limit {size.replace(' ', '')} beside a larger card uses only so much of it"
 
 
 def _words(name: str) -> frozenset[str]:

@@ -175,10 +175,17 @@ def test_card_by_name() -> None:
         card("h100-90g")
 
 
-@pytest.mark.parametrize("size", ["24GB", "16 gib", "80GB", "7.5GB"])
-def test_a_size_is_no_card(size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "hint"),
+    [
+        ("24GB", r"name a card that has it \(l4, a10, a10g, rtx-3090, rtx-4090\); --memory-limit 24GB beside a larger"),
+        ("16 gib", r"name a card that has it \(rtx-4080, t4, v100-16g\); --memory-limit 16gib beside"),
+        ("7.5GB", r"name a card; --memory-limit 7\.5GB beside"),
+    ],
+)
+def test_a_size_is_no_card_and_names_those_that_have_it(size: str, hint: str) -> None:
     assert matching_cards(size) == ()
-    with pytest.raises(UsageError, match=size):
+    with pytest.raises(UsageError, match=rf"hardware '{size}' is a size of memory: {hint}"):
         card(size)
 
 
