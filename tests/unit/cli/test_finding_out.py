@@ -16,7 +16,8 @@ from autofit.core.errors import UsageError
 from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.planning.lattices import load_space
-from autofit.prediction.estimation import not_estimated, site
+from autofit.prediction.calibration import not_estimated
+from autofit.prediction.estimation import site
 from autofit.techniques import AXES
 from autofit.trial.machine.detection import detect, requested_card
 
