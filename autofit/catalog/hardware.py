@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from autofit.core.device.hardware import EMULATED, on_one_machine
+from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
 from autofit.core.units import GIB, format_bytes
 
@@ -143,9 +143,9 @@ def _words(name: str) -> frozenset[str]:
 
 
 def card_of(hardware_name: str) -> Card | None:
-    """The card that hardware of this name has or emulates, at whatever power limit and over however many machines
-    (`h100-80g-500w`, `emulated-h100-80g`, `h100-80g-over-2-machines`); None if it is not in the catalog."""
-    name = _POWER_LIMIT.sub("", on_one_machine(hardware_name).removeprefix(EMULATED))
+    """The card that hardware of this name has or emulates, at whatever power limit (`h100-80g-500w`,
+    `emulated-h100-80g`); None if it is not in the catalog."""
+    name = _POWER_LIMIT.sub("", hardware_name.removeprefix(EMULATED))
     return next((card for card in cards() if card.name == name), None)
 
 

@@ -235,14 +235,16 @@ def find_hardware(name: str, store: Store, search: str | None = None) -> Hardwar
     if exact is not None:
         return exact
     card_names = [c.name for c in matching_cards(name)]
-    # With another power limit, or over machines, it is the same card; an emulated one never stands for it.
+    # With another power limit it is the same card; an emulated one never stands for it.
     cards = {h: card_of(h.name) for h in stored if not h.is_emulated}
     measured = [h for h, known in cards.items() if known is not None and known.name in card_names]
-    measured_names = sorted({h.name for h in measured})
-    if len(measured_names) == 1:
+    by_name = {h.name: h for h in reversed(measured)}
+    if len(card_names) == 1 and card_names[0] in by_name:
+        return by_name[card_names[0]]  # the card as it comes
+    if len(by_name) == 1:
         return measured[0]
-    if measured_names:
-        raise UsageError(f"{name} was measured as {', '.join(measured_names)}: name one of them")
+    if by_name:
+        raise UsageError(f"{name} was measured as {', '.join(sorted(by_name))}: name one of them")
     if card_names:
         card_name = card(name).name  # raises if the name may be several cards'
         remedy = "run a search there"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autofit.core.document import Document
 from autofit.core.workload import digest
@@ -12,17 +12,9 @@ EMULATED = "emulated-"
 """What the name of a card begins with that is not there (tests/emulated_card): it never stands for the real one."""
 
 
-_MACHINES = re.compile(r"-over-\d+-machines$")
-
-
 def compute_capability(capability: str | None) -> float | None:
     """NVIDIA's compute capability as a number; None where it is not known, and for AMD's gfx names."""
     return float(capability) if capability is not None and capability[:1].isdecimal() else None
-
-
-def on_one_machine(hardware_name: str) -> str:
-    """The name without the number of machines that a trial's ranks were on."""
-    return _MACHINES.sub("", hardware_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +70,6 @@ class Hardware(Document):
     def is_nvidia(self) -> bool:
         """Whether it is an NVIDIA device, whose capability is a number: AMD's are names (`gfx942`)."""
         return self.kind == "cuda" and compute_capability(self.capability) is not None
-
-    @property
-    def is_of_one_machine(self) -> bool:
-        """Whether the ranks of a trial share a machine: what goes between two goes over a network."""
-        return self.name == on_one_machine(self.name)
-
-    def over_machines(self, machines: int, most_on_one: int) -> Hardware:
-        """The devices of a trial whose ranks are on so many machines. Several are other hardware than one: their name
-        says so, and their trials are never compared with those of one machine."""
-        name = f"{self.name}-over-{machines}-machines" if machines > 1 else self.name
-        return replace(self, name=name, count=most_on_one)
 
     def has_devices_for(self, ranks: int) -> bool:
         """Whether so many ranks are known to be on one machine."""

@@ -37,7 +37,7 @@ class ProcessorState(_State):
     cores: int
     """Logical cores on which the trial could run."""
     threads: int
-    """Threads with which the trial computed."""
+    """Of those on which others would slow the trial down: all of each core on which it computed."""
     busy_seconds: float
     """What everybody used of those cores, the trial included."""
     own_seconds: float

@@ -44,14 +44,13 @@ def amounts(traffic: Traffic, hardware: Hardware, *, ranks_per_host: int) -> tup
 
 def seconds_per_byte(hardware: Hardware) -> dict[str, float]:
     """Seconds per byte of each kind of transfer: the data sheets' figures less losses. A card without a link to others
-    goes through its host, and so does what goes to another machine."""
+    goes through its host."""
     if hardware.kind == "cpu":
         link, host_link = LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
     else:
         card = card_of(hardware.name)
         host_link = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
-        between = card.interconnect if card is not None and hardware.is_of_one_machine else None
-        link = host_link if between is None else between.bytes_per_second
+        link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host_link
         link, host_link = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host_link
     return {
         LINK: 1.0 / link,

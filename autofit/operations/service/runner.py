@@ -171,7 +171,7 @@ def _names(hardware: Hardware) -> list[str]:
 def _pass_on(errors: IO[str], position: int) -> int:
     """Log the notices among the whole lines after `position`; returns the position after these lines. The file's own
     offset is the driver's, too: it must not move."""
-    written = os.pread(errors.fileno(), os.fstat(errors.fileno()).st_size, position)
+    written = os.pread(errors.fileno(), 65536, position)
     lines = written[: written.rfind(b"\n") + 1]
     for line in lines.splitlines():
         if line.startswith(NOTICE):

@@ -126,7 +126,7 @@ def check_devices(hardware: Hardware, ranks: int) -> None:
     A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` returns it.
     """
     on_cpu = hardware.kind == "cpu"
-    available = hardware.cores if on_cpu else hardware.count
+    available = cores() if on_cpu else hardware.count
     if ranks > available:
         unit = "cores, of which each rank takes at least one" if on_cpu else "visible devices"
         raise EnvironmentLacks(
@@ -181,12 +181,17 @@ def threads() -> int:
     return min(cores(), usual)
 
 
+def hardware_threads(computing: int) -> int:
+    """How many hardware threads the cores have on which so many threads compute: others slow them down on each."""
+    return computing * len(os.sched_getaffinity(0)) // _whole_cores()
+
+
 def _whole_cores() -> int:
     """Cores of which this process may use a hardware thread or more; where the kernel does not say, each is alone."""
-    return len({_hardware_threads(number) for number in os.sched_getaffinity(0)})
+    return len({_siblings(number) for number in os.sched_getaffinity(0)})
 
 
-def _hardware_threads(number: int) -> str:
+def _siblings(number: int) -> str:
     """Which processors share the core of this one, itself included, in the kernel's words."""
     try:
         return (PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
@@ -255,7 +260,9 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     devices = nvml.devices()
     if devices is None or not devices.visible:
         not_loaded = nvml.is_not_loaded()
-        if devices is None and not not_loaded and build.cuda is not None and any(n.exists() for n in NVIDIA_NODES):
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        is_driven = any(node.exists() for node in NVIDIA_NODES) and not not_loaded and not is_hidden
+        if devices is None and build.cuda is not None and is_driven:
             raise EnvironmentLacks(
                 "this machine has an NVIDIA device, but not the driver's management library (libnvidia-ml.so.1)",
                 remedy="give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility; or use --device cpu",
@@ -266,6 +273,13 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
             _warn(f"{sentence}: {remedy}")
         return None
     first = devices.visible[0]
+    others = [card for card in devices.visible if card.name != first.name]
+    by_id = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith(("GPU-", "MIG-"))
+    if others and not by_id and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        _warn(
+            f"this machine's cards differ: {first.name} is used, the first on the PCI bus, and CUDA alone begins with "
+            f"the fastest; choose with CUDA_VISIBLE_DEVICES, such as {others[0].uuid} for {others[0].name}"
+        )
     if build.cuda is None:
         raise EnvironmentLacks(
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",

@@ -15,7 +15,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.machine import nvml, processor
-from autofit.trial.machine.detection import threads
+from autofit.trial.machine.detection import hardware_threads, threads
 
 T = TypeVar("T")
 UNCORRECTED, SINCE_BOOT = 1, 0
@@ -39,7 +39,7 @@ class DeviceWatch:
         ranks_here = 1 if rendezvous is None else rendezvous.ranks_here
         self._process, self._others_bytes = process, others_bytes
         self._on_cpu = hardware.kind == "cpu"
-        self._threads = max(1, (hardware.cores or threads()) // ranks_here)
+        self._threads = hardware_threads(max(1, (hardware.cores or threads()) // ranks_here))
         self._is_timing = self._is_over = False
         self._begin()
 

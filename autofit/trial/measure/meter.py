@@ -201,7 +201,7 @@ class CudaMeter(Meter):
         self._reader = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         free, self._total = torch.cuda.mem_get_info()
-        process_memory.device_bytes_taken_before = self._total - free
+        process_memory.device_bytes_taken_before = self._total - free - torch.cuda.memory_reserved()
         self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
         self.context = beside_allocator(self._held_by_others)
         """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""

@@ -19,7 +19,7 @@ from autofit.core.outcome import Crashed, Unsupported
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import TooSlow
 from autofit.trial.process.child_process import die_with_parent
-from autofit.trial.process.classify import device_failure, machine_failure, memory_failure
+from autofit.trial.process.classify import device_failure, disk_failure, memory_failure
 from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.request import TrialRequest
 
@@ -60,11 +60,11 @@ def _run(request: TrialRequest, events: EventPipe, asked_at: float, listener: in
         return Ended(outcome=Crashed(reason=str(error), phase=events.phase, transient=True))
     except Exception as error:
         failure = memory_failure(error, events.phase, host_is_device=request.job.hardware.kind == "cpu")
-        failure = failure or device_failure(error, events.phase) or machine_failure(error, events.phase)
+        text = traceback.format_exc()[-4000:]
+        failure = failure or device_failure(error, events.phase) or disk_failure(error, events.phase, text)
         if failure is not None:
             return Ended(outcome=failure)
-        text = traceback.format_exc()
-        return Ended(outcome=Crashed(reason=in_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))
+        return Ended(outcome=Crashed(reason=in_one_line(error), phase=events.phase, stderr_tail=text))
 
 
 def main() -> None:

@@ -87,9 +87,9 @@ class ChildProcess:
         if event.timing is not None:
             self.is_timing = event.timing
         if event.step_seconds is not None and self.is_timing:
-            self.timed_seconds += (event.step_seconds,)
+            self.timed_seconds += (float(event.step_seconds),)
         if event.peak_bytes is not None:
-            self.peak_bytes = max(self.peak_bytes or 0, event.peak_bytes)
+            self.peak_bytes = max(self.peak_bytes or 0, int(event.peak_bytes))
         self.earned = self.earned or event.earned
         self.shown_seconds = max(self.shown_seconds, event.least_step_seconds)
         if event.result is not None:

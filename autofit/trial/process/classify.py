@@ -72,8 +72,7 @@ HOW_TO_REPORT = (
 )
 STOPPED = "stopped, because another rank had failed"
 
-_NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-"""The disk is full, or the folder cannot be written to."""
+_DISK_FULL = errno.ENOSPC, errno.EDQUOT
 
 
 class OverLimit(Exception):
@@ -132,13 +131,12 @@ def device_failure(error: BaseException, phase: str) -> Crashed | None:
     return None
 
 
-def machine_failure(error: BaseException, phase: str) -> Crashed | None:
-    """The outcome for `error` if a file could not be written, such as one that inductor or Triton keeps: another
-    config may fail likewise, and none is at fault. None for any other error."""
-    causes = [error, error.__cause__, error.__context__]
-    number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None)
-    if number in _NOT_WRITTEN or any(os.strerror(code) in str(error) for code in _NOT_WRITTEN):
-        return Crashed(reason=in_one_line(error), phase=phase, transient=True)
+def disk_failure(error: BaseException, phase: str, stderr: str) -> Crashed | None:
+    """The outcome for `error` if the disk is full, which says nothing about the config; None for any other error."""
+    causes = [error, error.__cause__, None if error.__suppress_context__ else error.__context__]
+    is_full = any(isinstance(cause, OSError) and cause.errno in _DISK_FULL for cause in causes)
+    if is_full or any(os.strerror(code) in str(error) for code in _DISK_FULL):
+        return Crashed(reason=in_one_line(error), phase=phase, stderr_tail=stderr, transient=True)
     return None
 
 

@@ -49,7 +49,9 @@ class Event(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Raises `TypeError` or `ValueError` for what is no event."""
+        """Raises `TypeError` or `ValueError` for what is no event. What another version adds is left out."""
+        names = {field.name for field in fields(cls)}
+        data = {name: value for name, value in data.items() if name in names}
         if data.get("result") is not None:
             data = {**data, "result": outcome_from_json(data["result"])}
         return read(cls, data)

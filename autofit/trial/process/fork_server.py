@@ -129,7 +129,8 @@ class ForkServer:
         evidence = "".join(getattr(attempt.outcome, name, "") for name in ("reason", "stderr_tail"))
         if not self._spawn and any(sign in evidence for sign in FORK_FAILURES):
             self._spawn = True
-            return self.run(request, commands)
+            if request.rendezvous is None:  # the others of a group wait where this trial's port was
+                return self.run(request, commands)
         return attempt
 
     def _run(self, request: TrialRequest, commands: Commands, environment: Mapping[str, str]) -> Attempt:

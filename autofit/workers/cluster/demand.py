@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autofit.catalog.hardware import Card
 from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_RESOURCE, Node, is_type_of
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, TYPE_RESOURCE, Node, is_type_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class DeviceRequest:
     """Whether each rank takes a GPU. If not, a trial takes a whole machine, whose cores its ranks share."""
     card: Card | None = None
     """The one kind of card to use; None for whatever there is."""
+    is_packed: bool | None = None
+    """Whether the ranks of each trial share a machine, as those of the first slot do; None before that is up."""
     addable: Mapping[str, float] = field(default_factory=dict)
     """The most of each resource that an autoscaler says it may give the cluster."""
     left_out: set[str] = field(default_factory=set)
@@ -72,8 +74,10 @@ class DeviceRequest:
             name = self._type(suitable)
             if any(node.hardware for node in suitable) or (name is None and not suitable):
                 selector[HARDWARE_LABEL] = self.card.name
-            elif name is not None:
+            elif name is not None and all(node.is_type_resource for node in suitable):
                 bundle[f"{TYPE_RESOURCE}{name}"] = 0.001  # of one such resource, which every node of the type has
+            elif name is not None:
+                selector[TYPE_LABEL] = name
             else:
                 others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
                 selector |= _not_on(self.left_out | others)
@@ -81,7 +85,9 @@ class DeviceRequest:
 
     def _strategy(self, suitable: Iterable[Node]) -> str:
         """One machine where any has so many devices, so that trials are alike: between machines ranks are slower."""
-        return "STRICT_PACK" if any(node.gpus >= self.ranks for node in suitable) else "PACK"
+        if self.is_packed is None:
+            return "STRICT_PACK" if any(node.gpus >= self.ranks for node in suitable) else "PACK"
+        return "STRICT_PACK" if self.is_packed else "PACK"
 
     def _type(self, suitable: Sequence[Node]) -> str | None:
         """Ray's one name for the card; None where its nodes go by several or by none. Where none is up, only an

@@ -15,6 +15,7 @@ HARDWARE_LABEL = "autofit.io/hardware"
 """The node label by which an administrator says which card of the catalog (`a100-80g`) a node has: Ray's own types do
 not tell apart cards of one chip, such as A100 of 40 and 80 GB or H100 SXM and PCIe."""
 NODE_LABEL = "ray.io/node-id"
+TYPE_LABEL = "ray.io/accelerator-type"
 TYPE_RESOURCE = "accelerator_type:"
 """The prefix of a resource that every node with an accelerator of a type has, after it Ray's name for the type."""
 
@@ -36,6 +37,8 @@ class Node:
     """The card that its administrator says it has; None where nothing is said."""
     types: frozenset[str]
     """Ray's names for its accelerators."""
+    is_type_resource: bool
+    """Whether a type is a resource of the node, as Ray itself makes it, and not only a label that somebody gave it."""
 
 
 def nodes(ray: Any) -> list[Node]:
@@ -51,6 +54,7 @@ def nodes(ray: Any) -> list[Node]:
 def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
     resources, labels = entry["Resources"], entry.get("Labels") or {}
     types = {name.removeprefix(TYPE_RESOURCE) for name in resources if name.startswith(TYPE_RESOURCE)}
+    label = labels.get(TYPE_LABEL)
     return Node(
         node_id=entry["NodeID"],
         host=entry.get("NodeManagerHostname") or entry.get("NodeManagerAddress") or entry["NodeID"],
@@ -59,7 +63,8 @@ def _node(entry: Mapping[str, Any], free: Mapping[str, float]) -> Node:
         free_cpus=free.get("CPU", 0.0),
         free_gpus=free.get("GPU", 0.0),
         hardware=labels.get(HARDWARE_LABEL) or None,
-        types=frozenset(types),
+        types=frozenset(types or ({label} if label else ())),
+        is_type_resource=bool(types),
     )
 
 

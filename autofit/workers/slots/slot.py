@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -108,22 +108,18 @@ class Slot:
             raise StartFailed(
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
             ) from error
-        self.heard = [(self._placed(Hardware.from_json(s["hardware"])), Stack.from_json(s["stack"])) for s in sites]
+        self.heard = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in sites]
         self.probes = [Probe.from_json(s["probe"]) if s.get("probe") else None for s in sites]
         self.unmeasured = next((s["unmeasured"] for s in sites if s.get("unmeasured")), None)
 
     def accept(self) -> None:
         """The slot may run trials from now on, each under its first rank's device and versions."""
-        self.site = self.heard[0]
+        hardware, stack = self.heard[0]
+        if hardware.kind != "cpu":
+            # Each worker sees only the device that it was given: what counts is how many ranks share a machine.
+            hardware = replace(hardware, count=max(Counter(self.node_ids).values()))
+        self.site = hardware, stack
         self.free()
-
-    def _placed(self, hardware: Hardware) -> Hardware:
-        """A worker's device as the trial has it: each worker sees only the one that it was given, and what counts is
-        how the ranks are spread over machines."""
-        if hardware.kind == "cpu":
-            return hardware
-        ranks = Counter(self.node_ids)
-        return hardware.over_machines(len(ranks), max(ranks.values()))
 
     def free(self) -> None:
         self.running, self.state, self.idle_since = None, State.IDLE, time.monotonic()

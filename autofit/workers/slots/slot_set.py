@@ -126,7 +126,10 @@ class SlotSet:
         if self.wanted.capacity(self.nodes):
             self.none_since = None
             if not self.wanted.room(self.nodes):
-                self._say(f"others use all {self.wanted}: this search waits its turn")
+                taken = f"others use all {self.wanted}"
+                if self.wanted.ranks > 1:
+                    taken = f"others leave no room for {self.wanted.ranks} {self.wanted}"
+                self._say(f"{taken}: this search waits its turn")
             return
         is_coming = self.wanted.addable.get("GPU" if self.wanted.uses_gpus else "CPU")
         # Where it is coming, a machine is rented and an image of many GB is loaded.
@@ -204,6 +207,8 @@ class SlotSet:
             if slot.unmeasured is not None:
                 self._say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
             self.site = slot.site if len(self.up) == 1 else self.site
+            if self.wanted.is_packed is None:
+                self.wanted.is_packed = len(set(slot.node_ids)) == 1
 
     def _compare(self) -> None:
         """Leave out what is clearly slower than its type, as long as others are up: trials of both would not be of one

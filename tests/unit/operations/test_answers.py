@@ -71,11 +71,11 @@ def test_a_card_with_another_power_limit_is_found_by_the_cards_name(store: Store
     assert find_hardware(HARDWARE.name, store) == limited
     with pytest.raises(NotMeasured):
         find_hardware("l4", store)
-    spread = limited.over_machines(2, 4)
-    add(store, {"method": "full"}, fits(30, 2000), hardware=spread)
-    with pytest.raises(UsageError, match=f"was measured as {limited.name}, {spread.name}: name one of them"):
+    weaker = replace(limited, name=f"{HARDWARE.name}-400w")
+    add(store, {"method": "full"}, fits(30, 2000), hardware=weaker)
+    with pytest.raises(UsageError, match=f"was measured as {weaker.name}, {limited.name}: name one of them"):
         find_hardware(HARDWARE.name, store)
-    assert find_hardware(spread.name, store) == spread
+    assert find_hardware(weaker.name, store) == weaker
 
 
 def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:

@@ -17,8 +17,8 @@ from autofit.trial.process.classify import (
     DeviceBusy,
     OverLimit,
     device_failure,
+    disk_failure,
     ended_without_result,
-    machine_failure,
     memory_failure,
 )
 
@@ -91,14 +91,17 @@ def test_what_others_held_before_was_not_taken_meanwhile(
     assert isinstance(on_gpu(torch.OutOfMemoryError(CUDA_TEXT)), kind)
 
 
-def test_a_disk_that_takes_nothing_is_not_the_configs_fault() -> None:
+def test_a_full_disk_is_not_the_configs_fault() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/kernel.so")
     wrapped = RuntimeError("inductor failed")
-    wrapped.__cause__ = PermissionError(errno.EACCES, "Permission denied")
-    for error in (full, wrapped, RuntimeError("OSError: [Errno 30] Read-only file system: '/root/.triton'")):
-        outcome = machine_failure(error, "forward")
-        assert outcome is not None and outcome.transient, error
-    assert machine_failure(FileNotFoundError(errno.ENOENT, "No such file"), "forward") is None
+    wrapped.__cause__ = full
+    for error in (full, wrapped, RuntimeError("OSError: [Errno 122] Disk quota exceeded: '/root/.triton'")):
+        outcome = disk_failure(error, "forward", "where")
+        assert outcome is not None and outcome.transient and outcome.stderr_tail == "where", error
+    handled = ValueError("hidden size 3 is no multiple of 2")
+    handled.__context__, handled.__suppress_context__ = full, True
+    for error in (handled, PermissionError(errno.EACCES, "Permission denied", "/root/.triton")):
+        assert disk_failure(error, "forward", "where") is None, "others may do without"
 
 
 @pytest.mark.parametrize(("used", "host"), [(1 * GIB, True), (TOTAL - 1000 * MIB, False)])

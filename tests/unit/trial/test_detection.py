@@ -67,6 +67,25 @@ def test_all_cards_hidden(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 
 @pytest.mark.usefixtures("cuda_torch")
+def test_of_cards_that_differ_the_one_that_is_used_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CUDA numbers cards by their speed, NVML by their place."""
+    detection._warn.cache_clear()
+    install(monkeypatch, FakeCard("GPU-a", name="NVIDIA T4"), FakeCard("GPU-b"))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    detect()
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+    detect()
+    assert not caplog.records
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    detect()
+    (record,) = caplog.records
+    assert "NVIDIA T4 is used" in record.getMessage() and "such as GPU-b for NVIDIA H100" in record.getMessage()
+
+
+@pytest.mark.usefixtures("cuda_torch")
 def test_a_card_whose_driver_cannot_be_asked_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -76,6 +95,8 @@ def test_a_card_whose_driver_cannot_be_asked_is_not_passed_over(
     with pytest.raises(EnvironmentLacks, match=r"libnvidia-ml.*NVIDIA_DRIVER_CAPABILITIES=compute,utility"):
         detect()
     assert detect("cpu")[0].kind == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert detect()[0].kind == "cpu"
 
 
 @pytest.mark.usefixtures("cuda_torch")
@@ -307,6 +328,7 @@ def test_a_core_with_two_hardware_threads_computes_with_one(monkeypatch: pytest.
         (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(siblings)
     assert (detection.cores(), detection.threads()) == (5, 3)
+    assert (detection.hardware_threads(3), detection.hardware_threads(1)) == (5, 1)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert detection.threads() == 4
     monkeypatch.delenv("OMP_NUM_THREADS")

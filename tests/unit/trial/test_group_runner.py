@@ -18,7 +18,7 @@ from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
 from autofit.training.prerequisites.nvme import own_prefix
 from autofit.trial.limits.shared_memory import is_mapped
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.detection import threads
 from autofit.trial.measure.leak import LEAK_STEPS
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) 
 def test_ranks_on_one_machine_divide_its_cores(pair: GroupRunner) -> None:
     outcome = pair.attempt(fated("says_threads")).outcome
     assert isinstance(outcome, Crashed), outcome
-    share = max(1, cores() // 2)
+    share = max(1, threads() // 2)
     assert f"{share} threads, OpenMP {share}" in outcome.reason, outcome
 
 

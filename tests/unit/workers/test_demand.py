@@ -10,7 +10,7 @@ from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
-from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, Node
+from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
 
 
 def node(
@@ -21,6 +21,7 @@ def node(
     free_cpus: float | None = None,
     free_gpus: float | None = None,
     hardware: str | None = None,
+    is_type_resource: bool = True,
 ) -> Node:
     """A node whose resources are free unless it is said otherwise."""
     return Node(
@@ -32,6 +33,7 @@ def node(
         free_gpus=gpus if free_gpus is None else free_gpus,
         hardware=hardware,
         types=frozenset(types),
+        is_type_resource=is_type_resource,
     )
 
 
@@ -61,6 +63,8 @@ def test_a_trial_is_spread_over_machines_only_where_none_has_as_many_devices() -
     assert (six.demand(small).strategy, six.room(small), six.capacity(small)) == ("PACK", 1, 2)
     assert six.demand([*small, H100]).strategy == "STRICT_PACK"
     assert six.demand([HEAD]).strategy == "PACK", "whatever an autoscaler adds"
+    four.is_packed, six.is_packed = True, False
+    assert (four.demand([HEAD]).strategy, six.demand([H100]).strategy) == ("STRICT_PACK", "PACK"), "as trials before"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,7 @@ def test_a_trial_is_spread_over_machines_only_where_none_has_as_many_devices() -
         (None, [H100, A100], {}, {}),
         ("h100-80g", [HEAD, H100, A100], {"accelerator_type:H100": 0.001}, {}),
         ("h100-80g", [HEAD], {}, {HARDWARE_LABEL: "h100-80g"}),
+        ("h100-80g", [H100, node("l", "H100", gpus=1, is_type_resource=False)], {}, {TYPE_LABEL: "H100"}),
         ("h100-80g", [H100, node("l", "H100", gpus=1, hardware="h100-80g")], {}, {HARDWARE_LABEL: "h100-80g"}),
         ("rtx-4090", [HEAD], {}, {HARDWARE_LABEL: "rtx-4090"}),
         (

@@ -27,7 +27,7 @@ from autofit.techniques import complete
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites import native_ops
 from autofit.training.prerequisites.requirements import why_not_trainable
-from autofit.trial.machine.detection import cores, cpu
+from autofit.trial.machine.detection import cpu, threads
 from autofit.trial.machine.device_lock import held
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.ray_pool import RayPool
@@ -187,7 +187,7 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
     finally:
         pool._ray.kill(actor)
     assert of_ray == "1", "otherwise this shows nothing"
-    assert f"{cores()} threads, OpenMP {cores()}" in message, message
+    assert f"{threads()} threads, OpenMP {threads()}" in message, message
 
 
 def test_nothing_listens_beyond_loopback(pool: RayPool) -> None:
