@@ -66,7 +66,10 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     _refuse_code(config, origin)
     _check_supported(config["model_type"], origin)
     if built(config, origin).is_encoder_decoder:
-        raise UsageError(f"{origin}: {config['model_type']} has an encoder, and only decoders are trained here")
+        raise UsageError(
+            f"{origin}: {config['model_type']} has an encoder, and only decoders are trained here "
+            "(if this one has none, set is_encoder_decoder to false in a copy of the file)"
+        )
     return config
 
 

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from autofit.planning.requests import WorkloadOptions
 
 
+def whole_tokens(text: str | int) -> int:
+    """Some write 8k for 8,000 tokens and some for 8,192, so it is no number here."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number of tokens: write it out, such as 8192") from None
+
+
 def completing(kind: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
 
@@ -94,7 +102,13 @@ class Estimated:
         ),
     ]
     seq_len: Annotated[
-        int, typer.Option("--seq-len", help="Tokens per sequence; with --lengths, longer ones are cut to it.")
+        int,
+        typer.Option(
+            "--seq-len",
+            parser=whole_tokens,
+            metavar="<int>",
+            help="Tokens per sequence; with --lengths, longer ones are cut to it.",
+        ),
     ] = 2048
     global_batch: GlobalBatch = 64
     lengths: Annotated[

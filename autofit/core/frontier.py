@@ -223,10 +223,14 @@ class Recommendation(Document):
     contradictory: int = 0
     """`contradictory` of the frontier that it was read off."""
 
+    @property
+    def verified(self) -> bool:
+        return self.point.verified
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the point's keys among its own."""
         body = Document.to_json(self)
-        return {**body.pop("point"), "verified": self.point.verified, **body}
+        return {**body.pop("point"), "verified": self.verified, **body}
 
 
 PRACTICAL = 0.2

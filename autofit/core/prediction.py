@@ -18,14 +18,14 @@ class StepWork:
     """
 
     amounts: Mapping[str, float] = field(hash=False)
-    """How much of each kind (`core.work_kinds.KINDS`, which has their units); absent ones are 0."""
+    """How much of each kind (`core.device.work_kinds.KINDS`, which has their units); absent ones are 0."""
     estimator: int
     """Version of the estimator that counted the work; counts of different versions cannot be compared."""
     update: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The part of it that the optimizer's update does."""
     waits: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Bytes of transfers and of updates on the host that the device waits for, by kind
-    (`core.work_kinds.TRANSFERS`)."""
+    (`core.device.work_kinds.TRANSFERS`)."""
     beside: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The same of transfers that overlap with the arithmetic."""
 

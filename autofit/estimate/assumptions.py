@@ -82,7 +82,7 @@ def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[
         )
     if job.hardware.kind == "cuda":
         sentences += _of_cuda_kernels(config, job)
-        if job.expandable_segments is None:  # not every platform has them (`trial.meter.CudaMeter`)
+        if job.expandable_segments is None:  # not every platform has them (`trial.measure.meter.CudaMeter`)
             sentences.append(
                 "CUDA's allocator has the expandable segments that trials ask for: no trial on "
                 f"{job.hardware.name} has shown it, and without them fragmentation differs and is mostly higher"

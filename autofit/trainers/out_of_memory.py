@@ -33,6 +33,8 @@ _PHASES = (
     ("loading", r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict)\b"),
 )
 """Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""
+MUCH_BYTES = GIB // 2
+"""Unused memory that is worth a word: less is what any training leaves."""
 MOST_CONTEXT_BYTES = 1 * GIB
 """Most that a CUDA context and the libraries' workspaces take outside of torch's allocator."""
 
@@ -82,7 +84,7 @@ class ReportedOutOfMemory(Document):
                 "another process (nvidia-smi)."
             )
         request, spare = self.requested_bytes, self.unallocated_bytes
-        if request is not None and spare is not None and spare >= request:
+        if request is not None and spare is not None and spare >= max(request, MUCH_BYTES):
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
                 "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."

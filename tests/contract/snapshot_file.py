@@ -14,7 +14,7 @@ ABSENT = "absent"
 
 
 def check(name: str, actual: dict[str, Any]) -> None:
-    """Fails with every difference between `found` and the snapshot `name`, one per line."""
+    """Fails with every difference between `actual` and the snapshot `name`, one per line."""
     path = FOLDER / name
     if os.environ.get(UPDATE):
         path.write_text(json.dumps(actual, indent=1, sort_keys=True) + "\n")

@@ -32,7 +32,13 @@ def diagnose(
         typer.Option("--model", help="What the file's model is built like, if that cannot be looked up; see estimate."),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option("--seq-len", help="Tokens of the longest sequence, instead of the file's.")
+        int | None,
+        typer.Option(
+            "--seq-len",
+            parser=options.whole_tokens,
+            metavar="<int>",
+            help="Tokens of the longest sequence, instead of the file's.",
+        ),
     ] = None,
     devices: Annotated[int | None, typer.Option("--devices", help="GPUs that share the training.")] = None,
     memory_limit: options.MemoryLimit = None,

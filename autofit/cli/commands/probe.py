@@ -22,7 +22,7 @@ def probe(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure this machine's device for 10 to 20 seconds: what it is fast at, and what it only emulates.
+    """Measure this machine's device for 10 to 20 seconds: what it is fast at, and what is slow on it.
 
     The result is kept in the store, and predictions use it in place of the device's data sheet.
 

@@ -67,7 +67,7 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
         f"{' and between runs' if answer.point.between else ''}), "
-        f"{answer.provenance}, {'verified by a second run' if answer.point.verified else 'one run'}",
+        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]

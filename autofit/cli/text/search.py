@@ -87,7 +87,7 @@ def _trials(count: int) -> str:
 def _regret(bound: float) -> str:
     """What the search may have missed, told as a gain over what was found."""
     if bound > WIDE:
-        return f"The best config of this method may be more than twice as fast. {WHY_WIDE}"
+        return f"The best config of this method may be more than twice as fast (95 % confidence). {WHY_WIDE}"
     gain = f"{1 / (1 - bound) - 1:.1%}"
     if gain == "0.0%":
         return "No config of this method is faster (95 % confidence)."

@@ -59,15 +59,19 @@ def _remark(check: CheckResult) -> str:
 def keeper(file: str) -> Callable[[Report], None]:
     """Writes each report in place of the one before. Raises for a file that cannot be written at all; once checks have
     run, a disk that fills up is only a warning."""
+    path, warned = Path(file), False
     if file == STDOUT:
         raise UsageError("--out needs a file, which is written anew after every check: use --json for standard output")
 
     def keep(report: Report) -> None:
+        nonlocal warned
         try:
-            write(Path(file), [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
+            write(path, [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
         except AutofitError as error:
             if not report.checks:
                 raise
-            warn(f"the self-test goes on without its file: {error}")
+            if not warned:
+                warn(f"the self-test goes on without its file: {error}")
+            warned = True
 
     return keep

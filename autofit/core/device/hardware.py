@@ -67,6 +67,13 @@ class Hardware(Document):
         return self.name.startswith(EMULATED)
 
     @property
+    def sevenths(self) -> int | None:
+        """How many sevenths of a partitioned card's processors it has (`3g.40gb`, `1c.3g.40gb`); None for a whole one.
+        An A30 has four parts, and they are taken for sevenths, too."""
+        parts = re.search(r"(\d+)g\.", self.mig_profile or "")
+        return None if parts is None else int(parts[1])
+
+    @property
     def is_nvidia(self) -> bool:
         """Whether it is an NVIDIA device, whose capability is a number: AMD's are names (`gfx942`)."""
         return self.kind == "cuda" and compute_capability(self.capability) is not None

@@ -27,8 +27,8 @@ def blocks_at_a_time(hardware: Hardware) -> int:
     """How many blocks of that kernel a card runs at a time, by the multiprocessors that the catalog knows of it."""
     card = card_of(hardware.name)
     processors = (card and card.multiprocessors) or MULTIPROCESSORS
-    if hardware.mig_profile is not None:  # such as 3g.40gb
-        processors = SLICE_MULTIPROCESSORS * int(hardware.mig_profile.partition("g")[0])
+    if hardware.sevenths is not None:
+        processors = SLICE_MULTIPROCESSORS * hardware.sevenths
     return processors * (threads_per_multiprocessor(hardware.capability) // BLOCK_THREADS)
 
 

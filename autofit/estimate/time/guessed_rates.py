@@ -31,7 +31,7 @@ EMULATED_SHARE, WIDENED_SHARE = 0.04, 0.5
 bf16 reaches where AVX-512 widens it. Geometric means of the probes in benchmarks/recorded/processors. Intel's own
 instructions for bf16, without AMX, are no faster: 0.55 (Xeon, family 6, model 207)."""
 TENSOR_CORES = 7.0
-"""The compute capability from which NVIDIA's cards have them (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""The compute capability from which NVIDIA's cards have them, but for the GTX 16 (CUDA C++ Programming Guide)."""
 GUESS_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
 which differ by up to a factor of 3."""
@@ -98,8 +98,7 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     capability = compute_capability(hardware.capability) or 0.0
     nearest = min(sheets, key=lambda card: abs(float(card.capability) - capability)).capability
     alike = [card for card in sheets if card.capability == nearest]
-    # A slice such as 3g.40gb has three of the seven parts of a card.
-    share = 1.0 if hardware.mig_profile is None else int(hardware.mig_profile.partition("g")[0]) / 7.0
+    share = 1.0 if hardware.sevenths is None else hardware.sevenths / 7.0
     wide_flops = share * geometric_mean(card.peak_flops["fp32"] for card in alike)
     flops = share * geometric_mean(card.training_peak_flops or 0.0 for card in alike)
     rates = guess(

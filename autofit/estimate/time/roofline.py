@@ -41,7 +41,7 @@ class Rates:
     relative_error: float = 0.5
     """Median relative error on held-out trials, or the uncertainty of the guess."""
     transfers: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Seconds per byte of each kind of transfer (`core.work_kinds.TRANSFERS`)."""
+    """Seconds per byte of each kind of transfer (`core.device.work_kinds.TRANSFERS`)."""
     waiting: float = 1.0
     """Seconds that the arithmetic waits for transfers and for the host, over those that `transfers` tells."""
     waiting_error: float | None = None

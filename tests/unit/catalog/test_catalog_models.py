@@ -46,7 +46,7 @@ def written(folder: Path, config: object) -> Path:
 
 
 def refusal(path: object) -> str:
-    """The one line with which `load` refuses `given`."""
+    """The one line with which `load` refuses `path`."""
     with pytest.raises(UsageError) as caught:
         load(str(path))
     message = str(caught.value)

@@ -205,6 +205,7 @@ CLICKS: Mapping[str, tuple[str, str]] = {
     "no such option": ("search --modle x", "No such option: --modle"),
     "a required option": ("search", "Missing option '--model'"),
     "a trial's config": (f"trial {MODEL}", "Missing option '--config'"),
+    "thousands": (f"search {MODEL} --seq-len 8k", "write it out, such as 8192"),
     "no number": (f"search {MODEL} --seq-len many", "Invalid value for '--seq-len'"),
     "no value": ("search --model", "requires an argument"),
     "a port": ("serve --port 99999", "Invalid value for '--port'"),

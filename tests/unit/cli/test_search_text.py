@@ -13,8 +13,8 @@ from autofit.cli.text.search import WHY_WIDE, _regret
         (0.0, "No config of this method is faster (95 % confidence)."),
         (0.2, "You may be missing up to 25.0% (95 % confidence)."),
         (0.5, "You may be missing up to 100.0% (95 % confidence)."),
-        (0.6, f"The best config of this method may be more than twice as fast. {WHY_WIDE}"),
-        (1.0, f"The best config of this method may be more than twice as fast. {WHY_WIDE}"),
+        (0.6, f"The best config of this method may be more than twice as fast (95 % confidence). {WHY_WIDE}"),
+        (1.0, f"The best config of this method may be more than twice as fast (95 % confidence). {WHY_WIDE}"),
     ],
 )
 def test_the_regret_is_told_as_a_gain(bound: float, sentence: str) -> None:

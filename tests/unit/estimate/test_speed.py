@@ -117,7 +117,7 @@ def test_a_card_outside_the_catalog_is_guessed_from_those_of_like_capability() -
     assert found.as_array() == pytest.approx(np.sqrt(alike.prod(axis=0)))
     newer = prior(of_capability("12.1"))
     assert newer is not None and newer.stand_in is not None and "capability 12.0," in newer.stand_in
-    (whole, slice_) = (prior(replace(of_capability("9.0"), mig_profile=profile)) for profile in (None, "2g.20gb"))
+    (whole, slice_) = (prior(replace(of_capability("9.0"), mig_profile=profile)) for profile in (None, "1c.2g.20gb"))
     assert whole is not None and slice_ is not None
     assert slice_.per(NARROW) == pytest.approx(3.5 * whole.per(NARROW))
     pascal = prior(of_capability("6.1"))

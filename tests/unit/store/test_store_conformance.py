@@ -280,7 +280,7 @@ class TestProbes:
         assert store.probes.find(**keys, shapes_key=other.shapes_key) == other
         assert store.probes.find(**keys) == again, "the latest, whatever the shapes"
 
-    def test_is_of_no_OTHER_HARDWARE_and_stack(self, store: Store) -> None:
+    def test_is_of_no_other_hardware_and_stack(self, store: Store) -> None:
         kept = a_probe()
         store.probes.keep(kept)
         newer = replace(kept.stack, torch="2.99.0")
