@@ -10,11 +10,13 @@ from autofit.core.document import Document
 
 ONE_CARD = 0.05
 """Deviation of the logarithm of measured over predicted memory on one NVIDIA card where nothing was compared yet. The
-46 configs of an H200 and an H100 took within 0.014 of what is predicted with their context (test_real_card.py); of
-2,211 on emulated cards, 19 in 20 reserve what is predicted within 0.02 (benchmarks/README.md)."""
+46 configs of an H200 and an H100 took within 0.014 of what is predicted with their context (test_real_card.py). Of
+2,211 that trained on emulated cards, 19 in 20 reserve what is predicted within 0.02 (benchmarks/README.md), and the
+worst published run allocated it within 0.002 (published-estimates.json)."""
 UNKNOWN = 0.12
-"""The deviation on all other hardware. The worst recorded error of a processor's trials, 0.22 (estimate-cpu.json), is
-within two of these; those of its sharded trials, up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
+"""The deviation on all other hardware. The worst recorded errors are 0.073 of what is allocated on two cards
+(published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): both within two of these
+deviations. A processor's sharded trials, off by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
 CERTAINTIES = ((2.0, "sure"), (1.0, "likely"))
 """By how many deviations memory must be clear of the limit: a normal variable is so in 98 % and 84 % of cases. With
 less room than either, a fit is `unsure`."""
