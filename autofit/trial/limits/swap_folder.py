@@ -43,7 +43,7 @@ def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:
     disk was full. To be called while its files are still there. DeepSpeed does not check whether a write has failed,
     and aborts when it reads."""
     folder = environment.get(NVME_VARIABLE)
-    if folder is None or not isinstance(outcome, Crashed):
+    if folder is None or not isinstance(outcome, Crashed) or outcome.transient:
         return outcome
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
