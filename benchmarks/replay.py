@@ -38,7 +38,7 @@ from autofit.bench.tables import RECORDED, predictions_of, problems_of, read
 from autofit.core.outcome import Fits, Measurement, OutOfMemory
 from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.cores import cores
 
 ZEN5 = [f"cpu-zen5-2c-{model}" for model in ("smollm2-135m", "gemma-3-270m", "smollm2-360m", "qwen2.5-0.5b")]
 TABLES = [RECORDED / f"{name}.jsonl" for name in ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", *ZEN5)]

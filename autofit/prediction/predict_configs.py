@@ -12,7 +12,7 @@ from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.prediction.calibration import not_estimated
 from autofit.prediction.estimate_cache import EstimateCache
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.cores import cores
 from autofit.trial.measure.process_memory import host_available
 
 if TYPE_CHECKING:

@@ -174,7 +174,7 @@ def replay(
     from autofit.catalog.answer_cache import cache_folder
     from autofit.cli.arguments import size
     from autofit.cli.text.replay import replay_text
-    from autofit.trial.machine.detection import cores
+    from autofit.trial.machine.cores import cores
 
     folder = cache_folder() / "searches" if keep is None else keep
     limit = size(memory_limit)

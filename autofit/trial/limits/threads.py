@@ -8,7 +8,7 @@ import torch
 
 from autofit.core.device.hardware import Hardware
 from autofit.training.distributed.rendezvous import Rendezvous
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.cores import cores
 
 
 def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None, *, sharing: int = 1) -> int:

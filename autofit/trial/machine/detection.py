@@ -26,6 +26,7 @@ from autofit.core.errors import EnvironmentLacks, UsageError, lines_of, unknown
 from autofit.core.units import GIB, format_duration
 from autofit.trial.limits import control_groups
 from autofit.trial.machine import nvml
+from autofit.trial.machine.cores import cores, threads
 from autofit.trial.machine.instructions import are_capped, instructions, processor_facts
 from autofit.trial.measure import process_memory
 
@@ -36,7 +37,6 @@ GPU_NAMES = ("gpu", "cuda")
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 NVIDIA_NODES = Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu")
 """What NVIDIA's driver makes where it drives a device (Linux, and Jetson)."""
-PROCESSORS = Path("/sys/devices/system/cpu")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PCI_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
 """Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
@@ -165,38 +165,6 @@ def check_even(cards: Sequence[str]) -> None:
             f"the ranks of one group need equal cards, and these differ: {', '.join(cards)}",
             remedy="let CUDA_VISIBLE_DEVICES or --hardware name cards of one kind, or use fewer --devices",
         )
-
-
-def cores() -> int:
-    """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
-    return max(1, int(control_groups.processors(len(os.sched_getaffinity(0)))))
-
-
-def threads() -> int:
-    """Threads with which a trial on the CPU computes, as a user's run would: so many as OMP_NUM_THREADS says, or else
-    one for each core, however many hardware threads it has (`mkl_get_max_threads`, which torch asks); never more than
-    `cores`, and at least 1."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number per level of nesting
-    usual = int(first) if first.isdecimal() and int(first) > 0 else _whole_cores()
-    return min(cores(), usual)
-
-
-def hardware_threads(computing: int) -> int:
-    """How many hardware threads the cores have on which so many threads compute: others slow them down on each."""
-    return computing * len(os.sched_getaffinity(0)) // _whole_cores()
-
-
-def _whole_cores() -> int:
-    """Cores of which this process may use a hardware thread or more; where the kernel does not say, each is alone."""
-    return len({_siblings(number) for number in os.sched_getaffinity(0)})
-
-
-def _siblings(number: int) -> str:
-    """Which processors share the core of this one, itself included, in the kernel's words."""
-    try:
-        return (PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
-    except OSError:
-        return str(number)
 
 
 def host_memory_bytes() -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from autofit.core.device.state import ProcessorState
 from autofit.trial.limits import control_groups
+from autofit.trial.machine.cores import CORES
 
 PROC = Path("/proc")
-CORES = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

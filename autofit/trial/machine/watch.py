@@ -15,7 +15,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.device.state import CardState, DeviceState
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.machine import nvml, processor
-from autofit.trial.machine.detection import hardware_threads, threads
+from autofit.trial.machine.cores import hardware_threads, threads
 
 T = TypeVar("T")
 UNCORRECTED, SINCE_BOOT = 1, 0

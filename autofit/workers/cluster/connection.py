@@ -20,7 +20,7 @@ from unittest.mock import patch
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.cores import cores
 
 
 def check_installed() -> None:

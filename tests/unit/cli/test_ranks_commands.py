@@ -24,7 +24,7 @@ from autofit.store import Store
 from autofit.techniques.axes import compilation
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites import native_ops
-from autofit.trial.machine.detection import cores
+from autofit.trial.machine.cores import cores
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.workers import in_place

@@ -95,12 +95,12 @@ def test_a_full_disk_is_not_the_configs_fault() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/kernel.so")
     wrapped = RuntimeError("inductor failed")
     wrapped.__cause__ = full
-    for error in (full, wrapped, RuntimeError("OSError: [Errno 122] Disk quota exceeded: '/root/.triton'")):
+    for error in (full, wrapped, RuntimeError("OSError: [Errno 122] Disk quota exceeded: '/home/user/.triton'")):
         outcome = disk_failure(error, "forward", "where")
         assert outcome is not None and outcome.transient and outcome.stderr_tail == "where", error
     handled = ValueError("hidden size 3 is no multiple of 2")
     handled.__context__, handled.__suppress_context__ = full, True
-    for error in (handled, PermissionError(errno.EACCES, "Permission denied", "/root/.triton")):
+    for error in (handled, PermissionError(errno.EACCES, "Permission denied", "/home/user/.triton")):
         assert disk_failure(error, "forward", "where") is None, "others may do without"
 
 

@@ -23,6 +23,7 @@ UNLIMITED = "9223372036854771712"
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Puts this process, on a machine with eight processors, into groups with these files."""
     monkeypatch.setattr(detection.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr("autofit.trial.machine.cores.CORES", tmp_path / "none")  # each with a core of its own
     monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(control_groups, "OWN", tmp_path / "membership")
 

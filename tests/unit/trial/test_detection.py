@@ -317,20 +317,3 @@ def test_a_key_from_before_instruction_sets_stays() -> None:
 )  # fmt: skip
 def test_which_devices_compute_in_bf16(capability: str, native: bool) -> None:
     assert detection._has_bf16(capability) is native
-
-
-def test_a_core_with_two_hardware_threads_computes_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(detection, "PROCESSORS", tmp_path)
-    monkeypatch.setattr(detection.os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5})
-    monkeypatch.setattr(detection.control_groups, "processors", float)
-    for number, siblings in ((0, "0,4"), (4, "0,4"), (1, "1,5"), (5, "1,5")):  # of 2 the kernel says nothing
-        (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(siblings)
-    assert (detection.cores(), detection.threads()) == (5, 3)
-    assert (detection.hardware_threads(3), detection.hardware_threads(1)) == (5, 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert detection.threads() == 4
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(detection.control_groups, "processors", lambda allowed: 2.5)
-    assert detection.threads() == 2

@@ -27,7 +27,8 @@ from autofit.techniques import complete
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites import native_ops
 from autofit.training.prerequisites.requirements import why_not_trainable
-from autofit.trial.machine.detection import cpu, threads
+from autofit.trial.machine.cores import threads
+from autofit.trial.machine.detection import cpu
 from autofit.trial.machine.device_lock import held
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.ray_pool import RayPool
