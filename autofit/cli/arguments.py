@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def _config_values(text: str) -> Mapping[str, object]:
 
     if not text.strip():
         raise UsageError("the config is empty: write axis=value pairs, such as method=lora,micro_batch=4")
-    if "=" in text and not Path(text).exists():
+    if "=" in text and not os.path.exists(text):  # unlike Path's, it also answers for what is too long for a name
         return techniques.parse(text)
     try:
         data = json.loads(Path(text).read_text(encoding="utf-8-sig"))

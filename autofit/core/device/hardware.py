@@ -67,11 +67,15 @@ class Hardware(Document):
         return self.name.startswith(EMULATED)
 
     @property
-    def sevenths(self) -> int | None:
-        """How many sevenths of a partitioned card's processors it has (`3g.40gb`, `1c.3g.40gb`); None for a whole one.
-        An A30 has four parts, and they are taken for sevenths, too."""
-        parts = re.search(r"(\d+)g\.", self.mig_profile or "")
-        return None if parts is None else int(parts[1])
+    def slices(self) -> int | None:
+        """How many slices of a partitioned card's processors it has (`3g.40gb`, `1c.3g.40gb`); None for a whole one."""
+        count = re.search(r"(\d+)g\.", self.mig_profile or "")
+        return None if count is None else int(count[1])
+
+    @property
+    def share_of_card(self) -> float:
+        """The share of a card's processors that it has: an A30 is divided into four slices, the others into seven."""
+        return 1.0 if self.slices is None else self.slices / (4 if "A30" in self.device_name else 7)
 
     @property
     def is_nvidia(self) -> bool:
@@ -95,6 +99,10 @@ class Stack(Document):
     deepspeed: str | None = None
     flash_attn: str | None = None
     liger_kernel: str | None = None
+    mamba_ssm: str | None = None
+    """This package and the next two replace the scans and convolutions of hybrid models by being installed."""
+    causal_conv1d: str | None = None
+    flash_linear_attention: str | None = None
     cuda: str | None = None
     """CUDA or ROCm version that torch was built for."""
     driver: str | None = None

@@ -20,15 +20,15 @@ COLUMN_BYTES = 512
 MULTIPROCESSORS = 132
 """Multiprocessors of a card that is in no catalog: an H100's."""
 SLICE_MULTIPROCESSORS = 16
-"""Multiprocessors of a seventh of a partitioned card: an H100's, of which an A100 has 14 (`nvidia-smi mig -lgip`)."""
+"""Multiprocessors of a slice of a partitioned card: an H100's, of which an A100 has 14 (`nvidia-smi mig -lgip`)."""
 
 
 def blocks_at_a_time(hardware: Hardware) -> int:
     """How many blocks of that kernel a card runs at a time, by the multiprocessors that the catalog knows of it."""
     card = card_of(hardware.name)
     processors = (card and card.multiprocessors) or MULTIPROCESSORS
-    if hardware.sevenths is not None:
-        processors = SLICE_MULTIPROCESSORS * hardware.sevenths
+    if hardware.slices is not None:
+        processors = SLICE_MULTIPROCESSORS * hardware.slices
     return processors * (threads_per_multiprocessor(hardware.capability) // BLOCK_THREADS)
 
 

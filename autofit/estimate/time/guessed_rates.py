@@ -98,7 +98,7 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     capability = compute_capability(hardware.capability) or 0.0
     nearest = min(sheets, key=lambda card: abs(float(card.capability) - capability)).capability
     alike = [card for card in sheets if card.capability == nearest]
-    share = 1.0 if hardware.sevenths is None else hardware.sevenths / 7.0
+    share = hardware.share_of_card
     wide_flops = share * geometric_mean(card.peak_flops["fp32"] for card in alike)
     flops = share * geometric_mean(card.training_peak_flops or 0.0 for card in alike)
     rates = guess(

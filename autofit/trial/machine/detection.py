@@ -188,6 +188,9 @@ def installed_stack() -> Stack:
         deepspeed=version("deepspeed"),
         flash_attn=version("flash-attn"),
         liger_kernel=version("liger-kernel"),
+        mamba_ssm=version("mamba-ssm"),
+        causal_conv1d=version("causal-conv1d"),
+        flash_linear_attention=version("flash-linear-attention"),
         cuda=f"rocm {build.hip}" if build.hip is not None else build.cuda,
     )
 

@@ -26,9 +26,10 @@ class ProcessMemory:
     """Bytes, from /proc/self/status."""
 
     peak_resident: int
+    """Swapped pages of now are added to this, too: the kernel keeps no peak of them."""
     resident: int
     anonymous: int
-    """Resident memory that no file backs, including pages shared with the parent since the fork."""
+    """Memory that no file backs, resident or swapped out, including pages shared with the parent since the fork."""
     file_backed: int
     """Resident pages of libraries and other files, including shared memory."""
     data: int
@@ -45,10 +46,11 @@ def read() -> ProcessMemory:
     anonymous part: `is_accounted` tells."""
     fields = _fields()
     resident = fields["VmRSS"]
+    swapped = fields.get("VmSwap", 0)
     return ProcessMemory(
-        peak_resident=fields.get("VmHWM", resident),
+        peak_resident=fields.get("VmHWM", resident) + swapped,
         resident=resident,
-        anonymous=fields.get("RssAnon", resident),
+        anonymous=fields.get("RssAnon", resident) + swapped,
         file_backed=fields.get("RssFile", 0) + fields.get("RssShmem", 0),
         data=fields.get("VmData", resident),
     )

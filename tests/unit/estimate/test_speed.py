@@ -120,6 +120,8 @@ def test_a_card_outside_the_catalog_is_guessed_from_those_of_like_capability() -
     (whole, slice_) = (prior(replace(of_capability("9.0"), mig_profile=profile)) for profile in (None, "1c.2g.20gb"))
     assert whole is not None and slice_ is not None
     assert slice_.per(NARROW) == pytest.approx(3.5 * whole.per(NARROW))
+    a30 = replace(of_capability("8.0"), device_name="NVIDIA A30 MIG 1g.6gb", mig_profile="1g.6gb")
+    assert a30.share_of_card == 0.25
     pascal = prior(of_capability("6.1"))
     assert pascal is not None and pascal.per(NARROW) == pascal.per(product("fp32", "nt"))
     # AMD's capability is a name, and of a device without one nothing is known.

@@ -13,7 +13,7 @@ from unit.trial.fake_nvml import FakeCard, NVMLError_LibraryNotFound, install
 from autofit.catalog.hardware import card, card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.units import MIB
+from autofit.core.units import KIB, MIB
 from autofit.core.workload import digest
 from autofit.operations import doctor
 from autofit.trial.limits.threads import threads_per_rank
@@ -227,6 +227,17 @@ def test_a_card_needs_no_peak_of_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     assert process_memory.read().peak_resident == 2 * MIB
     with pytest.raises(EnvironmentLacks, match=r"does not report.*clear_refs"):
         detect("cpu")
+
+
+def test_memory_that_was_swapped_out_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    sizes = {"VmHWM": 4096, "VmRSS": 2048, "VmData": 8192, "RssAnon": 1024, "RssFile": 1000, "RssShmem": 24}
+    monkeypatch.setattr(process_memory, "STATUS", status)
+    for swapped in (0, 512):
+        status.write_text("".join(f"{name}:\t{size} kB\n" for name, size in {**sizes, "VmSwap": swapped}.items()))
+        memory = process_memory.read()
+        assert memory.anonymous == (1024 + swapped) * KIB
+        assert memory.peak_anonymous == (4096 - 1024 + swapped) * KIB
 
 
 @pytest.mark.usefixtures("cuda_torch")
