@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from shlex import quote
 
 from autofit.catalog.hardware import card, card_of, matching_cards
@@ -48,7 +49,7 @@ class StoredAnswer:
         """The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other
         programs hold of it now, although a search leaves them their part. Raises `NotMeasured`."""
         goal = goal or Goal()
-        device = find_hardware(hardware, store, search_command(question, goal, memory_limit_bytes))
+        device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
         limit = memory_limit_bytes or memory_limit(None, device, question.devices)
         all_methods = _frontier(question, device, goal, limit, store)
         return cls(question=question, goal=goal, all_methods=all_methods, memory_limit_bytes=limit, store=store)
@@ -82,7 +83,7 @@ def frontier(
     `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
     """
     goal = goal or Goal()
-    device = find_hardware(hardware, store, search_command(question, goal, memory_limit_bytes))
+    device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
     measured = _of_methods(goal, _frontier(question, device, goal, memory_limit_bytes, store))
     if not measured.points:
         _tried_within(goal, question, measured, store)
@@ -180,16 +181,16 @@ def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: i
 
 def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, store: Store) -> list[Trial]:
     """The trials of a frontier's context that are within the goal; raises `NotMeasured` if there are none."""
-    trials = store.trials(**context_keys(measured.hardware, measured.stack, measured.workload))
-    allowed = within(goal, (t.config for t in trials))
-    tried = [t for t in trials if allowed(t.config)]
-    if not tried:
+    keys = context_keys(measured.hardware, measured.stack, measured.workload)
+    families = store.one_of_each_family(**keys)
+    allowed = within(goal, families)
+    if not any(map(allowed, families)):  # known without reading what may be thousands of trials
         raise NotMeasured(
             f"none of the {measured.trials} trials of {measured.workload.model} on {measured.hardware.name} is within "
             f"--method {goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
             remedy=f"run: {search_command(question, goal)}",
         )
-    return tried
+    return [t for t in store.trials(**keys) if allowed(t.config)]
 
 
 def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial]) -> Shortfall:
@@ -217,11 +218,11 @@ def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial
     return Shortfall("; ".join(clauses), memory_limit_bytes=limit, closest=closest.document)
 
 
-def find_hardware(name: str, store: Store, search: str | None = None) -> Hardware:
+def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
     Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
-    no trial has run on, naming the `search` command that would answer.
+    no trial has run on, naming the command that `search` returns.
     """
     stored = store.hardware()
     if name == "auto":
@@ -249,7 +250,7 @@ def find_hardware(name: str, store: Store, search: str | None = None) -> Hardwar
         card_name = card(name).name  # raises if the name may be several cards'
         remedy = "run a search there"
         if search is not None:
-            remedy = f"run {search} there, or here with --hardware {card_name} --dry-run for what is predicted"
+            remedy = f"run {search()} there, or here with --hardware {card_name} --dry-run for what is predicted"
         raise NotMeasured(f"nothing has been measured on {card_name} yet", remedy=remedy)
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 

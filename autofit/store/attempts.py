@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, func, insert, select, text, update
 
 from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.contexts import Context, changed, newest_trial, renew
 from autofit.store.rows import Values, keep, readable, trial_values
 from autofit.store.searches.lease import Lease, add_event, record_under_lease, update_held_search
-from autofit.store.tables import OF_CONTEXT, OF_IDENTITY, SearchRow, TrialRow
+from autofit.store.tables import OF_CONTEXT, OF_IDENTITY, SearchRow, TrialRow, table_of
 
 Identity = tuple[str, str, str, str, int]
 """Keys of hardware, stack, workload and config, and the memory limit in bytes."""
@@ -26,17 +26,15 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
 
     Raises `LeaseLost`, and `IntegrityError` if another process takes the same number at the same time.
     """
-    written = connection.scalar(select(TrialRow.id).where(TrialRow.uid == uid))
+    written: int | None = connection.scalar(_BY_UID, {"uid": uid})
     if written is not None:  # the connection was lost while it was committed
         return written
     values = trial_values(trial) | keep(connection, trial.hardware, trial.stack, trial.workload)
-    last = connection.scalar(
-        select(func.max(TrialRow.attempt)).filter_by(**{name: values[name] for name in OF_IDENTITY})
-    )
+    last = connection.scalar(_LAST_ATTEMPT, {name: values[name] for name in OF_IDENTITY})
     values |= {"uid": uid, "attempt": (last or 0) + 1, "autofit_version": __version__}
     values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
     seq = 0 if lease is None else update_held_search(connection, lease, spent_trials=SearchRow.spent_trials + 1)
-    number = int(connection.execute(insert(TrialRow).values(values).returning(TrialRow.id)).scalar_one())
+    number = int(connection.execute(_INSERT, values).scalar_one())
     renew(connection, [_context(values)], number)
     if lease is not None:
         event_fields = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
@@ -123,3 +121,11 @@ def _present(
             with readable(f"attempt {attempt} of config {config_key}"):
                 marks[identity].add(_mark(recorded_at, outcome_from_json(evidence).to_json()))
     return attempts, marks
+
+
+# Statements are built once, of the table and not of its model: both take longer than running them.
+
+_TRIALS = table_of(TrialRow)
+_BY_UID = select(_TRIALS.c.id).where(_TRIALS.c.uid == bindparam("uid"))
+_LAST_ATTEMPT = select(func.max(_TRIALS.c.attempt)).where(*(_TRIALS.c[name] == bindparam(name) for name in OF_IDENTITY))
+_INSERT = insert(_TRIALS).returning(_TRIALS.c.id)

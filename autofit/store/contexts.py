@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow
+from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow, WorkloadRow, table_of
 
 Context = tuple[str, str, str]
 """Keys of hardware, stack and workload."""
@@ -16,15 +16,12 @@ Context = tuple[str, str, str]
 def renew(connection: Connection, contexts: Collection[Context], newest: int) -> None:
     """Says that these have new trials, none newer than `newest`. Their rows stay locked until the transaction ends, so
     that of two writers the later one has the higher version."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    adding = insert(ContextRow)
-    raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
     # In one order for all writers, so that no two deadlock.
     rows = [
         dict(zip(OF_CONTEXT, context, strict=True)) | {"version": 1, "last_trial_id": newest}
         for context in sorted(contexts)
     ]
-    connection.execute(adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised), rows)
+    connection.execute(_RENEW[connection.dialect.name], rows)
 
 
 def changed(connection: Connection, context: Context) -> None:
@@ -36,6 +33,19 @@ def changed(connection: Connection, context: Context) -> None:
 def newest_trial(connection: Connection) -> int:
     """The number of the newest trial, 0 if there is none."""
     return connection.scalar(select(func.max(TrialRow.id))) or 0
+
+
+def workloads(connection: Connection, *, model: str | None, hardware_key: str | None) -> list[str]:
+    """The keys of the workloads that trials ran, of one model or on one hardware if given, most recently used first."""
+    of_hardware = () if hardware_key is None else (ContextRow.hardware_key == hardware_key,)
+    of_model = () if model is None else (WorkloadRow.model == model,)
+    query = select(ContextRow.workload_key).join(WorkloadRow, WorkloadRow.key == ContextRow.workload_key)
+    newest_first = func.max(ContextRow.last_trial_id).desc()
+    return list(
+        connection.scalars(
+            query.where(*of_hardware, *of_model).group_by(ContextRow.workload_key).order_by(newest_first)
+        )
+    )
 
 
 def newest_site(connection: Connection, keys: Mapping[str, str]) -> tuple[str, str | None] | None:
@@ -66,6 +76,16 @@ def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list
 
 # Statements are built once, because that takes longer than running them.
 
+
+def _renewal(adding: sqlite.Insert | postgresql.Insert) -> sqlite.Insert | postgresql.Insert:
+    raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
+    return adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised)
+
+
+_RENEW = {
+    "sqlite": _renewal(sqlite.insert(table_of(ContextRow))),
+    "postgresql": _renewal(postgresql.insert(table_of(ContextRow))),
+}
 _CHANGES = select(func.sum(ContextRow.version))
 _STACKS = (
     select(ContextRow.stack_key, ContextRow.version, ContextRow.last_trial_id)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, insert, inspect, select
+from sqlalchemy import Connection, Insert, Row, Select, bindparam, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.core.device.hardware import Hardware, Stack
@@ -24,7 +24,7 @@ from autofit.core.prediction import Prediction
 from autofit.core.units import LARGEST_INTEGER
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
-from autofit.store.tables import Base, HardwareRow, StackRow, WorkloadRow
+from autofit.store.tables import Base, HardwareRow, StackRow, WorkloadRow, table_of
 from autofit.techniques import family
 
 V = TypeVar("V", Hardware, Stack, Workload)
@@ -49,22 +49,22 @@ def keep(
 
     Every writer goes through here and takes the tables in this order, so that no two deadlock.
     """
-    rows: dict[str, tuple[type[Base], str, Values]] = {}
+    rows: dict[str, tuple[str, Values]] = {}
     if hardware is not None:
         body = hardware.to_json()
         # The digest is of the whole value; `Hardware.key` leaves out what changes neither memory nor speed.
         identity = {"digest": digest(body), "key": hardware.key, "name": hardware.name}
-        rows["hardware_digest"] = HardwareRow, "digest", {**identity, "body": body}
+        rows["hardware_digest"] = "digest", {**identity, "body": body}
     if stack is not None:
-        rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": replace(stack, driver=None).to_json()}
+        rows["stack_key"] = "key", {"key": stack.key, "body": replace(stack, driver=None).to_json()}
     if workload is not None:
         identity = {"key": workload.key, "model": workload.model}
-        rows["workload_key"] = WorkloadRow, "key", {**identity, "body": workload.to_json()}
-    for table, column, values in rows.values():
-        primary = table.__table__.c[column]
-        if connection.scalar(select(primary).where(primary == values[column])) is None:
-            connection.execute(insert(table).values(values))
-    return {reference: values[column] for reference, (_, column, values) in rows.items()}
+        rows["workload_key"] = "key", {**identity, "body": workload.to_json()}
+    for reference, (column, values) in rows.items():
+        stored, adding = _KEPT[reference]
+        if connection.scalar(stored, {"value": values[column]}) is None:
+            connection.execute(adding, values)
+    return {reference: values[column] for reference, (column, values) in rows.items()}
 
 
 def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> None:
@@ -145,6 +145,20 @@ def trial_values(trial: Trial) -> Values:
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise ValueError(f"{name} is {value}: beyond 64 bits")
     return values
+
+
+def _kept(model: type[Base]) -> tuple[Select[*tuple[Any, ...]], Insert]:
+    """The statements that look for a value by its primary key, and that add it: built once, as in `attempts`."""
+    table = table_of(model)
+    (primary,) = table.primary_key
+    return select(primary).where(primary == bindparam("value")), insert(table)
+
+
+_KEPT = {
+    "hardware_digest": _kept(HardwareRow),
+    "stack_key": _kept(StackRow),
+    "workload_key": _kept(WorkloadRow),
+}
 
 
 class Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -31,6 +31,9 @@ from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
+
+FRONTIERS = 200
+"""So many of those that were asked for last are kept in memory, with some 3.5 kB for each point."""
 
 
 class Conditions(TypedDict, total=False):
@@ -60,6 +63,7 @@ class Store:
         """A store in a database that has the newest schema; `open` makes sure of that."""
         self._database = database
         self._reader = Reader()
+        self._frontier_as_of = lru_cache(maxsize=FRONTIERS)(self._read_frontier)
         self.queue = SearchQueue(database)
         """Changes searches."""
         self.access = Access(database)
@@ -200,6 +204,13 @@ class Store:
             grouped.setdefault(trial.config, []).append(trial)
         return grouped
 
+    def one_of_each_family(self, *, hardware_key: str, stack_key: str, workload_key: str) -> list[Config]:
+        """A config of each family (`techniques.family`) that was tried."""
+        keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
+        first = select(func.min(TrialRow.id)).filter_by(**keys).group_by(TrialRow.family)
+        query = select(TrialRow.config).where(TrialRow.id.in_(first))
+        return self._database.fetch(lambda c: [Config.from_json(body) for body in c.scalars(query)])
+
     def frontier(
         self, *, hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None = None
     ) -> Frontier | None:
@@ -209,7 +220,13 @@ class Store:
         `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
         `out_of_memory` count all attempts, its `contradictory` configs.
         """
-        limit = memory_limit_bytes or 0
+        version = self.version(hardware_key=hardware_key, workload_key=workload_key)
+        return self._frontier_as_of(version, hardware_key, stack_key, workload_key, memory_limit_bytes or 0)
+
+    def _read_frontier(
+        self, version: str, hardware_key: str, stack_key: str, workload_key: str, limit: int
+    ) -> Frontier | None:
+        """`frontier` under a limit in bytes, 0 for none; `version` is that of its trials, or an older one."""
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 
         def work(connection: Connection) -> Frontier | None:
@@ -255,13 +272,13 @@ class Store:
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:
         """The workloads that were tried, of one model or on one hardware if given, most recently used first."""
-        query = (
-            select(TrialRow.workload_key)
-            .where(*_where({"hardware_key": hardware_key, "model": model}))
-            .group_by(TrialRow.workload_key)
-            .order_by(func.max(TrialRow.id).desc())
+        if model is not None and not is_storable(model):  # databases refuse to compare with what they cannot hold
+            return []
+        return self._database.fetch(
+            lambda c: [
+                self._reader.workload(c, key) for key in contexts.workloads(c, model=model, hardware_key=hardware_key)
+            ]
         )
-        return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
 
     def search(self, search_id: str) -> Search | None:
         searches = self._read_searches(SearchRow.search_id == search_id)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, MetaData, UniqueConstraint, false, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Body = dict[str, Any]
@@ -258,6 +270,11 @@ class ProbeRow(Base):
     body: Mapped[Body]
     """`Probe.to_json`."""
     recorded_at: Mapped[str]
+
+
+def table_of(model: type[Base]) -> Table:
+    """The table itself: statements of it run faster than those of its model."""
+    return Base.metadata.tables[model.__tablename__]
 
 
 TABLES = tuple(table.name for table in Base.metadata.sorted_tables)

@@ -9,13 +9,13 @@ from typing import Annotated
 from urllib.parse import quote, unquote
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autofit.api import problems
+from autofit.api.look import look
 from autofit.api.middleware.loopback import TOKEN_VARIABLE, names_loopback
 from autofit.core.errors import StoreError
 from autofit.store import OPERATOR, SCOPES, Store, Token
@@ -71,8 +71,9 @@ class Guard:
     """Says of every request who asks. If `closed`, those without a token are refused; otherwise they may read, on
     `loopback` only if their Host header names this machine."""
 
-    def __init__(self, app: ASGIApp, token_of: TokenOf, *, closed: bool, loopback: bool) -> None:
-        self._app, self._token_of, self._closed, self._loopback = app, token_of, closed, loopback
+    def __init__(self, app: ASGIApp, store: Store, token_of: TokenOf, *, closed: bool, loopback: bool) -> None:
+        self._app, self._store, self._token_of = app, store, token_of
+        self._closed, self._loopback = closed, loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -88,7 +89,7 @@ class Guard:
         secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith("/static/")
         if secret is not None:
             try:
-                request.state.token = await run_in_threadpool(self._token_of, secret)
+                request.state.token = await look(self._store, partial(self._token_of, secret))
             except StoreError as error:
                 if not is_open:
                     return problems.problem(503, "Store unavailable", str(error))
@@ -109,7 +110,7 @@ def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loop
         return error.response
 
     app.state.token_of = partial(_find_token, operators=token, store=store)
-    app.add_middleware(Guard, app.state.token_of, closed=closed, loopback=loopback)
+    app.add_middleware(Guard, store, app.state.token_of, closed=closed, loopback=loopback)
 
 
 def _secret(request: Request) -> str | None:

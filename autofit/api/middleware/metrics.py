@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from uuid import uuid4
 
 from fastapi import Request
@@ -47,6 +48,11 @@ class _StoreGauges:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._of_trials = lru_cache(maxsize=1)(self._read_trials)
+
+    def _read_trials(self, version: str) -> tuple[dict[str, int], dict[str, float]]:
+        """Trials by outcome, and the errors of their predictions; `version` is that of all trials."""
+        return self._store.outcomes(), prediction_errors(self._store)
 
     def collect(self) -> Iterator[Metric]:
         """The gauges; of a store that does not answer only that it does not."""
@@ -58,8 +64,8 @@ class _StoreGauges:
         yield from gauges
 
     def _gauges(self) -> Iterator[Metric]:
-        queue = self._store.queue.status()
-        yield _gauge("autofit_trials", "Stored trials", self._store.outcomes(), "outcome")
+        queue, (outcomes, errors) = self._store.queue.status(), self._of_trials(self._store.version())
+        yield _gauge("autofit_trials", "Stored trials", outcomes, "outcome")
         yield _gauge("autofit_searches", "Searches", queue.searches, "state")
         yield _gauge("autofit_queue_seconds", "How long the first queued search has waited", queue.waited_seconds)
         yield _gauge(
@@ -68,7 +74,7 @@ class _StoreGauges:
             queue.lease_age_seconds,
         )
         what = f"Median relative error of the last {LATEST} predictions"
-        yield _gauge("autofit_prediction_error", what, prediction_errors(self._store), "figure")
+        yield _gauge("autofit_prediction_error", what, errors, "figure")
 
 
 def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str = "") -> GaugeMetricFamily:

@@ -12,9 +12,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from autofit import export, operations
+from autofit.api.look import look
 from autofit.api.routes.common import Strict
 from autofit.api.routes.query import Question, ResolvedQuestion, TrialsQuery
-from autofit.api.routes.remembered import Content, Tagged, look, of_question
+from autofit.api.routes.remembered import Content, Tagged, of_question
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
 from autofit.catalog.hardware import matching_cards
 from autofit.core.errors import NotMeasured, UsageError

@@ -8,20 +8,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from autofit import __version__
+from autofit.core.units import MIB
 from autofit.core.workload import Workload
 from autofit.operations.recommendation import WorkloadQuestion, find_hardware, search_command
 from autofit.store import Store
 
-T = TypeVar("T")
-ANSWERS = 500
-"""So many are kept: some twenty megabytes."""
+MOST_BYTES = 32 * MIB
+"""Of answers that are kept: some hundreds of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._by_tag: OrderedDict[str, Content] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, tag: str) -> Content | None:
@@ -52,9 +54,12 @@ class Answers:
 
     def keep(self, tag: str, content: Content) -> None:
         with self._lock:
+            if tag in self._by_tag:
+                return  # somebody else asked at the same time
             self._by_tag[tag] = content
-            if len(self._by_tag) > ANSWERS:
-                self._by_tag.popitem(last=False)
+            self._bytes += len(content.body)
+            while self._bytes > MOST_BYTES:
+                self._bytes -= len(self._by_tag.popitem(last=False)[1].body)
 
 
 class Tagged:
@@ -64,8 +69,8 @@ class Tagged:
         whole = f"{__version__} {version} {request.url.path}?{request.url.query}"
         self._tag = f'"{hashlib.sha256(whole.encode()).hexdigest()[:32]}"'
         self._answers: Answers = request.app.state.answers
-        tags = request.headers.get("if-none-match", "").strip()
-        self._client_has_it = tags == "*" or self._tag in (tag.strip().removeprefix("W/") for tag in tags.split(","))
+        tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        self._client_has_it, self._client_has_any = self._tag in tags, "*" in tags
 
     async def answer(self, make_content: Callable[[], Content]) -> Response:
         """304 to a client that has it. Its content is made, in a thread, only if nobody has asked for it lately."""
@@ -77,19 +82,13 @@ class Tagged:
         if content is None:
             content = await run_in_threadpool(make_content)
             self._answers.keep(self._tag, content)
+        if self._client_has_any:
+            return Response(status_code=304, headers=headers)
         return Response(content.body, media_type=content.media_type, headers={**content.headers, **headers})
-
-
-async def look(store: Store, work: Callable[[], T]) -> T:
-    """What `work` returns after a short look into the store.
-
-    Where the store is a file, this thread does the work: handing it over takes several times as long as the look. Where
-    it is a database server, another thread does, so that nothing else waits for the server."""
-    return work() if store.folder is not None else await run_in_threadpool(work)
 
 
 def of_question(request: Request, question: WorkloadQuestion, hardware: str, store: Store) -> Tagged:
     """The tag of what is read off the trials of one workload on one hardware. Raises as `find_hardware` does."""
     workload = question if isinstance(question, Workload) else question.resolve()[1]
-    key = find_hardware(hardware, store, search_command(question)).key
+    key = find_hardware(hardware, store, partial(search_command, question)).key
     return Tagged(request, store.version(hardware_key=key, workload_key=workload.key))

@@ -69,12 +69,19 @@ def test_an_answer_is_made_once_until_a_trial_comes(
 
 
 def test_of_many_answers_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "ANSWERS", 2)
-    kept, content = remembered.Answers(), remembered.Content("", "text/plain")
+    monkeypatch.setattr(remembered, "MOST_BYTES", 20)
+    kept, content = remembered.Answers(), remembered.Content(b"0123456789", "text/plain")
     for tag in ("a", "b", "c"):
         kept.keep(tag, content)
         kept.get("a")
     assert [kept.get(tag) for tag in ("a", "b", "c")] == [content, None, content]
+
+
+def test_any_tag_stands_only_for_an_answer_that_there_is(client: TestClient) -> None:
+    def asked(**more: str) -> int:
+        return client.get("/v1/recommendation", params={**WORKLOAD, **more}, headers={"If-None-Match": "*"}).status_code
+
+    assert (asked(), asked(memory_limit="1MiB")) == (304, 404)
 
 
 def test_other_questions_have_other_tags(client: TestClient) -> None:
@@ -180,7 +187,7 @@ def test_metrics(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPat
     assert figures['autofit_request_seconds_count{method="GET",route="/v1/frontier"}'] == 3
     assert (figures['autofit_trials{outcome="fits"}'], figures["autofit_store_up"]) == (8, 1)
     assert figures["autofit_queue_seconds"] == 0
-    monkeypatch.setattr(store, "outcomes", fails)
+    monkeypatch.setattr(store, "version", fails)
     lost = series(client.get("/metrics").text)
     assert lost["autofit_store_up"] == 0
     assert not any(name.startswith("autofit_trials") for name in lost)

@@ -329,3 +329,14 @@ def test_what_the_user_does_not_allow_hides_nothing(store: Store) -> None:
     assert [p.config for p in every.points] == [other]
     allowed = every.only(lambda config: config["optimizer"] == "adamw")
     assert [p.config for p in allowed.points] == [plain]
+
+
+def test_asked_again_it_is_read_only_after_a_change(store: Store) -> None:
+    first = store.add(a_trial())
+    asked = context(first)
+    before = store.frontier(**asked)
+    assert store.frontier(**asked) is before
+    store.set_aside(first, "slower than others of its type")
+    changed = store.frontier(**asked)
+    assert before is not None and before.points and changed is not None and not changed.points
+    assert store.one_of_each_family(**asked) == [first.config]
