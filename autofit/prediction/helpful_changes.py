@@ -155,23 +155,25 @@ class _Neighbourhood:
         """The smallest, fastest and safest change with the most faithful method; one may be several of these."""
         first = min(_method(estimate.config) for estimate in fits)
         changes = [self._change(estimate) for estimate in fits if _method(estimate.config) == first]
-        best = {
-            "smallest": max(changes, key=lambda c: (-self._expressible.edit_count(c), *_speed_or_memory(c.estimate))),
-            "fastest": self._fastest(changes),
-            "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate))),
-        }
+        smallest = max(changes, key=lambda c: (-self._expressible.edit_count(c), *_speed_or_memory(c.estimate)))
+        safest = max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate)))
+        best = {"smallest": smallest, "fastest": self._fastest(changes, (smallest, safest)), "safest": safest}
         options: dict[Config, Change] = {}
         for role, change in best.items():
             option = options.setdefault(change.estimate.config, change)
             options[change.estimate.config] = replace(option, roles=(*option.roles, role))
         return tuple(options.values())
 
-    def _fastest(self, changes: Sequence[Change]) -> Change:
-        """The change with the least effect among those whose speed nobody could tell from the highest."""
+    def _fastest(self, changes: Sequence[Change], shown: Sequence[Change]) -> Change:
+        """The change with the least effect among those whose speed nobody could tell from the highest; one that is
+        `shown` anyway if it is among them."""
         top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
         least = speed(top.estimate) * (1 - GAIN)
         alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
-        return min(alike, key=lambda c: (c.effect, self._expressible.edit_count(c), -speed(c.estimate)))
+        alike = [change for change in alike if change.effect == min(c.effect for c in alike)]
+        if shown_too := [change for change in shown if change in alike]:
+            return max(shown_too, key=lambda change: speed(change.estimate))
+        return min(alike, key=lambda c: (self._expressible.edit_count(c), -speed(c.estimate)))
 
     def lightest(self) -> Lightest:
         """The config with every axis at the lightest value that can be estimated here. If it is likely to fit, as much

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from autofit.core.frontier import Point, dominates, point
 from autofit.core.lattice import Config, Lattice
@@ -43,16 +45,32 @@ def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
     return not any(p.method == stopped.method and dominates(p, stopped) for p in full)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rulings:
+    """What trials say of configs that have none."""
+
+    out: dict[Config, str]
+    """Configs that need not run, each with its reason."""
+    fits: set[Config]
+    """Configs that are sure to fit."""
+    open: dict[Config, None]
+    """Configs that are neither measured, under way nor ruled out; in the lattice's order."""
+
+
 class LatticeState:
-    """What is known of every config of a lattice under one memory limit."""
+    """What is known of every config of a lattice under one memory limit: what was shown is kept, and what follows from
+    it for other configs is derived anew after each change.
+
+    Observation counts more than inference. A config that fits refutes the rulings of every lighter one that ran out of
+    memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial that
+    ran out rules out nothing if something above it has fitted.
+    """
 
     def __init__(self, lattice: Lattice, memory_limit_bytes: int) -> None:
         self.lattice = lattice
         self.memory_limit_bytes = memory_limit_bytes
         self.trials: dict[Config, Trial] = {}
         """The trial that settles each config that has one."""
-        self.ruled_out: dict[Config, str] = {}
-        """Configs that need not run, each with its reason."""
         self.under_way: set[Config] = set()
         """Configs that were taken and whose outcome has not been learnt yet."""
         self.least_step_seconds: dict[Config, float] = {}
@@ -63,23 +81,22 @@ class LatticeState:
         """`repeatability.between_executions` of the hardware."""
         self.version = 0
         """Rises with every change."""
-        self._below_a_fit: set[Config] = set()
-        """Configs that are sure to fit: they need no more memory than one that has fitted."""
-        self._ruled_by: dict[Config, Config] = {}
-        """For each config that a trial has ruled out: the config of that trial."""
+        self._not_worth: dict[Config, str] = {}
+        """Configs that `rule_out` was told of, each with the reason."""
         self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
         """All trials of each config, oldest first."""
         self._ended_early: Counter[Config] = Counter()
         """How many trials of each config have ended early."""
-        self._open = dict.fromkeys(lattice.configs)
+        self._above = lru_cache(maxsize=None)(lattice.above)
+        self._below = lru_cache(maxsize=None)(lambda config: frozenset(lattice.below(config)))
+        self._rulings_of = lru_cache(maxsize=1)(self._derive)
 
     @classmethod
     def of(cls, plan: Plan) -> LatticeState:
         """The state before any trial: configs whose lower bound exceeds the limit are ruled out."""
-        state = cls(plan.lattice, plan.limits.memory_bytes)
-        for config, least in plan.lower_bounds.items():
-            if least > plan.limits.memory_bytes:
-                state.rule_out(config, f"weights, gradients and states alone take {least} bytes")
+        state, limit = cls(plan.lattice, plan.limits.memory_bytes), plan.limits.memory_bytes
+        too_large = {config: least for config, least in plan.lower_bounds.items() if least > limit}
+        state.rule_out({c: f"weights, gradients and states alone take {least} bytes" for c, least in too_large.items()})
         return state
 
     def __contains__(self, config: Config) -> bool:
@@ -87,25 +104,32 @@ class LatticeState:
 
     @property
     def open(self) -> tuple[Config, ...]:
-        """Configs that are neither measured, under way nor ruled out."""
-        return tuple(self._open)
+        """Configs that are neither measured, under way nor ruled out, in the lattice's order."""
+        return tuple(self._rulings.open)
+
+    @property
+    def ruled_out(self) -> Mapping[Config, str]:
+        """Configs that need not run, each with its reason."""
+        return self._rulings.out
+
+    @property
+    def _rulings(self) -> _Rulings:
+        return self._rulings_of(self.version)
 
     def is_below_a_fit(self, config: Config) -> bool:
         """Whether `config` is sure to fit: it needs no more memory than one that has fitted, and no trial contradicts
         that."""
-        return config in self._below_a_fit
+        return config in self._rulings.fits
 
     def take(self, config: Config) -> None:
-        if config in self._open:
-            del self._open[config]
+        if config in self._rulings.open:
             self.under_way.add(config)
             self.version += 1
 
     def give_back(self, config: Config) -> None:
-        """Mark `config` as open again if it was under way: nothing has been learnt of it."""
+        """Mark `config` as no longer under way, if it was: nothing has been learnt of it."""
         if config in self.under_way:
             self.under_way.remove(config)
-            self._open[config] = None
             self.version += 1
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> None:
@@ -147,10 +171,8 @@ class LatticeState:
         del self.trials[config]
         if (others := verdict(attempts, self.memory_limit_bytes)) is not None:
             self._count_as(others)
-        elif config not in self.under_way and config in self:
-            self._open[config] = None
         if self._fits(trial):
-            self._reopen_without_rival()
+            self._forget_without_rival()
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
@@ -184,43 +206,31 @@ class LatticeState:
         return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
 
     def _count_as(self, trial: Trial) -> None:
-        """Make `trial` the one that settles its config.
-
-        Observation counts more than inference: a config that fits refutes the rulings of every lighter one that ran out
-        of memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial
-        that ran out rules out nothing if something above it has fitted.
-        """
+        """Make `trial` the one that settles its config."""
         config = trial.config
         self.version += 1
-        self._open.pop(config, None)
         self.under_way.discard(config)
-        self._forget_ruling(config)
+        self._not_worth.pop(config, None)
         earlier = self.trials.get(config)
         self.trials[config] = trial
         if earlier is not None and self._fits(earlier) and not self._fits(trial):
-            self._reopen_without_rival()
-        self._infer_fits(trial, earlier)
+            self._forget_without_rival()
         if self._fits(trial):
             self.least_step_seconds.pop(config, None)  # what was measured counts, and no longer a bound
             self.proven_step_seconds.pop(config, None)
-            self._reopen(config)
-        elif self._rules_out(trial) and not self._refuted(config):
-            for above in self.lattice.above(config):
-                self._rule_out_above(config, above)
 
     def executions_differ(self, between: float) -> None:
         if between != self.between:
             self.between = between
             self.version += 1
 
-    def rule_out(self, config: Config, reason: str) -> bool:
-        """Mark an open config as not worth running; returns whether it was open."""
-        if config not in self._open:
-            return False
-        del self._open[config]
-        self.ruled_out[config] = reason
+    def rule_out(self, reasons: Mapping[Config, str]) -> list[Config]:
+        """Mark configs as not worth running, each for its reason; returns those that were open: the others stay what
+        they are."""
+        were_open = [config for config in reasons if config in self._rulings.open]
+        self._not_worth |= {config: reasons[config] for config in were_open}
         self.version += 1
-        return True
+        return were_open
 
     def does_not_fit(self, trial: Trial) -> bool:
         """Whether the trial shows that its config needs more than the limit."""
@@ -272,40 +282,23 @@ class LatticeState:
         of_host = isinstance(outcome, OutOfMemory) and (outcome.host or outcome.signal is not None)
         return not of_host or trial.hardware.kind == "cpu"
 
-    def _refuted(self, config: Config) -> bool:
-        """Whether something fits that needs at least the memory of `config`."""
-        return any(self._fits(t) and self.lattice.is_lighter_or_equal(config, c) for c, t in self.trials.items())
+    def _derive(self, version: int) -> _Rulings:
+        """What follows from all that is known; `version` is that of this state."""
+        fitted = [config for config, trial in self.trials.items() if self._fits(trial)]
+        rulers = [config for config, trial in self.trials.items() if self._rules_out(trial)]
+        # If some of what needs no more than a fitting config ran out all the same, the order is wrong there.
+        fits = set[Config]().union(*(self._below(c) for c in fitted if self._below(c).isdisjoint(rulers)))
+        out = dict(self._not_worth)
+        for ruler in rulers:
+            if not any(self.lattice.is_lighter_or_equal(ruler, config) for config in fitted):
+                reason = f"needs at least the memory of a config that ran out ({ruler})"
+                out |= {config: reason for config in self._above(ruler) if config not in out}
+        settled = self.trials.keys() | self.under_way
+        out = {config: reason for config, reason in out.items() if config not in settled}
+        return _Rulings(out, fits, {c: None for c in self.lattice.configs if c not in settled and c not in out})
 
-    def _infer_fits(self, trial: Trial, earlier: Trial | None) -> None:
-        """Note what is sure to fit, now that `trial` settles its config in place of `earlier`."""
-        fits = self._fits(trial)
-        is_reversed = earlier is not None and self._fits(earlier) is not fits
-        if is_reversed or (trial.config in self._below_a_fit and not fits):
-            self._below_a_fit.clear()
-            for config in [c for c, t in self.trials.items() if self._fits(t)]:
-                self._infer_fits_below(config)
-        elif fits:
-            self._infer_fits_below(trial.config)
-
-    def _infer_fits_below(self, fitted: Config) -> None:
-        """Note that what needs no more memory than `fitted` fits, unless some of that ran out all the same: then the
-        order is wrong here, and shows nothing."""
-        if fitted in self._below_a_fit:
-            return  # and so is all below it
-        below = self.lattice.below(fitted)
-        if not any(c in self.trials and self._rules_out(self.trials[c]) for c in below):
-            self._below_a_fit.update(below)
-
-    def _rule_out_above(self, ruler: Config, config: Config) -> None:
-        if self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
-            self._ruled_by[config] = ruler
-
-    def _forget_ruling(self, config: Config) -> None:
-        self.ruled_out.pop(config, None)
-        self._ruled_by.pop(config, None)
-
-    def _reopen_without_rival(self) -> None:
-        """Reopen the configs whose trials were stopped early because of one that has failed since."""
+    def _forget_without_rival(self) -> None:
+        """Forget the trials that were stopped early because of one that has failed since: their configs are open."""
         full = [p for p in self.points() if not p.measurement.stopped_early]
 
         def lacks_rival(config: Config, trial: Trial) -> bool:
@@ -317,17 +310,4 @@ class LatticeState:
 
         for config in [c for c, t in self.trials.items() if c in self and lacks_rival(c, t)]:
             del self.trials[config]
-            self._open[config] = None
-
-    def _reopen(self, fitted: Config) -> None:
-        """Revoke what configs that need no more than `fitted` have ruled out, unless another trial does so too."""
-        wrong = {r for r in set(self._ruled_by.values()) if self.lattice.is_lighter_or_equal(r, fitted)}
-        if not wrong:
-            return
-        sound = [c for c, t in self.trials.items() if self._rules_out(t) and not self._refuted(c)]
-        for config in [c for c, ruler in self._ruled_by.items() if ruler in wrong]:
-            self._forget_ruling(config)
-            self._open[config] = None
-            above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
-            if (ruler := next(above, None)) is not None:
-                self._rule_out_above(ruler, config)
+            self.version += 1

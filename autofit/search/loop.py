@@ -130,8 +130,8 @@ class SearchLoop:
     def _rule_out_lost_workers(self, trials: Iterable[Trial]) -> None:
         """Rule out configs whose trials have lost too many workers: they would cost every search as many again."""
         self._scheduler.lost_workers = Counter(trial.config for trial in trials if worker_was_lost(trial.outcome))
-        configs = (config for config, times in self._scheduler.lost_workers.items() if times >= MOST_LOST_WORKERS)
-        left_out = [c for c in configs if self.state.rule_out(c, f"{MOST_LOST_WORKERS} workers were lost while it ran")]
+        lost, reason = self._scheduler.lost_workers, f"{MOST_LOST_WORKERS} workers were lost while it ran"
+        left_out = self.state.rule_out({c: reason for c, times in lost.items() if times >= MOST_LOST_WORKERS})
         if left_out:
             _log.warning(
                 "autofit: configs left out because %d workers were lost while each of them ran: %s (--fresh tries "
@@ -195,8 +195,8 @@ class SearchLoop:
         self._predictions = self.predictor.predict(self._estimated)
         self._scheduler.predictions = self._predictions.by_config
         self.progress.estimated = None
-        for config, lacking in self._predictions.beyond_host.items():
-            self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
+        beyond_host = self._predictions.beyond_host.items()
+        self.state.rule_out({c: f"host memory is predicted to lack {format_bytes(lack)}" for c, lack in beyond_host})
         self._acquisition.use(self._predictions)
         self.show()
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
+from autofit.cli.text.phrases import total_text
 from autofit.cli.text.predicted import advice_rows, change_text, memory_text, verdict_text
 from autofit.core.units import format_bytes
 
@@ -78,7 +79,9 @@ def _request(diagnosis: Diagnosis) -> str:
     adapters = "" if config["method"] == "full" else f" of rank {config['rank']}"
     step = f"{config['micro_batch']} x {diagnosis.run.accumulation} sequences of {options.seq_len:,} tokens"
     on_each_gpu = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
-    return f"{diagnosis.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{on_each_gpu}"
+    speed = diagnosis.estimate.tokens_per_second
+    at_speed = "" if speed is None else f", {total_text(speed, options.devices)}"
+    return f"{diagnosis.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{on_each_gpu}{at_speed}"
 
 
 def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
@@ -103,4 +106,6 @@ def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in diagnosis.remedies)]
     if diagnosis.fits:
         return [("faster with", "nothing near it that this file can say")]
-    return advice_rows(diagnosis.estimate) or [("to fit", "no small change that this file can say is enough")]
+    of = " that this file can say"
+    rows = advice_rows(diagnosis.estimate, of=of) or [("to fit", f"no small change{of} is enough")]
+    return [*rows, ("", "autofit estimate looks beyond the file: at other methods, and at states on the host")]

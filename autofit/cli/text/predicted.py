@@ -165,8 +165,9 @@ def checkpoint_rows(estimate: Estimate) -> list[tuple[str, str]]:
     return [("checkpoint", f"{needs}; training takes {format_bytes(training) if training else 'none'}")]
 
 
-def advice_rows(estimate: Estimate) -> list[tuple[str, str]]:
-    """What would make it fit, or make it faster; no row if no such change is known."""
+def advice_rows(estimate: Estimate, *, of: str = "") -> list[tuple[str, str]]:
+    """What would make it fit, or make it faster; no row if no such change is known. `of` says which changes were looked
+    at, where it was not all."""
     if estimate.advice:
         heading = "faster with" if estimate.likely_fits else "fits with"
         return [(heading, ""), *((f"  {', '.join(change.roles)}", change_text(change)) for change in estimate.advice)]
@@ -176,13 +177,13 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, str]]:
     needs = format_bytes(lightest.device_bytes)
     if lightest.fits_device and lightest.host_memory_bytes is not None and not lightest.fits:
         sentence = (
-            f"no change is enough; the lightest config needs {format_bytes(lightest.machine_host_bytes)} of host "
+            f"no change{of} is enough; the lightest config needs {format_bytes(lightest.machine_host_bytes)} of host "
             f"memory, and the machine has {format_bytes(lightest.host_memory_bytes)}: {short(lightest.config)}"
         )
     elif lightest.fits:
-        sentence = f"no small change is enough; {short(lightest.config)} {fit_text(lightest)}, with {needs}"
+        sentence = f"no small change{of} is enough; {short(lightest.config)} {fit_text(lightest)}, with {needs}"
     else:
-        sentence = f"no change is enough; the lightest config needs {needs}"
+        sentence = f"no change{of} is enough; the lightest config needs {needs}"
         sentence += f", which {estimate.lightest.card} has" if estimate.lightest.card is not None else ""
         sentence += f": {short(lightest.config)}"
     return [("to fit", sentence)]

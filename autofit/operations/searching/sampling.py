@@ -29,7 +29,6 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
     with Store.open(request.store) as store:
         predictor = LatticePredictor(plan=plan, request=request, store=store)
         predictions = predictor.predict(lambda done, total: None)
-    for config in predictions.beyond_host:
-        state.rule_out(config, "host memory is predicted not to suffice")
+    state.rule_out(dict.fromkeys(predictions.beyond_host, "host memory is predicted not to suffice"))
     acquisition.use(predictions)
     return LatticeSampler(state, acquisition, plan.job)

@@ -165,8 +165,7 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
     assert len(gains_of_slower) > 2 and max(other.values()) > 0.5
     assert all((gain < 0.5) is bounds for gain in gains_of_slower.values())
     (winner,) = state.points()
-    for config in set(state.open) - set(gains_of_slower):
-        state.rule_out(config, "only those are to be judged")
+    state.rule_out(dict.fromkeys(set(state.open) - set(gains_of_slower), "only those are to be judged"))
     # The winner itself may have been unlucky by two deviations of its timing, of which 3 % are 1.645.
     unlucky = 1.0 - math.exp(-2.0 * 0.03 / 1.645)
     assert 0.0 < unlucky < 0.04
@@ -179,8 +178,7 @@ def test_what_was_cut_off_is_open_again() -> None:
     run(adviser, fits(4, 250))
     (winner,) = state.points()
     last = next(c for c in state.open if c["method"] == winner.method)
-    for other in set(state.open) - {last}:
-        state.rule_out(other, "only this one may still be the best")
+    state.rule_out(dict.fromkeys(set(state.open) - {last}, "only this one may still be the best"))
     config = adviser.ask()
     assert adviser.acquisition.belief.regret_bound(winner) == 0.0
     adviser.give_up(config)
@@ -536,8 +534,7 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     adviser, state = make_adviser()
     run(adviser, fits(4, 250))
     (kept, *others) = state.open
-    for config in others:
-        state.rule_out(config, "not of this test")
+    state.rule_out(dict.fromkeys(others, "not of this test"))
     weighed = adviser.acquisition._weighed()
     changed = replace(
         weighed, gain=np.array([more * LARGE_GAIN]), probability=np.array([0.3]), cannot_fit=np.array([False])
@@ -660,9 +657,8 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
     """Once anything has fitted, all counts of the most faithful method that fits, or may."""
     for gone, recommended in ((), "full"), (("full",), "lora"):
         state = LatticeState(LATTICE, LIMIT)
-        for config in LATTICE.configs:
-            if config["method"] in gone:
-                state.rule_out(config, "its weights alone take more")
+        too_large = (config for config in LATTICE.configs if config["method"] in gone)
+        state.rule_out(dict.fromkeys(too_large, "its weights alone take more"))
         assert gains(acquisition_of(state)) == alone(state)
         one = next(c for c in state.open if c["method"] == "qlora")
         state.learn(make_trial(one, fits(2, 100), limit=LIMIT))

@@ -245,7 +245,7 @@ def test_what_is_under_way_is_not_open_and_not_ruled_out() -> None:
     assert heavy not in state.open
     state.learn(make_trial(light, out_of_memory(), limit=10 * GIB))
     assert heavy not in state.ruled_out
-    assert not state.rule_out(heavy, "any reason")
+    assert not state.rule_out({heavy: "any reason"})
 
 
 def test_trials_of_other_configs_are_no_points_of_this_lattice() -> None:
