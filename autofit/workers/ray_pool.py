@@ -112,6 +112,9 @@ class RayPool:
     def set_aside(self) -> Mapping[str, str]:
         return self._slots.set_aside
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        return self._slots.leave_out(worker, reason)
+
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """As `Pool.claim`; the pool's own workers bear the search's name and measure their device's rates."""
         self._slots.claim(search_id, epoch, usual)

@@ -52,6 +52,8 @@ class SlotSet:
     speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     set_aside: dict[str, str] = field(default_factory=dict)
     """Names of slots whose trials are of no use, each with a sentence that says why."""
+    left_out: set[str] = field(default_factory=set)
+    """Names of slots that get no more trials, because their machinery fails."""
     nodes: list[Node] = field(default_factory=list)
     """As they were at the last look."""
     none_since: float | None = None
@@ -94,8 +96,8 @@ class SlotSet:
         return max(1, gpus)
 
     def free(self, slot: Slot) -> None:
-        """The slot's trial has ended. One that is set aside gets no other."""
-        if slot.name in self.set_aside:
+        """The slot's trial has ended. One that is set aside or left out gets no other."""
+        if slot.name in self.set_aside or slot.name in self.left_out:
             self.drop(slot)
         else:
             slot.free()
@@ -103,6 +105,21 @@ class SlotSet:
     def drop(self, slot: Slot) -> None:
         slot.end(self.ray)
         self.slots.remove(slot)
+
+    def leave_out(self, worker: str, reason: str) -> bool:
+        """As `Pool.leave_out`; the other slots of its machines go on."""
+        if worker in self.left_out:
+            return True
+        usable = {slot.name: slot for slot in self.up if slot.name not in self.set_aside.keys() | self.left_out}
+        slot = usable.pop(worker, None)
+        if slot is None or not usable:
+            return False
+        self._say(f"a worker on {self.host(slot)} is left out: {reason}")
+        self.left_out.add(worker)
+        self.wanted.left_out.update(slot.node_ids)
+        if slot.state is State.IDLE:
+            self.drop(slot)
+        return True
 
     def renew(self, needed: int = 0) -> None:
         """Take in what has come up and ask for what is wanted now, where `needed` trials wait for a worker.

@@ -343,3 +343,27 @@ def test_a_slow_node_is_used_as_long_as_there_is_no_other(
     cluster.add(speed="0.9")
     until(lambda: pool._slots.renew() or pool.set_aside)
     assert pool.size == 1
+
+
+def test_a_worker_that_is_left_out_gets_no_more_trials_and_the_others_of_its_node_do(
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it is idle by then or has begun another; the last one is kept."""
+    bad = cluster.add(gpus=3)
+    pool = cluster.open()
+    until(lambda: pool._slots.renew() or pool.size == 3)
+    busy, idle, other = (slot.name for slot in pool._slots.up)
+    pool.submit(request_of(1))
+    until(lambda: cluster.began(1), pool)
+    assert pool.leave_out(busy, "the device is gone") and pool.leave_out(idle, "the device is gone")
+    assert not pool.leave_out(other, "the device is gone") and not pool.leave_out("", "the device is gone")
+    assert [record.getMessage().endswith("is left out: the device is gone") for record in caplog.records] == [True]
+    cluster.let_end(1, 2, 4)
+    ((_, attempt),) = collected(pool)
+    assert attempt.worker == busy and pool.leave_out(busy, "the device is gone"), "as it was"
+    for size in (2, 4):
+        pool.submit(request_of(size))
+    assert {attempt.worker for _, attempt in collected(pool, 2)} == {other}
+    another = cluster.add()
+    until(lambda: pool._slots.renew() or pool.size == 2)
+    assert [slot.node_ids for slot in pool._slots.slots] == [(bad.node_id,), (another.node_id,)]
