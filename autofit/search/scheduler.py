@@ -111,8 +111,8 @@ class Scheduler:
         whose time is in doubt every time, the last is believed. Earlier ones may have been set aside meanwhile.
 
         Both are empty where a worker comes up meanwhile, which need not wait for the others' trials. All are committed.
-        Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`), and not on one of several
-        workers only.
+        Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`), and not only on some of
+        the workers.
         """
         assert self._pool is not None
         workers = self._pool.size

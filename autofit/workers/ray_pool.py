@@ -185,14 +185,15 @@ class RayPool:
         return list(self._ray.wait(references, num_returns=len(references), timeout=0)[0])
 
     def _answered(self) -> list[Completed]:
-        """The trials whose last rank has answered, or whose first was lost."""
+        """The trials whose last rank has answered, or of which one was lost."""
         ended = []
         for slot, running in self._busy.items():
             for reference in self._ready(list(running.answers)):
+                rank = running.answers[reference]
                 try:
                     attempt = running.take(self._ray, reference)
                 except self._ray.exceptions.RayError as error:
-                    ended.append(self._lose(slot, running, error))
+                    ended.append(self._lose(slot, running, rank, error))
                     break
                 if attempt is not None:
                     self._slots.free(slot)
@@ -208,14 +209,16 @@ class RayPool:
                     self._ray.get(reference)
                 except self._ray.exceptions.RayError as error:
                     if slot.running is not None:
-                        ended.append(self._lose(slot, slot.running, error))
+                        ended.append(self._lose(slot, slot.running, slot.ends.index(reference), error))
                     else:
                         self._slots.drop(slot)
                     break
         return ended
 
-    def _lose(self, slot: Slot, running: RunningTrial, error: Exception) -> Completed:
-        host = self._slots.host(slot)
+    def _lose(self, slot: Slot, running: RunningTrial, rank: int, error: Exception) -> Completed:
+        """The trial of a slot that has lost the worker of `rank`, or of another for which that waited."""
+        ended = self._ready(slot.ends)
+        host = self._slots.host(slot, slot.ends.index(ended[0]) if ended else rank)
         self._slots.drop(slot)
         out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
         return running.request, running.lost(error, host, out_of_memory=out_of_memory)
@@ -223,7 +226,8 @@ class RayPool:
     def _overdue(self) -> list[Completed]:
         """The trials whose workers no longer answer: a lost node would be waited for until it came back."""
         late = TimeoutError("it did not answer after the trial's deadline")
-        return [self._lose(slot, running, late) for slot, running in self._busy.items() if running.is_overdue]
+        overdue = [(slot, running) for slot, running in self._busy.items() if running.is_overdue]
+        return [self._lose(slot, running, min(running.answers.values()), late) for slot, running in overdue]
 
     def _not_begun(self) -> list[Completed]:
         """The trials that have waited for a worker as long as they may."""

@@ -79,9 +79,9 @@ class SlotSet:
     def pending(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state is State.PENDING]
 
-    def host(self, slot: Slot) -> str:
-        """The machine of a slot's first rank."""
-        return self._host(next(iter(slot.node_ids), ""))
+    def host(self, slot: Slot, rank: int = 0) -> str:
+        """The machine of one of a slot's ranks."""
+        return self._host(slot.node_ids[rank])
 
     def _host(self, node_id: str) -> str:
         return next((node.host for node in self.nodes if node.node_id == node_id), "an unknown machine")
@@ -179,14 +179,14 @@ class SlotSet:
                 try:
                     slot.hear(self.ray)
                 except EnvironmentLacks as error:
-                    self._refuse(slot, slot.node_ids, error)
+                    self._refuse(slot, error)
         heard = [slot for slot in self.pending if slot.heard]
         if heard and self._may_choose(heard):
             for slot in heard:
                 try:
                     self._judge(slot)
                 except EnvironmentLacks as error:  # it was lost while it was asked: the others go on
-                    self._refuse(slot, slot.node_ids, error)
+                    self._refuse(slot, error)
             self._compare()
         return placed
 
@@ -209,15 +209,15 @@ class SlotSet:
 
     def _judge(self, slot: Slot) -> None:
         """Accept a slot that has what the others have, and lacks nothing; else leave its nodes out."""
-        others = {
+        slot.at_fault = tuple(
             node
             for node, site in zip(slot.node_ids, slot.heard, strict=True)
             if self.site is None or kind(site) != kind(self.site)
-        }
-        if others:
-            self._refuse(slot, tuple(others), self._difference(slot))
+        )
+        if slot.at_fault:
+            self._refuse(slot, self._difference(slot))
         elif (lacks := self.missing.later(slot)) is not None:
-            self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
+            self._refuse(slot, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
             slot.accept()
             self.speeds.note(slot)
@@ -258,18 +258,17 @@ class SlotSet:
         reason = f"the library versions there differ: {stack}, not {site[1]}"
         return EnvironmentLacks(reason, remedy="use one image on all nodes")
 
-    def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:
-        """Give a slot back, and leave its nodes out unless another worker may come up there: at the third that ends
-        before it can say anything, none will."""
-        host = self.host(slot)
+    def _refuse(self, slot: Slot, reason: EnvironmentLacks) -> None:
+        """Give a slot back, and leave its nodes at fault out unless another worker may come up there: after the third
+        start that ends before the worker can say anything, none will."""
         self.drop(slot)
-        self._refusal = reason
-        self._failed_starts.update(node_ids)
-        if isinstance(reason, StartFailed) and max(self._failed_starts[node] for node in node_ids) < 3:
-            return
-        self.wanted.left_out.update(node_ids)
-        if not self.is_private:
-            self._say(f"{host} is left out: {reason}")
+        self._refusal, nodes = reason, set(slot.at_fault or slot.node_ids)
+        self._failed_starts.update(nodes)
+        if isinstance(reason, StartFailed):
+            nodes = {node for node in nodes if self._failed_starts[node] >= 3}
+        self.wanted.left_out |= nodes
+        if nodes and not self.is_private:
+            self._say(f"{', '.join(sorted({self._host(node) for node in nodes}))} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and

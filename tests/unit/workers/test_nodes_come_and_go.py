@@ -181,6 +181,24 @@ def test_a_node_with_other_libraries_or_none_is_left_out(
     assert "torch is not installed (install it)" in caplog.text
 
 
+def test_a_trial_over_several_machines_blames_only_the_one_that_fails(
+    cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its node, as all nodes of the tests are of one machine: at the start, and when a worker is lost."""
+    monkeypatch.setattr(slot_set.SlotSet, "_host", lambda slots, node_id: node_id)
+    broken, _ = cluster.add(broken="yes"), cluster.add()
+    pool = cluster.open(devices=2)
+    until(lambda: pool._slots.renew() or pool._slots.wanted.left_out)
+    assert pool._slots.wanted.left_out == {broken.node_id}
+    cluster.add()
+    pool.submit(request_of(1))
+    until(lambda: cluster.began(1) == 2, pool)
+    ((slot, _),) = pool._busy.items()
+    cluster.remove(next(node for node in cluster.nodes if node.node_id == slot.node_ids[1]))
+    ((_, attempt),) = collected(pool)
+    assert attempt.node == slot.node_ids[1] and attempt.node in attempt.outcome.reason
+
+
 def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_set, "NODES_SECONDS", 0.0)
     cluster.add(broken="yes")
@@ -247,7 +265,7 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     assert sorted(placed) == sorted((node.node_id,) for node in nodes)
     until(lambda: cluster.began(1), pool)
     ((slot, running),) = pool._busy.items()
-    _, attempt = pool._lose(slot, running, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
+    _, attempt = pool._lose(slot, running, 0, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
     assert isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.host, "which is no failure of the machinery"
 
 
