@@ -218,9 +218,11 @@ class RayPool:
     def _lose(self, slot: Slot, running: RunningTrial, rank: int, error: Exception) -> Completed:
         """The trial of a slot that has lost the worker of `rank`, or of another for which that waited."""
         ended = self._ready(slot.ends)
-        host = self._slots.host(slot, slot.ends.index(ended[0]) if ended else rank)
+        rank = slot.ends.index(ended[0]) if ended else rank
+        host, is_alone = self._slots.host(slot, rank), self._slots.is_alone(slot, rank)
         self._slots.drop(slot)
-        out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
+        # Ray's memory monitor ends any of a machine's workers, whichever of their trials has taken the memory.
+        out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError) and is_alone
         return running.request, running.lost(error, host, out_of_memory=out_of_memory)
 
     def _overdue(self) -> list[Completed]:

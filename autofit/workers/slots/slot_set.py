@@ -86,6 +86,12 @@ class SlotSet:
     def _host(self, node_id: str) -> str:
         return next((node.host for node in self.nodes if node.node_id == node_id), "an unknown machine")
 
+    def is_alone(self, slot: Slot, rank: int) -> bool:
+        """Whether nobody else had a device of that machine when the nodes were last looked at."""
+        node_id = slot.node_ids[rank]
+        ranks = slot.node_ids.count(node_id)
+        return all(node.gpus - node.free_gpus <= ranks for node in self.nodes if node.node_id == node_id)
+
     def sharing(self, slot: Slot) -> int:
         """How many ranks may share the cores of a slot's machine, its own included: one per GPU there."""
         if not self.wanted.uses_gpus:

@@ -23,7 +23,7 @@ from unit.workers.made_workers import (
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.core.outcome import Crashed, OutOfMemory, worker_was_lost
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
@@ -267,6 +267,20 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     ((slot, running),) = pool._busy.items()
     _, attempt = pool._lose(slot, running, 0, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
     assert isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.host, "which is no failure of the machinery"
+
+
+def test_what_ray_ends_for_a_shared_machine_s_memory_is_run_again(cluster: MadeCluster) -> None:
+    """Any of those that run there may have taken it."""
+    alone, _ = cluster.add(), cluster.add(gpus=2)
+    pool = cluster.open()
+    until(lambda: pool._slots.renew() or pool.size == 3)
+    for size in (1, 2, 4):
+        pool.submit(request_of(size))
+    until(lambda: not any(node.free_gpus for node in pool._slots.nodes), pool)
+    for slot, running in sorted(pool._busy.items(), key=lambda busy: busy[0].node_ids != (alone.node_id,))[:2]:
+        low = ray.exceptions.OutOfMemoryError("the node was running low on memory")
+        _, attempt = pool._lose(slot, running, 0, low)
+        assert worker_was_lost(attempt.outcome) == (slot.node_ids != (alone.node_id,))
 
 
 def workers_of(search_id: str) -> set[str]:
