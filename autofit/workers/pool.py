@@ -40,7 +40,7 @@ class Pool(Protocol):
 
     def leave_out(self, worker: str, reason: str) -> bool:
         """Give a worker (`Attempt.worker`) whose machinery fails no more trials, and start no other on its machine;
-        returns whether it gets none. False, and nothing is changed, where no other worker is up."""
+        returns whether it gets none. False, and nothing is changed, where no other worker is up or starting."""
 
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have

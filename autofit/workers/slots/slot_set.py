@@ -116,7 +116,8 @@ class SlotSet:
         """As `Pool.leave_out`; the other slots of its machines go on."""
         if worker in self.left_out:
             return True
-        usable = {slot.name: slot for slot in self.up if slot.name not in self.set_aside.keys() | self.left_out}
+        unusable = self.set_aside.keys() | self.left_out
+        usable = {slot.name: slot for slot in self.slots if slot.is_placed and slot.name not in unusable}
         slot = usable.pop(worker, None)
         if slot is None or not usable:
             return False

@@ -397,5 +397,9 @@ def test_a_worker_that_is_left_out_gets_no_more_trials_and_the_others_of_its_nod
         pool.submit(request_of(size))
     assert {attempt.worker for _, attempt in collected(pool, 2)} == {other}
     another = cluster.add()
-    until(lambda: pool._slots.renew() or pool.size == 2)
-    assert [slot.node_ids for slot in pool._slots.slots] == [(bad.node_id,), (another.node_id,)]
+    until(lambda: pool._slots.renew() or len([slot for slot in pool._slots.slots if slot.is_placed]) == 2)
+    assert pool.leave_out(other, "the device is gone"), "one that is starting will do"
+    pool.submit(request_of(2))
+    collected(pool)
+    assert [slot.node_ids for slot in pool._slots.up] == [(another.node_id,)]
+    assert pool._slots.wanted.left_out == {bad.node_id}
