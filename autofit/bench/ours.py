@@ -108,6 +108,9 @@ class ReplayPool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return None
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        return False
+
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Nobody else replays it."""
 

@@ -52,7 +52,8 @@ class SearchLoop:
     _budget: Budget = field(init=False)
     _scheduler: Scheduler = field(init=False)
     _baselines: FamilyBaselines = field(init=False)
-    _failed_seconds: float = field(init=False, default=0.0)
+    _failed_seconds: list[float] = field(init=False, default_factory=list)
+    """What each trial took that has failed without a result, through a fault of its config."""
 
     def run(self) -> None:
         """Search until nothing untried can still win, or a limit is reached.
@@ -214,9 +215,10 @@ class SearchLoop:
             return "the trial limit is reached"
         # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
         # must be broken that no config fixes.
-        is_broken = self.progress.failed >= 12 or self._failed_seconds >= 3.0 * self.plan.limits.deadline_seconds
+        failed = len(self._failed_seconds)
+        is_broken = failed >= 12 or sum(self._failed_seconds) >= 3.0 * self.plan.limits.deadline_seconds
         if self.progress.best is None and is_broken:
-            return f"{self.progress.failed} trials failed and none fitted"
+            return f"{failed} trials failed and none fitted"
         if self._acquisition.best(seconds) is not None:
             return None
         predicted_out = len(self._acquisition.predicted_out())
@@ -285,7 +287,8 @@ class SearchLoop:
             kept.least_step_seconds is None or kept.seconds >= self.plan.limits.deadline_seconds
         ):
             self.progress.failed += 1
-            self._failed_seconds += kept.seconds
+            if not machinery_failed(kept.outcome):
+                self._failed_seconds.append(kept.seconds)
         return kept
 
     def set_aside(self, trial: Trial, reason: str) -> None:

@@ -111,7 +111,8 @@ class Scheduler:
         whose time is in doubt every time, the last is believed. Earlier ones may have been set aside meanwhile.
 
         Both are empty where a worker comes up meanwhile, which need not wait for the others' trials. All are committed.
-        Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`).
+        Raises `EnvironmentLacks` where the machinery fails again and again (`FailuresInARow`), and not only on some of
+        the workers.
         """
         assert self._pool is not None
         workers = self._pool.size
@@ -135,8 +136,8 @@ class Scheduler:
             if run_request.deadline_seconds < patience and _killed_at(trial, run_request.deadline_seconds):
                 cut.append(trial.config)
             else:
-                ended.append((in_flight, trial))
-        final = [trial for in_flight, trial in ended if not self._repeats(in_flight, trial)]
+                ended.append((in_flight, trial, attempt.worker))
+        final = [trial for in_flight, trial, worker in ended if not self._repeats(in_flight, trial, worker)]
         self._set_aside_earlier()
         return final, cut
 
@@ -174,11 +175,13 @@ class Scheduler:
         self._is_checked = True
         return pool
 
-    def _repeats(self, in_flight: _InFlight, trial: Trial) -> bool:
+    def _repeats(self, in_flight: _InFlight, trial: Trial, worker: str) -> bool:
         """Run a trial again if its machinery failed or its time is in doubt, as long as the limits allow; returns
         whether it is run again. Raises `EnvironmentLacks` where no further trial can succeed."""
         if machinery_failed(trial.outcome):
-            is_due = self._is_due_after_failure(in_flight, trial.config, trial.outcome)
+            is_due = self._leaves_out(worker, trial.outcome) or self._is_due_after_failure(
+                in_flight, trial.config, trial.outcome
+            )
         else:
             self._failures.passed()
             is_due = self._is_due_in_doubt(trial)
@@ -186,6 +189,21 @@ class Scheduler:
             return False
         self._submit(in_flight)
         return True
+
+    def _leaves_out(self, worker: str, outcome: Crashed) -> bool:
+        """Whether the worker gets no more trials: its device is gone, or its machinery has failed twice in a row, and
+        others go on. What has failed there counts against no config, and not as a failure of them all."""
+        assert self._pool is not None
+        is_bad = DEVICE_GONE in outcome.reason or self._has_failed_again(worker)
+        if outcome.worker_lost or not is_bad or not self._pool.leave_out(worker, outcome.reason):
+            return False
+        self._failures.passed()
+        self._retried.difference_update(trial.config for trial in self._kept_by_worker[worker])
+        return True
+
+    def _has_failed_again(self, worker: str) -> bool:
+        last = self._kept_by_worker[worker][-2:]
+        return len(last) == 2 and all(machinery_failed(trial.outcome) for trial in last)
 
     def _is_due_after_failure(self, in_flight: _InFlight, config: Config, outcome: Crashed) -> bool:
         """Whether to run a trial again whose machinery failed: once, or more often if its worker was lost

@@ -40,6 +40,9 @@ class InPlacePool:
     def cannot(self, config: Config, job: Job) -> str | None:
         return why_not_trainable(config, job)
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        return False
+
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """Nothing of an earlier driver outlives it here."""
 

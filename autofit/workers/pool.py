@@ -38,6 +38,10 @@ class Pool(Protocol):
         """Workers (`Attempt.worker`) whose device has turned out to be clearly slower than its type, each with why in a
         sentence: what the trials that they have run, or still run, show of time is of no use."""
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        """Give a worker (`Attempt.worker`) whose machinery fails no more trials, and start no other on its machine;
+        returns whether it gets none. False, and nothing is changed, where no other worker is up or starting."""
+
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have
         left running elsewhere is ended. To be called before the first trial, where the pool outlives this process.

@@ -112,6 +112,9 @@ class RayPool:
     def set_aside(self) -> Mapping[str, str]:
         return self._slots.set_aside
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        return self._slots.leave_out(worker, reason)
+
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """As `Pool.claim`; the pool's own workers bear the search's name and measure their device's rates."""
         self._slots.claim(search_id, epoch, usual)
@@ -182,14 +185,15 @@ class RayPool:
         return list(self._ray.wait(references, num_returns=len(references), timeout=0)[0])
 
     def _answered(self) -> list[Completed]:
-        """The trials whose last rank has answered, or whose first was lost."""
+        """The trials whose last rank has answered, or of which one was lost."""
         ended = []
         for slot, running in self._busy.items():
             for reference in self._ready(list(running.answers)):
+                rank = running.answers[reference]
                 try:
                     attempt = running.take(self._ray, reference)
                 except self._ray.exceptions.RayError as error:
-                    ended.append(self._lose(slot, running, error))
+                    ended.append(self._lose(slot, running, rank, error))
                     break
                 if attempt is not None:
                     self._slots.free(slot)
@@ -205,22 +209,27 @@ class RayPool:
                     self._ray.get(reference)
                 except self._ray.exceptions.RayError as error:
                     if slot.running is not None:
-                        ended.append(self._lose(slot, slot.running, error))
+                        ended.append(self._lose(slot, slot.running, slot.ends.index(reference), error))
                     else:
                         self._slots.drop(slot)
                     break
         return ended
 
-    def _lose(self, slot: Slot, running: RunningTrial, error: Exception) -> Completed:
-        host = self._slots.host(slot)
+    def _lose(self, slot: Slot, running: RunningTrial, rank: int, error: Exception) -> Completed:
+        """The trial of a slot that has lost the worker of `rank`, or of another for which that waited."""
+        ended = self._ready(slot.ends)
+        rank = slot.ends.index(ended[0]) if ended else rank
+        host, is_alone = self._slots.host(slot, rank), self._slots.is_alone(slot, rank)
         self._slots.drop(slot)
-        out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
+        # Ray's memory monitor ends any of a machine's workers, whichever of their trials has taken the memory.
+        out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError) and is_alone
         return running.request, running.lost(error, host, out_of_memory=out_of_memory)
 
     def _overdue(self) -> list[Completed]:
         """The trials whose workers no longer answer: a lost node would be waited for until it came back."""
         late = TimeoutError("it did not answer after the trial's deadline")
-        return [self._lose(slot, running, late) for slot, running in self._busy.items() if running.is_overdue]
+        overdue = [(slot, running) for slot, running in self._busy.items() if running.is_overdue]
+        return [self._lose(slot, running, min(running.answers.values()), late) for slot, running in overdue]
 
     def _not_begun(self) -> list[Completed]:
         """The trials that have waited for a worker as long as they may."""

@@ -37,6 +37,7 @@ class EvenPool:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.site, self.cannot, self.claim, self.close = pool.site, pool.cannot, pool.claim, pool.close
+        self.leave_out = pool.leave_out
 
     @property
     def size(self) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ from unittest.mock import patch
 from autofit.core.distribution import not_installed
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.units import MIB
+from autofit.trial.machine import nvml
 from autofit.trial.machine.cores import cores
 
 
@@ -55,6 +58,7 @@ class Connection:
                 if self.is_ours:
                     self.ray.shutdown()
             if self.folder is not None:
+                _read_authentication_anew()
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -104,7 +108,7 @@ def _join(address: str | None) -> Connection:
     folder = tempfile.mkdtemp(prefix="autofit-ray-") if address is None else None
     where = {"address": address} if folder is None else _private(folder)
     try:
-        with _sigterm_kept(), _in_a_group_of_their_own():
+        with _sigterm_kept(), _in_a_group_of_their_own(), nullcontext() if folder is None else _token_of_its_own():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
         logs = "" if folder is None else f" (its logs are in {folder})"
@@ -124,11 +128,49 @@ def _private(folder: str) -> dict[str, Any]:
     return {
         "address": "local",
         "num_cpus": cores(),  # Ray rounds a quota of half a processor down to none
+        "num_gpus": _nvidia_devices(),
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
         "object_store_memory": 80 * MIB,  # the minimum: only small JSON documents pass
         "_temp_dir": f"{folder}/ray",  # which Ray makes everybody's
     }
+
+
+def _nvidia_devices() -> int | None:
+    """How many there are to use, of which Ray counts only whole cards, and not the MIG instances that
+    CUDA_VISIBLE_DEVICES names; None to let Ray count, where there is no driver or it does not answer."""
+    with suppress(EnvironmentLacks):
+        machine = nvml.devices()
+        return None if machine is None else len(machine.visible)
+    return None
+
+
+@contextmanager
+def _token_of_its_own() -> Iterator[None]:
+    """Give a private Ray a token unless the environment has one. Ray itself would write it to ~/.ray, which it may not
+    be allowed to; and from then on a cluster that is started by this user would want it of everybody."""
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")}
+    mode, *tokens = before.values()
+    if any(tokens) or (mode or "token").lower() != "token":
+        yield
+        return
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    _read_authentication_anew()
+    try:
+        yield
+    finally:  # Ray and what it has started know it by now
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _read_authentication_anew() -> None:
+    """Ray reads mode and token once in a process: those of a private one are no other's."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    with suppress(AttributeError):  # of versions that know no token
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+        raylet.Config.initialize("")
 
 
 def _joined_before(ray: Any, address: str | None) -> Connection:

@@ -65,23 +65,27 @@ class DeviceRequest:
         """What to ask for in a cluster of these nodes. Each trial on CPUs is kept off the nodes `used` by others."""
         suitable = self.suitable(nodes)
         if not self.uses_gpus:
-            free = [node for node in suitable if node.node_id not in used]
-            cpus = min((node.cpus for node in free), default=self.ranks) // self.ranks
+            unused = [node for node in suitable if node.node_id not in used]
+            cpus = min((node.cpus for node in unused), default=self.ranks) // self.ranks
             away = _not_on({*self.left_out, *used})
             return Demand(ranks=self.ranks, bundle={"CPU": max(1.0, cpus)}, selector=away, strategy="STRICT_PACK")
         bundle, selector = {"GPU": 1.0, "CPU": cpus_per_gpu(suitable)}, _not_on(self.left_out)
+        strategy = self._strategy(suitable)
         if self.card is not None:
-            name = self._type(suitable)
-            if any(node.hardware for node in suitable) or (name is None and not suitable):
+            name, labelled = self._type(suitable), [node for node in suitable if node.hardware is not None]
+            # Nodes that may have the card without saying so are used only where those that say so have no room for any.
+            free = [(node.free_cpus, node.free_gpus) for node in labelled]
+            has_room = any(node.node_id in used for node in labelled) or self._fitting(free, bundle["CPU"], strategy)
+            if (suitable or name is None) and (labelled == suitable or has_room):
                 selector[HARDWARE_LABEL] = self.card.name
-            elif name is not None and all(node.is_type_resource for node in suitable):
-                bundle[f"{TYPE_RESOURCE}{name}"] = 0.001  # of one such resource, which every node of the type has
-            elif name is not None:
-                selector[TYPE_LABEL] = name
             else:
-                others = {node.node_id for node in nodes if node.gpus >= 1} - {node.node_id for node in suitable}
-                selector |= _not_on(self.left_out | others)
-        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy=self._strategy(suitable))
+                others = [node for node in nodes if node.gpus >= 1 and node not in suitable]
+                selector = _not_on(self.left_out | {n.node_id for n in others if name is None or n.hardware})
+                if name is not None and all(node.is_type_resource for node in suitable):
+                    bundle[f"{TYPE_RESOURCE}{name}"] = 0.001  # of one such resource, which every node of the type has
+                elif name is not None:
+                    selector[TYPE_LABEL] = name
+        return Demand(ranks=self.ranks, bundle=bundle, selector=selector, strategy=strategy)
 
     def _strategy(self, suitable: Iterable[Node]) -> str:
         """One machine where any has so many devices, so that trials are alike: between machines ranks are slower."""
@@ -112,8 +116,12 @@ class DeviceRequest:
         if not self.uses_gpus:
             whole = [node for node, (cpus, _) in resources.items() if cpus >= share * self.ranks]
             return sum(node.node_id not in used for node in whole)
-        ranks = [int(min(gpus, cpus / share + 1e-6 if share else math.inf)) for cpus, gpus in resources.values()]
-        return sum(n // self.ranks for n in ranks) if demand.strategy == "STRICT_PACK" else sum(ranks) // self.ranks
+        return self._fitting(resources.values(), share, demand.strategy)
+
+    def _fitting(self, resources: Iterable[tuple[float, float]], share: float, strategy: str) -> int:
+        """How many trials on GPUs these CPUs and GPUs of each node hold, of which each rank takes `share` CPUs."""
+        ranks = [int(min(gpus, cpus / share + 1e-6 if share else math.inf)) for cpus, gpus in resources]
+        return sum(n // self.ranks for n in ranks) if strategy == "STRICT_PACK" else sum(ranks) // self.ranks
 
 
 def cpus_per_gpu(nodes: Iterable[Node]) -> float:

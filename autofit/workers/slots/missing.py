@@ -41,11 +41,14 @@ class MissingRequirements:
         return None
 
     def _ask(self, slot: Slot, config: Config, job: Job) -> str | None:
+        references = [actor.lacks.remote(config, job) for actor in slot.actors]
         try:
             # A worker that is up and does not answer within this time never will.
-            answers = self.ray.get([actor.lacks.remote(config, job) for actor in slot.actors], timeout=300.0)
+            answers = self.ray.get(references, timeout=300.0)
         except (self.ray.exceptions.RayError, self.ray.exceptions.GetTimeoutError) as error:
+            slot.blame(self.ray, references)
             raise EnvironmentLacks(
                 f"Ray's worker failed: {lines_of(error)[-1]}", remedy="run `autofit doctor` on that machine"
             ) from error
+        slot.at_fault = tuple(node for node, lacks in zip(slot.node_ids, answers, strict=True) if lacks is not None)
         return next(filter(None, answers), None)

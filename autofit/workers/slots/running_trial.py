@@ -58,8 +58,8 @@ class RunningTrial:
         return self._ended(self._group.attempt()) if self._group.complete else None
 
     def lost(self, why: Exception, host: str, *, out_of_memory: bool) -> Attempt:
-        """What the trial came to whose worker was lost on the machine `host`: out of host memory if Ray's memory
-        monitor has ended it, which is no reason to run it again."""
+        """What the trial came to whose worker was lost on the machine `host`: out of host memory if it is what Ray's
+        memory monitor has ended it for, which is no reason to run it again."""
         lines = lines_of(why)
         because = next((line for line in lines if " because " in line), lines[-1])
         reason = f"its Ray worker on {host} was lost: {because}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -52,6 +53,8 @@ class Slot:
     state: State = State.PENDING
     node_ids: tuple[str, ...] = ()
     """The node of each rank; empty until Ray has placed them."""
+    at_fault: tuple[str, ...] = ()
+    """The nodes of the ranks that have failed; empty where it is not known which have."""
     placed_at: float = 0.0
     site: Site | None = None
     """Its own device and versions; None until it is accepted among the pool's slots."""
@@ -89,12 +92,27 @@ class Slot:
             self.placed_at = time.monotonic()
         return self.is_placed
 
+    def blame(self, ray: Any, references: Iterable[Any]) -> None:
+        """Note the nodes whose workers have failed to answer their own of `references`, one of each rank; where none
+        has failed, those that have not answered."""
+        failed, silent = list[str](), list[str]()
+        for node, reference in zip(self.node_ids, references, strict=True):
+            if not ray.wait([reference], timeout=0)[0]:
+                silent.append(node)
+                continue
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                failed.append(node)
+        self.at_fault = tuple(failed or silent)
+
     def hear(self, ray: Any) -> None:
         """Note what the workers have answered, if all have. Raises `EnvironmentLacks` with the reason if one cannot
         run trials or none has answered for too long, and `StartFailed` if one has ended."""
         answered = len(ray.wait(self.answers, num_returns=len(self.answers), timeout=0)[0])
         if answered < len(self.answers):
             if time.monotonic() - self.placed_at > START_SECONDS:
+                self.blame(ray, self.answers)
                 raise EnvironmentLacks(
                     f"Ray started no worker within {START_SECONDS / 60:.0f} minutes",
                     remedy="check `ray status` and the node's logs",
@@ -103,6 +121,7 @@ class Slot:
         try:
             sites = ray.get(self.answers)
         except ray.exceptions.RayError as error:
+            self.blame(ray, self.answers)
             if isinstance(lacks := getattr(error, "cause", None), EnvironmentLacks):
                 raise lacks from error
             raise StartFailed(

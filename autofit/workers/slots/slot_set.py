@@ -52,6 +52,8 @@ class SlotSet:
     speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     set_aside: dict[str, str] = field(default_factory=dict)
     """Names of slots whose trials are of no use, each with a sentence that says why."""
+    left_out: set[str] = field(default_factory=set)
+    """Names of slots that get no more trials, because their machinery fails."""
     nodes: list[Node] = field(default_factory=list)
     """As they were at the last look."""
     none_since: float | None = None
@@ -77,12 +79,18 @@ class SlotSet:
     def pending(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state is State.PENDING]
 
-    def host(self, slot: Slot) -> str:
-        """The machine of a slot's first rank."""
-        return self._host(next(iter(slot.node_ids), ""))
+    def host(self, slot: Slot, rank: int = 0) -> str:
+        """The machine of one of a slot's ranks."""
+        return self._host(slot.node_ids[rank])
 
     def _host(self, node_id: str) -> str:
         return next((node.host for node in self.nodes if node.node_id == node_id), "an unknown machine")
+
+    def is_alone(self, slot: Slot, rank: int) -> bool:
+        """Whether nobody else had a device of that machine when the nodes were last looked at."""
+        node_id = slot.node_ids[rank]
+        ranks = slot.node_ids.count(node_id)
+        return all(node.gpus - node.free_gpus <= ranks for node in self.nodes if node.node_id == node_id)
 
     def sharing(self, slot: Slot) -> int:
         """How many ranks may share the cores of a slot's machine, its own included: one per GPU there."""
@@ -94,8 +102,8 @@ class SlotSet:
         return max(1, gpus)
 
     def free(self, slot: Slot) -> None:
-        """The slot's trial has ended. One that is set aside gets no other."""
-        if slot.name in self.set_aside:
+        """The slot's trial has ended. One that is set aside or left out gets no other."""
+        if slot.name in self.set_aside or slot.name in self.left_out:
             self.drop(slot)
         else:
             slot.free()
@@ -103,6 +111,22 @@ class SlotSet:
     def drop(self, slot: Slot) -> None:
         slot.end(self.ray)
         self.slots.remove(slot)
+
+    def leave_out(self, worker: str, reason: str) -> bool:
+        """As `Pool.leave_out`; the other slots of its machines go on."""
+        if worker in self.left_out:
+            return True
+        unusable = self.set_aside.keys() | self.left_out
+        usable = {slot.name: slot for slot in self.slots if slot.is_placed and slot.name not in unusable}
+        slot = usable.pop(worker, None)
+        if slot is None or not usable:
+            return False
+        self._say(f"a worker on {self.host(slot)} is left out: {reason}")
+        self.left_out.add(worker)
+        self.wanted.left_out.update(slot.node_ids)
+        if slot.state is State.IDLE:
+            self.drop(slot)
+        return True
 
     def renew(self, needed: int = 0) -> None:
         """Take in what has come up and ask for what is wanted now, where `needed` trials wait for a worker.
@@ -162,14 +186,14 @@ class SlotSet:
                 try:
                     slot.hear(self.ray)
                 except EnvironmentLacks as error:
-                    self._refuse(slot, slot.node_ids, error)
+                    self._refuse(slot, error)
         heard = [slot for slot in self.pending if slot.heard]
         if heard and self._may_choose(heard):
             for slot in heard:
                 try:
                     self._judge(slot)
                 except EnvironmentLacks as error:  # it was lost while it was asked: the others go on
-                    self._refuse(slot, slot.node_ids, error)
+                    self._refuse(slot, error)
             self._compare()
         return placed
 
@@ -192,15 +216,15 @@ class SlotSet:
 
     def _judge(self, slot: Slot) -> None:
         """Accept a slot that has what the others have, and lacks nothing; else leave its nodes out."""
-        others = {
+        slot.at_fault = tuple(
             node
             for node, site in zip(slot.node_ids, slot.heard, strict=True)
             if self.site is None or kind(site) != kind(self.site)
-        }
-        if others:
-            self._refuse(slot, tuple(others), self._difference(slot))
+        )
+        if slot.at_fault:
+            self._refuse(slot, self._difference(slot))
         elif (lacks := self.missing.later(slot)) is not None:
-            self._refuse(slot, slot.node_ids, EnvironmentLacks(lacks, remedy="or leave that machine out"))
+            self._refuse(slot, EnvironmentLacks(lacks, remedy="or leave that machine out"))
         else:
             slot.accept()
             self.speeds.note(slot)
@@ -241,18 +265,17 @@ class SlotSet:
         reason = f"the library versions there differ: {stack}, not {site[1]}"
         return EnvironmentLacks(reason, remedy="use one image on all nodes")
 
-    def _refuse(self, slot: Slot, node_ids: Sequence[str], reason: EnvironmentLacks) -> None:
-        """Give a slot back, and leave its nodes out unless another worker may come up there: at the third that ends
-        before it can say anything, none will."""
-        host = self.host(slot)
+    def _refuse(self, slot: Slot, reason: EnvironmentLacks) -> None:
+        """Give a slot back, and leave its nodes at fault out unless another worker may come up there: after the third
+        start that ends before the worker can say anything, none will."""
         self.drop(slot)
-        self._refusal = reason
-        self._failed_starts.update(node_ids)
-        if isinstance(reason, StartFailed) and max(self._failed_starts[node] for node in node_ids) < 3:
-            return
-        self.wanted.left_out.update(node_ids)
-        if not self.is_private:
-            self._say(f"{host} is left out: {reason}")
+        self._refusal, nodes = reason, set(slot.at_fault or slot.node_ids)
+        self._failed_starts.update(nodes)
+        if isinstance(reason, StartFailed):
+            nodes = {node for node in nodes if self._failed_starts[node] >= 3}
+        self.wanted.left_out |= nodes
+        if nodes and not self.is_private:
+            self._say(f"{', '.join(sorted({self._host(node) for node in nodes}))} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and

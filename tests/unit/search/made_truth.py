@@ -211,6 +211,10 @@ class FakePool:
         """Note it: there are no other drivers."""
         self.claims.append((search_id, epoch))
 
+    def leave_out(self, worker: str, reason: str) -> bool:
+        """There is no other."""
+        return False
+
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""
         assert not self.closed

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
-from unit.search.made_truth import WITHIN_TIES, Run, Truth, prepare
+from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, prepare
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, Outcome
 from autofit.core.units import GIB
 from autofit.search.failures import MACHINERY_FAILURES, MOST_LOST_WORKERS
+from autofit.trial.attempt import Attempt
+from autofit.trial.process.classify import DEVICE_GONE
 from autofit.trial.request import TrialRequest
+from autofit.workers.pool import Completed
 
 LOST = Crashed(reason="its Ray worker was lost: the node has died", transient=True, worker_lost=True)
 DEVICES = 8
@@ -81,3 +86,101 @@ def test_the_workers_that_a_config_has_cost_are_counted_over_all_searches(truth:
     resumed.pool.special = interrupted.pool.special
     resumed.search.run()
     assert [r.config for r in resumed.pool.submitted].count(deadly) == MOST_LOST_WORKERS - 1
+
+
+FAILS = Crashed(reason="the device has failed: CUDA error: unknown error", transient=True)
+GONE = Crashed(reason=f"{DEVICE_GONE}: GPU is lost", transient=True)
+QUICK = 7
+"""Trials of a worker that fails, in the time of one that does not."""
+
+
+@dataclass
+class NamedWorkers(FakePool):
+    """Workers that have names, of which the first that is idle gets the next trial, as Ray's do. Those in `bad` fail
+    every trial, and soon."""
+
+    bad: dict[str, Outcome] = field(default_factory=dict)
+    names: list[str] = field(default_factory=lambda: [f"w{number}" for number in range(DEVICES)])
+    ran: list[tuple[str, TrialRequest]] = field(default_factory=list)
+    _begun: list[tuple[float, str, TrialRequest]] = field(default_factory=list)
+    _time: float = 0.0
+
+    def leave_out(self, worker: str, reason: str) -> bool:
+        if len(self.names) == 1:
+            return worker not in self.names
+        if worker in self.names:
+            self.names.remove(worker)
+            self.size -= 1
+        return True
+
+    def submit(self, request: TrialRequest) -> None:
+        self.submitted.append(request)
+        self._running.append(request)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._running and (idle := [n for n in self.names if n not in {worker for _, worker, _ in self._begun}]):
+            request, worker = self._running.pop(0), idle[0]
+            self.ran.append((worker, request))
+            sound = QUICK * (1.0 + self.truth.uncertain("seconds", len(self.ran)).random())
+            self._begun.append((self._time + (1.0 if worker in self.bad else sound), worker, request))
+
+    def wait(self, timeout: float) -> list[Completed]:
+        self._dispatch()
+        self._time, worker, request = first = min(self._begun, key=lambda begun: begun[0])
+        self._begun.remove(first)
+        self.returned += 1
+        outcome = self.bad.get(worker) or self.special(request)
+        outcome = outcome or self.truth.outcome(request.config, request.memory_limit_bytes, len(self.ran))
+        return [(request, Attempt(outcome=outcome, seconds=self.seconds, worker=worker))]
+
+
+def with_bad(truth: Truth, bad: dict[str, Outcome]) -> tuple[Run, NamedWorkers]:
+    """A search on eight workers, some of them bad."""
+    run, pool = search(truth), NamedWorkers(truth, size=DEVICES, bad=bad)
+    run.search.open_pool = lambda: pool
+    return run, pool
+
+
+@pytest.mark.parametrize(
+    ("bad", "each"),
+    [
+        ({"w0": FAILS}, 2),
+        ({"w7": FAILS}, 2),
+        ({"w0": GONE}, 1),
+        ({"w0": FAILS, "w1": FAILS, "w4": FAILS}, 2),
+        ({f"w{number}": GONE for number in range(DEVICES - 1)}, 1),
+    ],
+    ids=["the first", "the last", "gone", "three", "all but one gone"],
+)
+def test_bad_workers_get_no_more_trials_and_the_search_goes_on(
+    truth: Truth, bad: dict[str, Outcome], each: int
+) -> None:
+    run, pool = with_bad(truth, bad)
+    run.search.run()
+    assert [sum(worker == name for worker, _ in pool.ran) for name in bad] == [each] * len(bad)
+    assert not any(isinstance(trial.outcome, Crashed) for trial in run.search.state.trials.values()), "all ran again"
+    assert run.regret < WITHIN_TIES
+
+
+def test_what_a_bad_worker_has_failed_counts_against_no_config(truth: Truth) -> None:
+    """The first config fails twice there and, by chance, a third time elsewhere."""
+    run, pool = with_bad(truth, {"w0": FAILS})
+
+    def again(request: TrialRequest) -> Outcome | None:
+        times = [r.config for _, r in pool.ran].count(request.config)
+        return FAILS if request.config == pool.ran[0][1].config and times == 3 else None
+
+    pool.special = again
+    run.search.run()
+    config = pool.ran[0][1].config
+    assert [worker == "w0" for worker, r in pool.ran if r.config == config][:4] == [True, True, False, False]
+    assert not isinstance(run.search.state.trials[config].outcome, Crashed)
+
+
+@pytest.mark.parametrize("outcome", [FAILS, GONE], ids=["fail", "gone"])
+def test_workers_that_are_all_bad_end_the_search_with_the_reason(truth: Truth, outcome: Crashed) -> None:
+    run, pool = with_bad(truth, {f"w{number}": outcome for number in range(DEVICES)})
+    with pytest.raises(EnvironmentLacks, match=outcome.reason):
+        run.search.run()
+    assert len(pool.names) == 1

@@ -92,6 +92,12 @@ def made_actor(folder: Path) -> type:
         def waits_for(self) -> None:
             return None
 
+        def where(self) -> str:
+            return ""
+
+        def listen(self, wait_seconds: float, *ranks: str) -> str:
+            return ""
+
         def run(self, request: dict[str, Any], place: object = None, rank: int = 0) -> dict[str, Any]:
             import os
             import time

@@ -75,6 +75,22 @@ def test_a_trial_is_spread_over_machines_only_where_none_has_as_many_devices() -
         ("h100-80g", [HEAD], {}, {HARDWARE_LABEL: "h100-80g"}),
         ("h100-80g", [H100, node("l", "H100", gpus=1, is_type_resource=False)], {}, {TYPE_LABEL: "H100"}),
         ("h100-80g", [H100, node("l", "H100", gpus=1, hardware="h100-80g")], {}, {HARDWARE_LABEL: "h100-80g"}),
+        (
+            "h100-80g",
+            [
+                H100,
+                node("l", "H100", gpus=1, free_gpus=0, hardware="h100-80g"),
+                node("p", "H100", gpus=1, hardware="h100-pcie-80g"),
+            ],
+            {"accelerator_type:H100": 0.001},
+            {NODE_LABEL: "!in(p)"},
+        ),
+        (
+            "rtx-4090",
+            [node("c", gpus=1), node("l", gpus=1, free_cpus=0, hardware="rtx-4090"), A100],
+            {},
+            {NODE_LABEL: "!in(a)"},
+        ),
         ("rtx-4090", [HEAD], {}, {HARDWARE_LABEL: "rtx-4090"}),
         (
             "rtx-4090",

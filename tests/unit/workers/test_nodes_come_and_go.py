@@ -23,7 +23,7 @@ from unit.workers.made_workers import (
 
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
-from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.core.outcome import Crashed, OutOfMemory, worker_was_lost
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
@@ -181,6 +181,24 @@ def test_a_node_with_other_libraries_or_none_is_left_out(
     assert "torch is not installed (install it)" in caplog.text
 
 
+def test_a_trial_over_several_machines_blames_only_the_one_that_fails(
+    cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its node, as all nodes of the tests are of one machine: at the start, and when a worker is lost."""
+    monkeypatch.setattr(slot_set.SlotSet, "_host", lambda slots, node_id: node_id)
+    broken, _ = cluster.add(broken="yes"), cluster.add()
+    pool = cluster.open(devices=2)
+    until(lambda: pool._slots.renew() or pool._slots.wanted.left_out)
+    assert pool._slots.wanted.left_out == {broken.node_id}
+    cluster.add()
+    pool.submit(request_of(1))
+    until(lambda: cluster.began(1) == 2, pool)
+    ((slot, _),) = pool._busy.items()
+    cluster.remove(next(node for node in cluster.nodes if node.node_id == slot.node_ids[1]))
+    ((_, attempt),) = collected(pool)
+    assert attempt.node == slot.node_ids[1] and attempt.node in attempt.outcome.reason
+
+
 def test_where_no_worker_can_start_the_reason_is_given(cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_set, "NODES_SECONDS", 0.0)
     cluster.add(broken="yes")
@@ -247,8 +265,22 @@ def test_on_cpus_each_trial_takes_a_machine_of_its_own(cluster: MadeCluster) -> 
     assert sorted(placed) == sorted((node.node_id,) for node in nodes)
     until(lambda: cluster.began(1), pool)
     ((slot, running),) = pool._busy.items()
-    _, attempt = pool._lose(slot, running, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
+    _, attempt = pool._lose(slot, running, 0, ray.exceptions.OutOfMemoryError("the node was running low on memory"))
     assert isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.host, "which is no failure of the machinery"
+
+
+def test_what_ray_ends_for_a_shared_machine_s_memory_is_run_again(cluster: MadeCluster) -> None:
+    """Any of those that run there may have taken it."""
+    alone, _ = cluster.add(), cluster.add(gpus=2)
+    pool = cluster.open()
+    until(lambda: pool._slots.renew() or pool.size == 3)
+    for size in (1, 2, 4):
+        pool.submit(request_of(size))
+    until(lambda: not any(node.free_gpus for node in pool._slots.nodes), pool)
+    for slot, running in sorted(pool._busy.items(), key=lambda busy: busy[0].node_ids != (alone.node_id,))[:2]:
+        low = ray.exceptions.OutOfMemoryError("the node was running low on memory")
+        _, attempt = pool._lose(slot, running, 0, low)
+        assert worker_was_lost(attempt.outcome) == (slot.node_ids != (alone.node_id,))
 
 
 def workers_of(search_id: str) -> set[str]:
@@ -343,3 +375,31 @@ def test_a_slow_node_is_used_as_long_as_there_is_no_other(
     cluster.add(speed="0.9")
     until(lambda: pool._slots.renew() or pool.set_aside)
     assert pool.size == 1
+
+
+def test_a_worker_that_is_left_out_gets_no_more_trials_and_the_others_of_its_node_do(
+    cluster: MadeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it is idle by then or has begun another; the last one is kept."""
+    bad = cluster.add(gpus=3)
+    pool = cluster.open()
+    until(lambda: pool._slots.renew() or pool.size == 3)
+    busy, idle, other = (slot.name for slot in pool._slots.up)
+    pool.submit(request_of(1))
+    until(lambda: cluster.began(1), pool)
+    assert pool.leave_out(busy, "the device is gone") and pool.leave_out(idle, "the device is gone")
+    assert not pool.leave_out(other, "the device is gone") and not pool.leave_out("", "the device is gone")
+    assert [record.getMessage().endswith("is left out: the device is gone") for record in caplog.records] == [True]
+    cluster.let_end(1, 2, 4)
+    ((_, attempt),) = collected(pool)
+    assert attempt.worker == busy and pool.leave_out(busy, "the device is gone"), "as it was"
+    for size in (2, 4):
+        pool.submit(request_of(size))
+    assert {attempt.worker for _, attempt in collected(pool, 2)} == {other}
+    another = cluster.add()
+    until(lambda: pool._slots.renew() or len([slot for slot in pool._slots.slots if slot.is_placed]) == 2)
+    assert pool.leave_out(other, "the device is gone"), "one that is starting will do"
+    pool.submit(request_of(2))
+    collected(pool)
+    assert [slot.node_ids for slot in pool._slots.up] == [(another.node_id,)]
+    assert pool._slots.wanted.left_out == {bad.node_id}

@@ -24,10 +24,13 @@ from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.detection import cpu
 from autofit.trial.request import TrialRequest
-from autofit.workers.cluster.demand import Demand
+from autofit.workers.cluster.demand import Demand, DeviceRequest
 from autofit.workers.ray_pool import RayPool
-from autofit.workers.slots.slot import Slot
+from autofit.workers.slots.missing import MissingRequirements
+from autofit.workers.slots.slot import Slot, StartFailed
+from autofit.workers.slots.slot_set import SlotSet
 from autofit.workers.slots.trial_actor import rendezvous_at
+from autofit.workers.slots.worker_starter import WorkerStarter
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,25 @@ def test_as_many_ranks_share_a_host_as_their_group_has_on_one() -> None:
     placed.accept()
     assert placed.site == (replace(hardware, count=3), STACK)
     assert ranks_per_host(replace(tiny_job(devices=4), hardware=placed.site[0])) == 3
+
+
+def test_a_node_is_left_out_after_three_failed_starts_however_many_ranks_it_has() -> None:
+    wanted = DeviceRequest(ranks=8, uses_gpus=True)
+    slots = SlotSet(
+        ray=None,
+        wanted=wanted,
+        workers=None,
+        is_private=True,
+        starter=WorkerStarter(ray=None, device="cuda", driver=None),
+        missing=MissingRequirements(ray=None),
+    )
+    left_out = []
+    for _ in range(3):
+        demand = Demand(ranks=8, bundle={}, selector={}, strategy="STRICT_PACK")
+        slots.slots = [Slot(demand=demand, placement=None, node_ids=("a",) * 8)]
+        slots._refuse(slots.slots[0], StartFailed("Ray's worker failed", remedy="run it again"))
+        left_out.append(set(wanted.left_out))
+    assert left_out == [set(), set(), {"a"}]
 
 
 @pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])

@@ -277,6 +277,45 @@ print(ray.is_initialized())
     assert names(place) == ["ray"], "the program's own"
 
 
+def test_a_private_ray_needs_no_home_and_leaves_no_token_behind(tmp_path: Path, place: Path) -> None:
+    """Also the second one of a process, and one that the program starts itself with a token in its own home."""
+    code = """
+import os
+from pathlib import Path
+from autofit.workers.cluster.connection import connect
+for _ in range(2):
+    connection = connect(None)
+    print(len(connection.ray.nodes()))
+    connection.close()
+print([name for name in os.environ if name.startswith("RAY_AUTH")])
+os.environ["HOME"] = os.environ["AUTOFIT_TEST_HOME"]
+import ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+print(len(ray.nodes()), Path.home().joinpath(".ray", "auth_token").exists())
+"""
+    (tmp_path / "file").touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment |= {"HOME": str(tmp_path / "file"), "AUTOFIT_TEST_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["1", "1", "[]", "1 True"], done.stderr[-2000:]
+
+
+def test_a_private_ray_has_the_mig_instances_that_are_named(place: Path) -> None:
+    """However many cards there are, which is what Ray counts."""
+    code = """
+from types import SimpleNamespace
+from autofit.trial.machine import nvml
+from autofit.workers.cluster.connection import connect
+nvml.devices = lambda: SimpleNamespace(visible=("MIG-a", "MIG-b"))
+connection = connect(None)
+print(connection.ray.cluster_resources()["GPU"])
+connection.close()
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["2.0"], done.stderr[-2000:]
+
+
 def test_an_address_that_does_not_answer_is_named() -> None:
     code = "from autofit.workers.ray_pool import RayPool; RayPool(address='127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
