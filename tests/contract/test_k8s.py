@@ -385,6 +385,14 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     assert mount["name"] not in {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
 
 
+def test_a_search_asks_for_all_that_a_group_may_have() -> None:
+    """A group starts from no node: without a number a search would ask for one."""
+    spec = ray_cluster(render("service"))
+    (runner,) = (c for c in spec["headGroupSpec"]["template"]["spec"]["initContainers"] if c["name"] == "runner")
+    _, options = parsed(runner["command"][-1].partition("exec autofit ")[2].split())
+    assert {group["maxReplicas"] for group in spec["workerGroupSpecs"]} == {options["workers"]}
+
+
 def test_a_runner_that_ends_is_started_again() -> None:
     """The pod's own policy is Never, as KubeRay's second autoscaler asks: only a sidecar may have one of its own."""
     head = templates(render("service"))["ray-head"]["spec"]
