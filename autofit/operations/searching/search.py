@@ -115,6 +115,8 @@ def _run(
             search_run.answer()
             repeat_findings(search_run, store, claimed.search_id)
         else:
+            if driving is not None:
+                driving.begin_spending()
             search_run.run()
         result = result_of(search_run, store, claimed.search_id, started)
     finally:
