@@ -385,6 +385,12 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     assert mount["name"] not in {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
 
 
+def test_another_image_replaces_the_pods_of_the_service() -> None:
+    """Only a RayCluster of its own may say so: KubeRay refuses it within a RayJob."""
+    assert ray_cluster(render("service"))["upgradeStrategy"] == {"type": "Recreate"}
+    assert all("upgradeStrategy" not in ray_cluster(render(variant)) for variant in SEARCHES)
+
+
 def test_a_search_asks_for_all_that_a_group_may_have() -> None:
     """A group starts from no node: without a number a search would ask for one."""
     spec = ray_cluster(render("service"))
