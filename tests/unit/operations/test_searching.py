@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from leases import a_gone_process, expire
-from unit.operations.made_trials import MODEL, OPTIONS, crashed, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, MODEL, OPTIONS, crashed, make_trial, out_of_memory
 from unit.operations.made_world import World, predictor_of
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
@@ -32,6 +32,7 @@ from autofit.operations import SearchRequest
 from autofit.operations.searching import search as searching
 from autofit.operations.searching.resume import DrivenSearch
 from autofit.operations.service.submission import digest_of, submit
+from autofit.planning.lattices import default_space
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import lattice_predictor as predicting_ahead
@@ -308,6 +309,26 @@ def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
         searching.search(replace(request_, ray_address="auto"), driving=driving)
         spent.append(driving.spent_seconds)
     assert spent[0] == 0.0 < spent[1]
+
+
+def test_a_cluster_is_not_asked_for_a_card_whose_answer_is_stored(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    """A node for it may have to be rented first."""
+    world.site = HARDWARE, world.site[1]
+    space = default_space(detect("cpu")[0], 1)
+    asked = replace(request_, device="auto", ray_address="auto", hardware=HARDWARE.name, max_trials=3, space=space)
+    first = operations.search(asked)
+    again = operations.search(asked)
+    assert (len(world.pools), again.trials, again.recommendation.point) == (1, 0, first.recommendation.point)
+    for other in (
+        replace(asked, max_trials=4),
+        replace(asked, fresh=True),
+        replace(asked, memory_limit_bytes=3 * GIB),
+    ):
+        before = len(world.pools)
+        operations.search(other)
+        assert len(world.pools) == before + 1
 
 
 def test_two_fresh_searches_of_different_length_are_two(world: World, request_: SearchRequest, store: Store) -> None:
