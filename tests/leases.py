@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from autofit.core.outcome import Trial
 from autofit.store import Lease, Store
+from autofit.store.searches.lease import pid_namespace
 
 
 def begin(store: Store, trial: Trial, search_id: str = "s1", *, owner: str | None = None, **request: Any) -> Lease:
@@ -38,4 +39,4 @@ def expire(store: Store) -> None:
 
 def a_gone_process() -> str:
     """The owner that a process of this machine was which has ended."""
-    return f"{platform.node()}:{2**22 + 1}:0"  # above Linux's largest
+    return f"{platform.node()}:{2**22 + 1}:{pid_namespace()}-0"  # above Linux's largest

@@ -84,6 +84,9 @@ Store = Annotated[
     ),
 ]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="Trials to run at the same time; default: one per device.")
+]
 InPlace = Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Space = Annotated[

@@ -151,12 +151,7 @@ class SearchRequest:
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
             raise UsageError(f"max-trials is {self.max_trials}: it must be at least 1")
-        if self.in_place and self.workers not in (None, 1):
-            raise UsageError("--in-place runs one trial at a time: leave --workers out")
-        if self.in_place and self.ray_address is not None:
-            raise UsageError("--in-place runs trials here, without Ray: leave --ray-address out")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers is {self.workers}: it must be at least 1")
+        check_driven(workers=self.workers, ray_address=self.ray_address, in_place=self.in_place)
 
     def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
         """What the search asks, as a JSON object: searches with equal questions have equal answers."""
@@ -172,6 +167,16 @@ class SearchRequest:
             "lattice": lattice_digest,
             "estimator": ESTIMATOR_VERSION,  # another version may predict that other configs fit
         }
+
+
+def check_driven(*, workers: int | None, ray_address: str | None, in_place: bool) -> None:
+    """Raise `UsageError` for options of whoever drives searches that exclude each other."""
+    if in_place and workers not in (None, 1):
+        raise UsageError("--in-place runs one trial at a time: leave --workers out")
+    if in_place and ray_address is not None:
+        raise UsageError("--in-place runs trials here, without Ray: leave --ray-address out")
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers is {workers}: it must be at least 1")
 
 
 def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) -> int:

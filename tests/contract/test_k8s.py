@@ -262,7 +262,7 @@ def test_commands_are_autofits_own(objects: tuple[Object, ...], variant: str) ->
 
 def test_the_store_is_migrated_wherever_it_is_opened(objects: tuple[Object, ...]) -> None:
     for component in ("api", "ray-head"):
-        first, second = templates(objects)[component]["spec"]["initContainers"]
+        first, second, *_ = templates(objects)[component]["spec"]["initContainers"]
         assert (first["name"], second["name"]) == ("wait-for-store", "migrate")
         assert "pg_isready" in first["command"][-1]
         assert second["command"] == ["autofit", "db", "upgrade"]
@@ -368,8 +368,9 @@ def test_the_service_has_a_group_of_workers_for_each_card_and_none_that_wait() -
 def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     spec = ray_cluster(render("service"))
     template = spec["headGroupSpec"]["template"]
-    head, runner = template["spec"]["containers"]
+    (head,), (*_, runner) = template["spec"]["containers"], template["spec"]["initContainers"]
     assert (head["name"], runner["name"]) == ("ray-head", "runner")
+    assert template["spec"]["shareProcessNamespace"] is True, "Ray looks for its node among the processes"
     assert runner["volumeMounts"] == head["volumeMounts"]
     assert {"/tmp/ray", "/dev/shm"} <= {mount["mountPath"] for mount in head["volumeMounts"]}
     given = {variable["name"]: variable for variable in runner["env"]}
@@ -382,6 +383,27 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     (mount,) = spec["autoscalerOptions"]["volumeMounts"]
     assert mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert mount["name"] not in {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
+
+
+def test_another_image_replaces_the_pods_of_the_service() -> None:
+    """Only a RayCluster of its own may say so: KubeRay refuses it within a RayJob."""
+    assert ray_cluster(render("service"))["upgradeStrategy"] == {"type": "Recreate"}
+    assert all("upgradeStrategy" not in ray_cluster(render(variant)) for variant in SEARCHES)
+
+
+def test_a_search_asks_for_all_that_a_group_may_have() -> None:
+    """A group starts from no node: without a number a search would ask for one."""
+    spec = ray_cluster(render("service"))
+    (runner,) = (c for c in spec["headGroupSpec"]["template"]["spec"]["initContainers"] if c["name"] == "runner")
+    _, options = parsed(runner["command"][-1].partition("exec autofit ")[2].split())
+    assert {group["maxReplicas"] for group in spec["workerGroupSpecs"]} == {options["workers"]}
+
+
+def test_a_runner_that_ends_is_started_again() -> None:
+    """The pod's own policy is Never, as KubeRay's second autoscaler asks: only a sidecar may have one of its own."""
+    head = templates(render("service"))["ray-head"]["spec"]
+    again = {c["name"] for c in head["initContainers"] if c.get("restartPolicy") == "Always"}
+    assert again == {"runner"} and [c["name"] for c in head["containers"]] == ["ray-head"]
 
 
 @functools.cache

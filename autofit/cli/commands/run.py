@@ -43,9 +43,7 @@ def search(
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
     time_budget: Annotated[str, typer.Option("--time-budget", help="End after this time, such as 10m.")] = "10m",
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Trials to run at the same time; default: one per device.")
-    ] = None,
+    workers: options.Workers = None,
     ray_address: options.RayAddress = None,
     store: options.Store = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,

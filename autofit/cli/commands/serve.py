@@ -38,7 +38,10 @@ def serve(
 
 
 def runner(
-    store: options.Store = None, ray_address: options.RayAddress = None, in_place: options.InPlace = False
+    store: options.Store = None,
+    ray_address: options.RayAddress = None,
+    workers: options.Workers = None,
+    in_place: options.InPlace = False,
 ) -> None:
     """Run the searches that others have queued, until it is stopped.
 
@@ -46,6 +49,7 @@ def runner(
     Examples:
       autofit runner
       autofit runner --store postgresql://db/autofit --ray-address auto
+      autofit runner --store postgresql://db/autofit --ray-address auto --workers 8
 
     Without --ray-address it takes searches for this machine's device only. A search whose runner is stopped goes on
     with the next one. Each search that begins or ends is a line on standard error. `autofit serve` has a runner of its
@@ -58,7 +62,7 @@ def runner(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("autofit").setLevel(logging.INFO)
-    service = Runner(store, ray_address=ray_address, in_place=in_place)
+    service = Runner(store, ray_address=ray_address, in_place=in_place, workers=workers)
     # A service that is told to end has not failed. No exception, which could come while a driver is being started.
     stop_signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(signal_number, lambda number, frame: service.stop()) for signal_number in stop_signals]

@@ -22,6 +22,7 @@ ALL = ("all",)
 """In place of names: every kind that the cluster has now."""
 LOOK_SECONDS = 1.0
 """Time between two looks at how the searches stand."""
+RESUMES = "run the same command again once this is mended: it resumes"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,16 +127,25 @@ def search_over_hardware(
         ids = {name: submit(named_request, store, campaign_id=campaign_id) for name, named_request in requests.items()}
         current = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
         runners = [
-            Runner(request.store, ray_address=request.ray_address, in_place=request.in_place, search_id=search_id)
+            Runner(
+                request.store,
+                ray_address=request.ray_address,
+                in_place=request.in_place,
+                workers=request.workers,
+                device=request.device,
+                search_id=search_id,
+            )
             for search_id in ids.values()
         ]
-        with running(runners):
+        with running(runners) as failures:
             while True:
                 for standing in current:
                     standing.look(store)
                 report(current)
                 if all(standing.state in ENDINGS for standing in current):
                     break
+                if failures:
+                    raise EnvironmentLacks(f"no search can be driven here: {failures[0]}", remedy=RESUMES)
                 time.sleep(LOOK_SECONDS)
         standings = {standing.hardware: standing for standing in current}
         rows = compare_hardware(
@@ -158,4 +168,4 @@ def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> A
     reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
     if any(standing.state == "nothing_fits" for standing in standings.values()):
         return NothingFits(reasons)
-    return EnvironmentLacks(reasons, remedy="run the same command again once this is mended: it resumes")
+    return EnvironmentLacks(reasons, remedy=RESUMES)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from autofit.core.errors import AutofitError, NothingFits, StoreError, in_one_line
 from autofit.operations.service.submission import digest_of
 from autofit.planning.nothing_fits import Shortfall
-from autofit.planning.plan import Limits, Plan
-from autofit.planning.requests import SearchRequest
-from autofit.store import Heartbeat, Lease, LeaseLost, Store, new_owner
+from autofit.planning.plan import Limits, Plan, resolve_for
+from autofit.planning.requests import SearchRequest, memory_limit
+from autofit.store import Heartbeat, Lease, LeaseLost, NoStore, Store, new_owner
 from autofit.store import Search as StoredSearch
+from autofit.trial.machine.detection import installed_stack, requested_card
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
@@ -64,6 +65,26 @@ def begin(
         campaign_id=campaign_id,
     )
     return Claimed(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
+
+
+def answered_plan(request: SearchRequest) -> Plan | None:
+    """The plan of a cluster's search that the store answers, so that it need not wait for a device: for a card that is
+    named, under the versions that are installed here, as on all nodes. None if the cluster must be asked."""
+    wanted = None if request.ray_address is None or request.fresh else requested_card(request.hardware, request.device)
+    if wanted is None:
+        return None
+    _, workload = request.workload.resolve()
+    with suppress(NoStore), Store.open(request.store, create=False) as store:
+        stored = store.searches(stack_key=installed_stack().key, workload_key=workload.key)
+        sites = [(s.hardware, s.stack) for s in stored if s.hardware is not None and s.stack is not None]
+        for hardware, stack in dict.fromkeys(site for site in sites if site[0].name == wanted.name):
+            job = request.workload.job((hardware, stack))
+            plan = resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, workload.devices))
+            question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
+            alike = [earlier for earlier in stored if earlier.request.get("question") == question]
+            if _already_answered(alike, request) is not None:
+                return plan
+    return None
 
 
 def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:

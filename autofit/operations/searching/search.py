@@ -9,7 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autofit.operations.searching.result import SearchResult, result_of
-from autofit.operations.searching.resume import Claimed, DrivenSearch, begin, remaining_limits, repeat_findings, results
+from autofit.operations.searching.resume import (
+    Claimed,
+    DrivenSearch,
+    answered_plan,
+    begin,
+    remaining_limits,
+    repeat_findings,
+    results,
+)
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.lattice_predictor import LatticePredictor
@@ -39,9 +47,10 @@ def search(
     the same search, `UsageError` if no trial could end within the time budget, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
-    pool = open_pool(request) if request.ray_address is not None else None
+    answered = answered_plan(request)
+    pool = open_pool(request) if request.ray_address is not None and answered is None else None
     try:
-        plan = resolve(request, pool)
+        plan = answered or resolve(request, pool)
         with Store.open(request.store) as store:
             runner_lease = None if driving is None else driving.lease
             claimed = begin(request, plan, store, runner_lease, campaign_id)
@@ -115,6 +124,8 @@ def _run(
             search_run.answer()
             repeat_findings(search_run, store, claimed.search_id)
         else:
+            if driving is not None:
+                driving.begin_spending()
             search_run.run()
         result = result_of(search_run, store, claimed.search_id, started)
     finally:

@@ -16,8 +16,10 @@ from typing import IO, Any
 
 from autofit.catalog.hardware import card_of
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import StoreError, lines_of
+from autofit.core.errors import AutofitError, StoreError, in_one_line, lines_of
+from autofit.planning.requests import check_driven
 from autofit.store import Lease, LeaseLost, Store, new_owner
+from autofit.store.searches.lease import LEASE_SECONDS
 from autofit.trial.machine.detection import detect
 
 DRIVER = ("-m", "autofit.operations.service.driver")
@@ -45,14 +47,23 @@ class Runner:
         *,
         ray_address: str | None = None,
         in_place: bool = False,
+        workers: int | None = None,
+        device: str = "auto",
         search_id: str | None = None,
     ) -> None:
         """With `search_id` it drives that search alone. Otherwise, without `ray_address`, it takes searches for this
-        machine's device only; raises `EnvironmentLacks` if there is none that trials can use."""
+        machine's device only; raises `EnvironmentLacks` if there is none that trials can use, and `UsageError` for
+        options that exclude each other."""
+        check_driven(workers=workers, ray_address=ray_address, in_place=in_place)
         self._store = store
-        self._driver_options = {"ray_address": ray_address, "in_place": in_place}
+        self._driver_options = {
+            "ray_address": ray_address,
+            "in_place": in_place,
+            "workers": workers,
+            "device": device,
+        }
         self._search_id = search_id
-        self._hardware = None if ray_address is not None or search_id is not None else detect()[0]
+        self._hardware = None if ray_address is not None or search_id is not None else detect(device)[0]
         self._stopping = threading.Event()
         self._looked_at = time.monotonic()
 
@@ -66,13 +77,14 @@ class Runner:
         return not self._stopping.is_set() and time.monotonic() - self._looked_at < 60.0
 
     def run(self) -> None:
-        """Claim and drive searches until `stop` is called. A store that fails is tried again."""
+        """Claim and drive searches until `stop` is called. What fails is tried again: the store, once it was open, and
+        this machine (a full disk). A runner of one search raises what is wrong with the machine."""
         announced, last_error = False, ""
         with ExitStack() as stack:
             stack.callback(self.stop)  # whatever ends it
             store = stack.enter_context(Store.open(self._store))
             while not self._stopping.is_set():
-                self._looked_at = time.monotonic()
+                self._looked_at, pause = time.monotonic(), LOOK_SECONDS
                 try:
                     if self._hardware is not None and not announced:
                         store.queue.announce(self._hardware)
@@ -83,11 +95,17 @@ class Runner:
                         self._drive(store, lease)
                         continue
                     last_error = ""
-                except StoreError as error:
-                    if str(error) != last_error:
-                        _log.warning("autofit: the runner waits: %s", error)
-                    last_error = str(error)
-                self._stopping.wait(LOOK_SECONDS)
+                except Exception as error:
+                    if not isinstance(error, StoreError):
+                        if self._search_id is not None:
+                            raise
+                        pause = LEASE_SECONDS  # meanwhile another runner may take what this one has claimed
+                    reason = str(error) if isinstance(error, AutofitError) else in_one_line(error)
+                    if reason != last_error:
+                        unforeseen = not isinstance(error, (AutofitError, OSError))
+                        _log.warning("autofit: the runner waits: %s", reason, exc_info=unforeseen)
+                    last_error = reason
+                self._stopping.wait(pause)
 
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
@@ -147,13 +165,25 @@ class Runner:
 
 
 @contextmanager
-def running(runners: Sequence[Runner]) -> Iterator[None]:
-    """Run each runner in a thread of this process. At exit they stop, and searches under way go back to the queue."""
-    threads = [threading.Thread(target=runner.run, name=f"autofit-runner-{n}") for n, runner in enumerate(runners)]
+def running(runners: Sequence[Runner]) -> Iterator[list[Exception]]:
+    """Run each runner in a thread of this process; yields what has ended any of them, to be looked at. At exit they
+    stop, and searches under way go back to the queue."""
+    failures: list[Exception] = []
+
+    def run(runner: Runner) -> None:
+        try:
+            runner.run()
+        except Exception as error:
+            _log.warning("autofit: a runner has ended", exc_info=True)
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=(runner,), name=f"autofit-runner-{n}") for n, runner in enumerate(runners)
+    ]
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield failures
     finally:
         for runner in runners:
             runner.stop()

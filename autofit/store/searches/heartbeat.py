@@ -22,7 +22,7 @@ class Heartbeat:
     def __init__(self, queue: SearchQueue, lease: Lease) -> None:
         self.lease = lease
         self._queue = queue
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._over = threading.Event()
         self._lost = False
         self._thread = threading.Thread(target=self._beat, name="autofit-lease", daemon=True)
@@ -30,7 +30,11 @@ class Heartbeat:
     @property
     def spent_seconds(self) -> float:
         """What the search has spent of its time, by this driver and those before it."""
-        return self.lease.spent_seconds + time.monotonic() - self._began
+        return self.lease.spent_seconds + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def begin_spending(self) -> None:
+        """From now on time counts: until then, a driver may wait for a device that others use."""
+        self._began = time.monotonic()
 
     def check(self) -> None:
         """Raises `LeaseLost` once the lease is lost."""

@@ -54,15 +54,26 @@ class UnderWay(EnvironmentLacks):
 
 
 def new_owner() -> str:
-    """Names a driver or a runner of this process: machine, process, and what no other has."""
-    return f"{platform.node()}:{os.getpid()}:{uuid4().hex[:8]}"
+    """Names a driver or a runner of this process: machine, process, the space of its number, and what no other has."""
+    return f"{platform.node()}:{os.getpid()}:{pid_namespace()}-{uuid4().hex[:8]}"
+
+
+def pid_namespace() -> int:
+    """In which numbers of processes mean something: containers of one pod have one host name and not one of these. 0
+    where the system has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def is_gone(owner: str) -> bool:
     """Whether the owner was a process of this machine and has ended, or a driver of this process that has. Where a
     machine's name misleads, epochs still keep two drivers apart."""
-    node, _, process = owner.rpartition(":")[0].rpartition(":")
-    if node != platform.node() or not process.isdecimal():
+    beginning, _, rest = owner.rpartition(":")
+    node, _, process = beginning.rpartition(":")
+    is_here = node == platform.node() and rest.partition("-")[0] == str(pid_namespace())
+    if not is_here or not process.isdecimal():
         return False
     if int(process) == os.getpid():
         return owner not in DRIVERS

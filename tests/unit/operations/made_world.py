@@ -35,6 +35,8 @@ class World:
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
         """Stands in for `predict_all`: no predictions, which would take longer than everything else."""
+        self.site = detect("cpu")
+        """The workers'."""
 
     @classmethod
     def in_place_of_workers(cls, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -51,7 +53,7 @@ class World:
 
     def open_pool(self, request: SearchRequest) -> FakePool:
         """Stands in for `searching.open_pool`."""
-        job = request.workload.job(detect("cpu"))
+        job = request.workload.job(self.site)
         truth = Truth(job, Lattice(axes=AXES, configs=()), seed=1)  # outcomes are asked of it, and no configs
         self.pools.append(FakePool(truth, special=self.special, on_wait=self.on_wait))
         return self.pools[-1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.operations.made_trials import HARDWARE, OPTIONS, fits, make_job, make_trial, out_of_memory
@@ -16,6 +18,7 @@ from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.operations import SearchRequest, search_over_hardware
 from autofit.operations.searching import over_hardware
 from autofit.operations.searching.over_hardware import Standing
+from autofit.operations.service.runner import Runner
 from autofit.store import Lease, Store, new_owner
 
 NAMES = ["l40s", "h100-80g", "a10g"]
@@ -30,7 +33,7 @@ def drives(monkeypatch: pytest.MonkeyPatch, drive: Callable[[Store, Lease, str],
     """Has searches driven by `drive`, which is told the hardware, in place of runners and Ray."""
 
     class Made:
-        def __init__(self, url: str, *, ray_address: str, in_place: bool, search_id: str) -> None:
+        def __init__(self, url: str, *, search_id: str, **options: Any) -> None:
             self.url, self.search_id = url, search_id
 
         def run(self) -> None:
@@ -129,6 +132,35 @@ def test_where_nothing_is_found_each_says_why(
     drives(monkeypatch, drive)
     with pytest.raises(raised, match="l40s: no l40s today; h100-80g: no h100-80g today"):
         search_over_hardware(request_, NAMES[:2])
+
+
+def test_what_ends_a_runner_ends_the_wait_for_its_search(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        if name == "l40s":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        store.queue.end(lease, "succeeded", {})
+
+    drives(monkeypatch, drive)
+    with pytest.raises(EnvironmentLacks, match="No space left"):
+        search_over_hardware(request_, NAMES[:2])
+
+
+def test_drivers_get_what_was_asked_of_them(request_: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def start(self: Runner, store: Store, lease: Lease) -> None:
+        given.append(self._driver_options)
+        store.queue.end(lease, "nothing_fits", {"reason": "none"})
+
+    monkeypatch.setattr(Runner, "_drive", start)
+    asked = replace(request_, workers=3, device="cuda")
+    with pytest.raises(NothingFits):
+        search_over_hardware(asked, NAMES[:1])
+    (driven,) = given
+    assert {name: getattr(asked, name) for name in driven} == driven
+    assert (driven["workers"], driven["device"], driven["ray_address"]) == (3, "cuda", "auto")
 
 
 def test_a_real_runner_fails_on_hardware_that_is_not_here(request_: SearchRequest) -> None:

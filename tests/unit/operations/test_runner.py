@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from leases import submit
 from unit.operations.made_trials import fits, make_trial
 
+from autofit.core.errors import UsageError
 from autofit.operations.service import driver, runner
 from autofit.store import Lease, Store, new_owner
 
@@ -67,7 +69,7 @@ def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not
 ) -> None:
     trial = make_trial({}, fits(1.0, 100.0))
     machine = replace(trial.hardware, name=here)
-    monkeypatch.setattr(runner, "detect", lambda: (machine, trial.stack))
+    monkeypatch.setattr(runner, "detect", lambda device: (machine, trial.stack))
     names = ["h100-80g", "h200", here]
     ids = {submit(store, replace(trial, hardware=replace(machine, name=name)), digest=name): name for name in names}
     taken: list[str] = []
@@ -81,6 +83,30 @@ def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not
     monkeypatch.setattr(runner.Runner, "_drive", drive)
     runner.Runner(store.url).run()
     assert taken == claimed
+
+
+def test_a_runner_outlives_what_passes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a full disk, on which no driver starts."""
+    search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
+    attempts: list[int] = []
+
+    def drive(self: runner.Runner, store: Store, lease: Lease) -> None:
+        attempts.append(lease.epoch)
+        if len(attempts) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        store.queue.end(lease, "succeeded", None)
+        self.stop()
+
+    monkeypatch.setattr(runner.Runner, "_drive", drive)
+    monkeypatch.setattr(runner, "LEASE_SECONDS", 0.0)
+    runner.Runner(store.url, ray_address="auto").run()
+    assert attempts == [1, 2] and store.search(search_id).state == "succeeded"  # type: ignore[union-attr]
+
+
+def test_options_that_exclude_each_other_are_refused_at_once() -> None:
+    for options in ({"workers": 0}, {"workers": 2, "in_place": True}, {"ray_address": "auto", "in_place": True}):
+        with pytest.raises(UsageError):
+            runner.Runner(None, **options)
 
 
 def test_an_interruption_is_one_whatever_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from leases import a_gone_process, expire
-from unit.operations.made_trials import MODEL, OPTIONS, crashed, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, MODEL, OPTIONS, crashed, make_trial, out_of_memory
 from unit.operations.made_world import World, predictor_of
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
@@ -29,20 +29,24 @@ from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.operations import SearchRequest
+from autofit.operations.searching import search as searching
+from autofit.operations.searching.resume import DrivenSearch
 from autofit.operations.service.submission import digest_of, submit
+from autofit.planning.lattices import default_space
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.predict_configs import predict_all
-from autofit.store import LeaseLost, Store, UnderWay
+from autofit.store import LeaseLost, Store, UnderWay, new_owner
 from autofit.store.searches.heartbeat import LOOK_SECONDS
 from autofit.store.searches.queue import SearchQueue
 from autofit.techniques import Job
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.classify import timed_out
 from autofit.trial.request import TrialRequest
+from autofit.workers.pool import Pool
 
 RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
@@ -284,6 +288,47 @@ def test_a_command_drives_the_same_search_that_waits_for_a_runner(
     queued = submit(request_, store)
     assert operations.search(request_).search_id == queued
     assert [(s.search_id, s.state) for s in store.searches()] == [(queued, "succeeded")]
+
+
+def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
+    world: World, request_: SearchRequest, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.queue.announce(detect("cpu")[0])
+    search_id = submit(request_, store)
+    lease = store.queue.claim(new_owner(), search_id=search_id)
+    assert lease is not None
+    spent: list[float] = []
+    with DrivenSearch(store, lease) as driving:
+        open_pool = searching.open_pool
+
+        def when_one_is_free(request: SearchRequest) -> Pool:
+            spent.append(driving.spent_seconds)
+            return open_pool(request)
+
+        monkeypatch.setattr(searching, "open_pool", when_one_is_free)
+        searching.search(replace(request_, ray_address="auto"), driving=driving)
+        spent.append(driving.spent_seconds)
+    assert spent[0] == 0.0 < spent[1]
+
+
+def test_a_cluster_is_not_asked_for_a_card_whose_answer_is_stored(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    """A node for it may have to be rented first."""
+    world.site = HARDWARE, world.site[1]
+    space = default_space(detect("cpu")[0], 1)
+    asked = replace(request_, device="auto", ray_address="auto", hardware=HARDWARE.name, max_trials=3, space=space)
+    first = operations.search(asked)
+    again = operations.search(asked)
+    assert (len(world.pools), again.trials, again.recommendation.point) == (1, 0, first.recommendation.point)
+    for other in (
+        replace(asked, max_trials=4),
+        replace(asked, fresh=True),
+        replace(asked, memory_limit_bytes=3 * GIB),
+    ):
+        before = len(world.pools)
+        operations.search(other)
+        assert len(world.pools) == before + 1
 
 
 def test_two_fresh_searches_of_different_length_are_two(world: World, request_: SearchRequest, store: Store) -> None:

@@ -14,6 +14,7 @@ from unit.store.conftest import a_trial
 from autofit import __version__
 from autofit.core.errors import StoreError
 from autofit.store import KeyReused, LeaseLost, Store, UnderWay
+from autofit.store.searches.lease import pid_namespace
 
 RACES = 300
 
@@ -77,6 +78,15 @@ def test_what_a_process_left_that_has_ended_is_taken_at_once(store: Store) -> No
     submit(store, a_trial())
     left, taken = store.queue.claim(a_gone_process()), store.queue.claim("b:1:0")
     assert left is not None and taken is not None and taken.epoch == 2
+
+
+def test_what_a_process_of_another_container_holds_is_not_taken(store: Store) -> None:
+    """Containers of one pod have one host name; an earlier version did not say which it was."""
+    submit(store, a_trial())
+    gone = a_gone_process()
+    for owner in (gone.replace(f"{pid_namespace()}-", "1-"), gone.replace(f"{pid_namespace()}-", "")):
+        assert store.queue.claim(owner) is not None and store.queue.claim("b:1:0") is None
+        expire(store)
 
 
 def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store) -> None:
