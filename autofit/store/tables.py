@@ -92,7 +92,7 @@ class SearchRow(Base):
     campaign_id: Mapped[str | None]
     """Shared by searches that were asked for together."""
     hardware_name: Mapped[str | None]
-    """What a runner must have to drive it; None for a search that only the process which began it drives."""
+    """What a runner must have to drive it; None for a search of the command line that nobody else has asked for."""
     lease_owner: Mapped[str | None]
     lease_epoch: Mapped[int] = mapped_column(server_default="0")
     """Raised whenever the lease changes hands: no earlier driver can write any more."""

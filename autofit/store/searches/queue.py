@@ -38,6 +38,9 @@ MOST_WAITING = 100
 """Searches that may be queued at once: at ten minutes each, a day's work of a runner is less."""
 
 
+_NO_LEASE = {"lease_owner": None, "lease_expires_at": None}
+
+
 class KeyReused(UsageError):
     """An idempotency key was given before, with another request."""
 
@@ -91,17 +94,19 @@ class SearchQueue:
         """Queues a search for a runner with this hardware, and returns its id.
 
         If a search was submitted with the same `key`, or one with the same `digest` is queued or running, returns the
-        id of that one. An empty key is none. `by` names the token that asks, for the audit. Raises `KeyReused` if the
-        search with this key has another digest, and `QueueFull`.
+        id of that one. Runners may then take it even if a command line began it. An empty key is none. `by` names the
+        token that asks, for the audit. Raises `KeyReused` if the search with this key has another digest, and
+        `QueueFull`.
         """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
         new["idempotency_key"] = key or None
         to_text(dict(request))
 
         def find_or_create(connection: Connection) -> str:
-            query = select(SearchRow.search_id, SearchRow.digest)
+            query = select(SearchRow.search_id, SearchRow.digest, SearchRow.hardware_name, SearchRow.request)
             row = key and connection.execute(query.where(SearchRow.idempotency_key == key)).one_or_none()
-            row = row or connection.execute(query.where(SearchRow.digest == digest, is_active())).one_or_none()
+            same = query.where(SearchRow.digest == digest, is_active()).with_for_update()
+            row = row or connection.execute(same).one_or_none()
             if not row:
                 waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
                 if (connection.scalar(waiting) or 0) >= MOST_WAITING:
@@ -112,6 +117,9 @@ class SearchQueue:
                 return search_id
             if row.digest != digest:
                 raise KeyReused(f"the idempotency key {key!r} was used for another request")
+            if row.hardware_name is None:  # a command line began it, whose process may end before the search does
+                taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
+                connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
             return str(row.search_id)
 
         def work(connection: Connection) -> str:
@@ -207,9 +215,24 @@ class SearchQueue:
 
     def give_back(self, lease: Lease, because: str, *, died: bool = False) -> None:
         """Queues a search again after its driver was interrupted, or `died` by itself."""
-        values = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
         body = {"because": because, **({"died": True} if died else {})}
-        self._database.commit(lambda c: record_under_lease(c, lease, "queued", body, **values))
+        self._database.commit(lambda c: _requeue(c, lease, body))
+
+    def interrupt(self, lease: Lease, result: Mapping[str, Any]) -> None:
+        """Queues a search again whose driver was interrupted; ends it as cancelled, with this result, if no runner may
+        take it. Raises `ValueError` if the result holds NaN or infinity."""
+        ended = {"state": "cancelled", "ended_at": precise_now(), "result": dict(result), **_NO_LEASE}
+        to_text(ended["result"])
+
+        def work(connection: Connection) -> None:
+            # Locked: until this is committed, nobody joins it.
+            named = select(SearchRow.hardware_name).where(SearchRow.search_id == lease.search_id).with_for_update()
+            if connection.scalar(named) is not None:
+                _requeue(connection, lease, {"because": "its driver was interrupted"})
+            else:
+                record_under_lease(connection, lease, "cancelled", result, **ended)
+
+        self._database.commit(work)
 
     def deaths(self, search_id: str) -> int:
         """How often a search was given back because its driver had died."""
@@ -226,8 +249,7 @@ class SearchQueue:
             raise unknown("ending of a search", state, ENDINGS)
         body = None if result is None else dict(result)
         to_text(body)
-        no_lease = {"lease_owner": None, "lease_expires_at": None}
-        ended = {"state": state, "ended_at": precise_now(), "result": body, **no_lease}
+        ended = {"state": state, "ended_at": precise_now(), "result": body, **_NO_LEASE}
 
         def work(connection: Connection) -> None:
             same = SearchRow.search_id == lease.search_id, SearchRow.lease_epoch == lease.epoch
@@ -288,6 +310,10 @@ def _insert(connection: Connection, **values: Any) -> None:
     connection.execute(insert(SearchRow).values(state="queued", started_at=precise_now(), **values))
 
 
+def _requeue(connection: Connection, lease: Lease, body: Mapping[str, Any]) -> None:
+    record_under_lease(connection, lease, "queued", body, state="queued", **_NO_LEASE)
+
+
 def _take_over(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
     epoch = row.lease_epoch + 1
     lease_values = {"lease_owner": owner, "lease_epoch": epoch, "lease_expires_at": clock(connection) + LEASE_SECONDS}
@@ -305,5 +331,4 @@ def _lease(row: Row[*tuple[Any, ...]]) -> Lease:
         owner=row.lease_owner,
         spent_seconds=row.spent_seconds,
         spent_trials=row.spent_trials,
-        is_runners=row.hardware_name is not None,
     )

@@ -96,6 +96,28 @@ def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store) -> 
     assert store.queue.claim("e:1:0") is None, "what a command line began, only a command line resumes"
 
 
+def test_a_runner_goes_on_with_what_a_command_line_began_once_it_is_asked_for(store: Store) -> None:
+    trial = a_trial()
+    begin(store, trial, "d1", question="q")
+    assert submit(store, trial) == "d1"
+    assert store.queue.claim("a:1:0") is None, "its command line drives it"
+    expire(store)
+    lease = store.queue.claim("a:1:0", [trial.hardware.name])
+    assert lease is not None and (lease.search_id, lease.epoch) == ("d1", 2)
+    assert store.searches()[0].request == {"question": "q", "asked": {}}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_interrupted_command_line_ends_its_search_for_itself_only(store: Store, joined: bool) -> None:
+    lease = begin(store, a_trial(), "d1")
+    if joined:
+        submit(store, a_trial())
+    store.queue.interrupt(lease, {"stopped_because": "Ctrl-C"})
+    assert states(store) == ["queued" if joined else "cancelled"]
+    assert store.queue.events("d1")[-1].kind == states(store)[0]
+    assert (store.queue.claim("a:1:0") is not None) == joined
+
+
 def test_the_same_is_queued_once(store: Store) -> None:
     trial = a_trial()
     with ThreadPoolExecutor(8) as threads:
