@@ -32,7 +32,7 @@ from autofit.store.searches.lease import (
     update_search,
 )
 from autofit.store.searches.search import ENDINGS
-from autofit.store.tables import EventRow, HardwareRow, SearchRow
+from autofit.store.tables import EventRow, HardwareRow, KeyRow, SearchRow
 
 MOST_WAITING = 100
 """Searches that may be queued at once: at ten minutes each, a day's work of a runner is less."""
@@ -93,34 +93,35 @@ class SearchQueue:
     ) -> str:
         """Queues a search for a runner with this hardware, and returns its id.
 
-        If a search was submitted with the same `key`, or one with the same `digest` is queued or running, returns the
-        id of that one. Runners may then take it even if a command line began it. An empty key is none. `by` names the
-        token that asks, for the audit. Raises `KeyReused` if the search with this key has another digest, and
+        If this token has given the same `key` before, or a search with the same `digest` is queued or running, returns
+        the id of that one. Runners may then take it even if a command line began it. An empty key is none. `by` names
+        the token that asks, for the audit. Raises `KeyReused` if the key was given with another digest, and
         `QueueFull`.
         """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
-        new["idempotency_key"] = key or None
         to_text(dict(request))
 
+        def create(connection: Connection) -> str:
+            waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
+            if (connection.scalar(waiting) or 0) >= MOST_WAITING:
+                raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
+            references = keep(connection, workload=workload)
+            _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
+            add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
+            return search_id
+
         def find_or_create(connection: Connection) -> str:
-            query = select(SearchRow.search_id, SearchRow.digest, SearchRow.hardware_name, SearchRow.request)
-            row = key and connection.execute(query.where(SearchRow.idempotency_key == key)).one_or_none()
-            same = query.where(SearchRow.digest == digest, is_active()).with_for_update()
-            row = row or connection.execute(same).one_or_none()
-            if not row:
-                waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
-                if (connection.scalar(waiting) or 0) >= MOST_WAITING:
-                    raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
-                references = keep(connection, workload=workload)
-                _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
-                add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
-                return search_id
-            if row.digest != digest:
-                raise KeyReused(f"the idempotency key {key!r} was used for another request")
-            if row.hardware_name is None:  # a command line began it, whose process may end before the search does
-                taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
-                connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
-            return str(row.search_id)
+            given = {"token": by or "", "key": key}
+            of_key = select(KeyRow.digest, KeyRow.search_id).filter_by(**given)
+            row = connection.execute(of_key).one_or_none() if key else None
+            if row is not None:
+                if row.digest != digest:
+                    raise KeyReused(f"the idempotency key {key!r} was used for another request")
+                return str(row.search_id)
+            submitted = _join(connection, digest, hardware_name, request) or create(connection)
+            if key:
+                connection.execute(insert(KeyRow).values(digest=digest, search_id=submitted, **given))
+            return submitted
 
         def work(connection: Connection) -> str:
             submitted = find_or_create(connection)
@@ -304,6 +305,18 @@ class SearchQueue:
         """Names of the hardware that trials ran on or that a runner has had, in alphabetical order."""
         names = select(HardwareRow.name).distinct().order_by(HardwareRow.name)
         return list(self._database.fetch(lambda c: c.scalars(names).all()))
+
+
+def _join(connection: Connection, digest: str, hardware_name: str, request: Mapping[str, Any]) -> str | None:
+    """The id of the search that is queued or running for the same; None if there is none."""
+    query = select(SearchRow.search_id, SearchRow.hardware_name, SearchRow.request)
+    row = connection.execute(query.where(SearchRow.digest == digest, is_active()).with_for_update()).one_or_none()
+    if row is None:
+        return None
+    if row.hardware_name is None:  # a command line began it, whose process may end before the search does
+        taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
+        connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
+    return str(row.search_id)
 
 
 def _insert(connection: Connection, **values: Any) -> None:

@@ -138,6 +138,16 @@ def test_a_key_stands_for_one_search(store: Store) -> None:
     assert states(store) == ["cancelled"]
 
 
+def test_a_key_is_kept_of_whoever_joins_and_each_token_has_its_own(store: Store) -> None:
+    first = submit(store, a_trial(), by="ann", key="k")
+    assert submit(store, a_trial(), by="bob", key="k") == submit(store, a_trial(), by="bob", key="k2") == first
+    store.queue.cancel(first)
+    assert {submit(store, a_trial(), by="bob", key=key) for key in ("k", "k2")} == {first}
+    with pytest.raises(KeyReused):
+        submit(store, a_trial(), "another", by="bob", key="k2")
+    assert submit(store, a_trial(), "another", by="ann", key="k2") != first
+
+
 def test_a_command_line_joins_no_search_that_is_driven(store: Store) -> None:
     trial = a_trial()
     first = begin(store, trial, owner="a:1:0")
