@@ -123,19 +123,28 @@ class Access:
         newest = select(*columns).order_by(AuditRow.id.desc()).limit(limit)
         return [Audited(**row._asdict()) for row in self._database.fetch(lambda c: c.execute(newest).all())]
 
-    def requesting_tokens(self, search_id: str) -> set[str]:
-        """The names of the tokens that have asked for this search."""
-        names = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
-        return set(self._database.fetch(lambda c: c.scalars(names).all()))
+    def has_asked(self, token: str, search_id: str) -> bool:
+        """Whether this token has asked for this search, whatever it has done since."""
+        asked = AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == "search"
+        return self._database.fetch(lambda c: c.scalar(select(AuditRow.id).where(*asked).limit(1))) is not None
+
+
+def askers(connection: Connection, search_id: str) -> set[str]:
+    """The names of the tokens that have asked for a search, and have not cancelled it since."""
+    return {token for token, action in _last_actions(connection, search_id).items() if action == "search"}
 
 
 def add_audit(connection: Connection, token: str | None, action: str, search_id: str) -> None:
-    """Writes down, once, who has done what, in the transaction that does it; nothing if `token` is None."""
-    done = select(AuditRow.id).where(
-        AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == action
-    )
-    if token is not None and connection.scalar(done.limit(1)) is None:
+    """Writes down who has done what, in the transaction that does it; nothing if `token` is None, or if it was this
+    token's last action already."""
+    if token is not None and _last_actions(connection, search_id).get(token) != action:
         connection.execute(insert(AuditRow).values(at=precise_now(), token=token, action=action, search_id=search_id))
+
+
+def _last_actions(connection: Connection, search_id: str) -> dict[str, str]:
+    """By the names of tokens, what each has done last to a search."""
+    rows = select(AuditRow.token, AuditRow.action).where(AuditRow.search_id == search_id).order_by(AuditRow.id)
+    return {token: action for token, action in connection.execute(rows)}
 
 
 _TOKENS = select(TokenRow.name, TokenRow.scope, TokenRow.created_at, TokenRow.revoked_at)

@@ -14,7 +14,7 @@ from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
-from autofit.store.access import add_audit
+from autofit.store.access import add_audit, askers
 from autofit.store.database.engine import Database, to_text
 from autofit.store.rows import check_text, keep, precise_now
 from autofit.store.searches.lease import (
@@ -259,20 +259,25 @@ class SearchQueue:
 
         self._database.commit(work)
 
-    def cancel(self, search_id: str, *, by: str | None = None) -> None:
+    def cancel(self, search_id: str, *, by: str | None = None, for_all: bool = True) -> None:
         """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. `by` names
-        the token that asks, for the audit.
+        the token that asks, for the audit. Unless `for_all`, that token withdraws: the search goes on while other
+        tokens, or the command line that drives it, ask for it.
 
         Raises `UsageError` if there is no such search; one that has ended stays as it is.
         """
 
         def work(connection: Connection) -> None:
-            if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
+            query = select(SearchRow.state).where(SearchRow.search_id == search_id).with_for_update()
+            state = connection.scalar(query)
+            if state is None:
                 raise UsageError(f"the store holds no search {search_id!r}")
-            seq = update_search(connection, search_id, is_active(), state="cancelled", ended_at=precise_now())
-            if seq is not None:
-                add_event(connection, search_id, seq, "cancelled", {})
-                add_audit(connection, by, "cancel", search_id)
+            if state in ENDINGS:
+                return
+            add_audit(connection, by, "cancel", search_id)
+            if for_all or not (askers(connection, search_id) or _is_on_command_line(connection, search_id)):
+                seq = update_search(connection, search_id, state="cancelled", ended_at=precise_now())
+                add_event(connection, search_id, seq or 0, "cancelled", {})
 
         self._database.commit(work)
 
@@ -317,6 +322,15 @@ def _join(connection: Connection, digest: str, hardware_name: str, request: Mapp
         taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
         connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
     return str(row.search_id)
+
+
+def _is_on_command_line(connection: Connection, search_id: str) -> bool:
+    """Whether the command line that began a search has driven it ever since."""
+    query = select(SearchRow.lease_owner).where(SearchRow.search_id == search_id, SearchRow.lease_epoch == 1)
+    owner = connection.scalar(query.where(SearchRow.state == "running", is_held(connection)))
+    # Whoever submits a search queues it first.
+    began = select(EventRow.kind).where(EventRow.search_id == search_id, EventRow.seq == 1)
+    return owner is not None and not is_gone(owner) and connection.scalar(began) == "running"
 
 
 def _insert(connection: Connection, **values: Any) -> None:

@@ -60,11 +60,13 @@ def test_a_search_is_cancelled_by_those_who_asked_for_it(store: Store, closed: T
     )
     one = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
     assert closed.delete(f"/v1/searches/{one}", headers=bob).status_code == 403
-    # Who asks for the same search shares it.
+    # Who asks for the same search shares it, and ends it for nobody else.
     assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == one
-    assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "cancelled"
+    assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "queued"
+    assert closed.delete(f"/v1/searches/{one}", headers=ann).json()["state"] == "cancelled"
     two = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
     assert two != one
+    assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == two
     assert closed.delete(f"/v1/searches/{two}", headers=admin).json()["state"] == "cancelled"
 
 

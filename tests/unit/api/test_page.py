@@ -282,6 +282,13 @@ def test_a_search_is_started_watched_and_cancelled(client: TestClient, store: St
     assert [one.action for one in store.access.audit()] == ["cancel", "search"]
 
 
+def test_who_cancels_is_told_that_a_search_goes_on_for_others(client: TestClient, store: Store) -> None:
+    ann, bob = ({"Authorization": f"Bearer {store.access.create(name, 'run')}", **HTMX} for name in ("ann", "bob"))
+    path = [client.post("/searches", data=SEARCH, headers=who).headers["hx-redirect"] for who in (ann, bob)][0]
+    assert "others" in client.post(f"{path}/cancel", headers=bob).text
+    assert client.post(f"{path}/cancel", headers=ann).headers["hx-redirect"] == path
+
+
 @pytest.mark.parametrize(("given", "part"), [({"time_budget": "soon"}, "soon"), ({"seq_len": "many"}, "seq_len")])
 def test_a_wrong_search_is_a_sentence(client: TestClient, store: Store, given: dict[str, str], part: str) -> None:
     login(client)

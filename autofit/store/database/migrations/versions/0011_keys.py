@@ -1,4 +1,4 @@
-"""Idempotency keys in a table of their own: they are kept of whoever joins a search, too, and each token has its own."""
+"""Idempotency keys in a table of their own: whoever joins a search has one, too, and each token its own."""
 
 from __future__ import annotations
 
