@@ -20,8 +20,10 @@ from autofit.techniques import AXES
 ROUTES = APIRouter(route_class=PageRoute)
 FORM_AXES = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention", "kernels")
 """The axes that the form has; the others take the plain recipe's values."""
-FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "method": "qlora", "micro_batch": 4}
-"""What the form shows before anything is chosen."""
+FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "global_batch": 64}
+"""What is asked about where a field is not given."""
+FIRST_CONFIG = {"method": "qlora", "micro_batch": 4}
+"""What the form shows beside it before anything is chosen."""
 
 
 def estimate_request(
@@ -55,7 +57,7 @@ def calculator(request: Request, store: OpenedStore, models: Models) -> Response
     return render(
         request,
         "calculator.html",
-        values={"global_batch": 64, **(given or FIRST)},
+        values={**FIRST, **(given or FIRST_CONFIG)},
         axes=[axis for axis in AXES if axis.name in FORM_AXES],
         models=(*models.in_folder(), *names()),
         hardware=list(dict.fromkeys([*estimable, *measured])),

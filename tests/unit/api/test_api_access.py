@@ -77,6 +77,16 @@ def test_a_revoked_token_is_refused_at_once(store: Store, closed: TestClient) ->
     assert closed.get("/v1/trials", headers=headers).status_code == 401
 
 
+def test_who_has_no_token_is_not_told_where_the_store_is(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "store.db")) as store:
+        secret = store.access.create("ann", "read")
+        for file in tmp_path.glob("store.db*"):
+            file.write_bytes(b"no database" * 1000)
+        answer = TestClient(create_app(store, closed=True)).get("/v1/trials", headers=bearing(secret))
+    assert (answer.status_code, answer.json()["title"]) == (503, "Store unavailable")
+    assert str(tmp_path) not in answer.text
+
+
 def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> None:
     paths = ("/healthz", "/readyz", "/metrics", "/v1/trials", "/openapi.json", "/docs")
     assert [closed.get(path).status_code for path in paths] == [200, 200, 401, 401, 401, 401]
@@ -125,7 +135,16 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
     stored = store.search(started["search_id"])
     assert stored is not None and stored.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
     query = {"model": "tiny", "seq_len": 32, "global_batch": 4, "provenance": "measured"}
-    assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
+    (tmp_path / "own" / "broken").mkdir()
+    (tmp_path / "own" / "broken" / "config.json").write_text("{")
+    for path, name, title in (
+        ("/v1/recommendation", "tiny", "Not measured"),
+        ("/v1/recommendation", "broken", "Wrong request"),
+        ("/frontier", "tiny", None),
+    ):
+        answer = client.get(path, params={**query, "model": name} if title else {"model": name})
+        assert (title is None or answer.json()["title"] == title, name in answer.text) == (True, True)
+        assert str(tmp_path) not in answer.text
     for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
         refused = client.post("/v1/searches", json={**search, "model": name})
         assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
