@@ -56,8 +56,10 @@ class PredictionProcess:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Start it, and return at once: it takes seconds to load the libraries, during which `call` waits."""
-        threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
+        """Start it if it is not there, and return at once: it takes seconds to load the libraries, during which `call`
+        waits."""
+        if self._pool is None:
+            threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
         """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
@@ -97,20 +99,24 @@ class PredictionProcess:
         raise Overloaded(reason, remedy="ask for a shorter sequence or a smaller micro-batch")
 
     def _load(self) -> None:
-        with suppress(RuntimeError):  # the program ends
-            self._submit(_load)
+        with self._lock, suppress(RuntimeError):  # the program ends
+            if self._pool is None:
+                self._last = self._started().submit(_load)
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=context(), initializer=_limit_process, initargs=(self._memory_bytes, os.getpid())
+            )
+            self._answers = 0
+        return self._pool
 
     def _submit(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> Future[T]:
         with self._lock:
             # With max_tasks_per_child, calls that wait while a process retires may wait for ever (CPython gh-115634).
             if self._answers >= TASKS and (self._last is None or self._last.done()):
                 self._end()
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(
-                    1, mp_context=context(), initializer=_limit_process, initargs=(self._memory_bytes, os.getpid())
-                )
-                self._answers = 0
-            self._last = future = self._pool.submit(function, *arguments, **keywords)
+            self._last = future = self._started().submit(function, *arguments, **keywords)
             self._answers += 1
             return future
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -327,6 +328,21 @@ def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatc
         process.close()
     assert all(isinstance(number, int) for number in numbers), numbers
     assert len(set(numbers)) == 3
+
+
+def test_to_warm_it_again_wears_no_process_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_process, "TASKS", 2)
+    process = PredictionProcess()
+    try:
+        number = process.call(number_of_process)
+        for _ in range(3):
+            process.warm()
+        for thread in threading.enumerate():
+            if thread.name == "autofit-warm":
+                thread.join()
+        assert process.call(number_of_process) == number
+    finally:
+        process.close()
 
 
 def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
