@@ -32,10 +32,10 @@ from autofit.store.searches.lease import (
     update_search,
 )
 from autofit.store.searches.search import ENDINGS
-from autofit.store.tables import EventRow, HardwareRow, KeyRow, SearchRow
+from autofit.store.tables import AuditRow, EventRow, HardwareRow, KeyRow, SearchRow
 
 MOST_WAITING = 100
-"""Searches that may be queued at once: at ten minutes each, a day's work of a runner is less."""
+"""Searches of one token that may be queued at once: at ten minutes each, a day's work of a runner is less."""
 
 
 _NO_LEASE = {"lease_owner": None, "lease_expires_at": None}
@@ -46,7 +46,7 @@ class KeyReused(UsageError):
 
 
 class QueueFull(EnvironmentLacks):
-    """Too many searches wait already."""
+    """Too many searches of this token wait already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,10 @@ class SearchQueue:
         to_text(dict(request))
 
         def create(connection: Connection) -> str:
-            waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
+            asked = select(AuditRow.search_id).where(AuditRow.token == by, AuditRow.action == "search")
+            waiting = select(func.count()).where(SearchRow.state == "queued", SearchRow.search_id.in_(asked))
             if (connection.scalar(waiting) or 0) >= MOST_WAITING:
-                raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
+                raise QueueFull(f"{MOST_WAITING} of your searches wait already", remedy="wait, or cancel one of them")
             references = keep(connection, workload=workload)
             _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
             add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
