@@ -47,13 +47,16 @@ class Token(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited(Document):
-    """Something that was started or ended over HTTP."""
+    """Something that was started or ended over HTTP, or was to be."""
 
+    number: int
+    """Its place among all that is audited."""
     at: str
     """ISO 8601 in UTC."""
     token: str
     """The name of the token that was used."""
-    action: Literal["search", "cancel"]
+    action: Literal["search", "cancel", "refused"]
+    """`refused`: the token would have cancelled a search that it had not asked for."""
     search_id: str
 
 
@@ -117,11 +120,17 @@ class Access:
         valid = select(TokenRow.name).where(TokenRow.revoked_at.is_(None)).limit(1)
         return self._database.fetch(lambda c: c.scalar(valid)) is not None
 
-    def audit(self, *, limit: int = 100) -> list[Audited]:
-        """The latest that was started or ended, newest first."""
-        columns = AuditRow.at, AuditRow.token, AuditRow.action, AuditRow.search_id
+    def audit(self, *, limit: int = 100, before: int | None = None) -> list[Audited]:
+        """The latest that was started or ended, newest first; of numbers below `before`, if that is given."""
+        columns = AuditRow.id.label("number"), AuditRow.at, AuditRow.token, AuditRow.action, AuditRow.search_id
         newest = select(*columns).order_by(AuditRow.id.desc()).limit(limit)
+        if before is not None:
+            newest = newest.where(AuditRow.id < before)
         return [Audited(**row._asdict()) for row in self._database.fetch(lambda c: c.execute(newest).all())]
+
+    def note_refusal(self, token: str, search_id: str) -> None:
+        """Writes down that this token would have cancelled a search that it had not asked for."""
+        self._database.commit(lambda c: add_audit(c, token, "refused", search_id))
 
     def has_asked(self, token: str, search_id: str) -> bool:
         """Whether this token has asked for this search, whatever it has done since."""

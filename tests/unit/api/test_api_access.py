@@ -60,6 +60,10 @@ def test_a_search_is_cancelled_by_those_who_asked_for_it(store: Store, closed: T
     )
     one = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
     assert closed.delete(f"/v1/searches/{one}", headers=bob).status_code == 403
+    (refused,) = closed.get("/v1/audit?limit=1", headers=admin).json()
+    assert (refused["token"], refused["action"], refused["search_id"]) == ("bob", "refused", one)
+    earlier = closed.get(f"/v1/audit?before={refused['number']}", headers=admin).json()
+    assert [audited["action"] for audited in earlier] == ["search"]
     # Who asks for the same search shares it, and ends it for nobody else.
     assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == one
     assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "queued"
