@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes.common import Models, OpenedStore
+from autofit.api.routes.query import named_hardware
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions
@@ -29,6 +30,7 @@ FIRST_CONFIG = {"method": "qlora", "micro_batch": 4}
 def estimate_request(
     request: Request,
     models: Models,
+    store: OpenedStore,
     model: str = str(FIRST["model"]),
     hardware: str = str(FIRST["hardware"]),
     seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
@@ -40,7 +42,7 @@ def estimate_request(
     if config.get("method", "full") == "full":
         config.pop("rank", None)  # the field is there, whatever the method
     options = WorkloadOptions(model=models.named(model), seq_len=seq_len, global_batch=global_batch)
-    return partial(estimated, options, config, hardware=hardware)
+    return partial(estimated, options, config, hardware=named_hardware(hardware, store))
 
 
 EstimateRequest = Annotated[Callable[..., dict[str, Any]], Depends(estimate_request)]
