@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import resource
 import signal
 import threading
@@ -49,6 +50,8 @@ class PredictionProcess:
         self._turn = threading.Lock()
         """Held by the call that the process works for: ending the process costs no waiting call its answer. Work that
         goes on after its time may be lost."""
+        self._under_way: dict[bytes, Future[Any]] = {}
+        """The answers of the calls under way, by what is called."""
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[Any] | None = None
         self._answers = 0
@@ -62,22 +65,34 @@ class PredictionProcess:
             threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
-        """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
-        much memory."""
-        until = time.monotonic() + seconds
+        """What the function returns, or raises; calls with equal arguments that are under way share that. Raises
+        `Overloaded` if too many wait, or if it takes too long or too much memory."""
         if not self._waiting_slots.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            if not self._turn.acquire(timeout=seconds):
-                raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
-            try:
-                return self._answer(until, function, *arguments, **keywords)
-            except TimeoutError:
-                raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
-            finally:
-                self._turn.release()
+            question, answer = pickle.dumps((function, arguments, keywords)), Future[T]()
+            shared: Future[T] = self._under_way.setdefault(question, answer)
+            if shared is answer:
+                try:
+                    answer.set_result(self._in_turn(seconds, function, *arguments, **keywords))
+                except BaseException as error:
+                    answer.set_exception(error)
+                finally:
+                    del self._under_way[question]
+            return shared.result(seconds)
+        except TimeoutError:
+            raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
         finally:
             self._waiting_slots.release()
+
+    def _in_turn(self, seconds: float, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        until = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=seconds):
+            raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
+        try:
+            return self._answer(until, function, *arguments, **keywords)
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """End the process; the next call starts another."""
