@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import a_trial
 from leases import begin, expire
+from unit.store.conftest import a_trial
 
 from autofit.core.errors import UsageError
 from autofit.store import OPERATOR, Store
