@@ -39,6 +39,12 @@ def status_of(error: AutofitError) -> tuple[int, str]:
     return next((status, title) for kind, status, title in STATUSES if isinstance(error, kind))
 
 
+def detail_of(request: Request, error: AutofitError) -> str:
+    """The error in words. Models of the server's own folder are called by the names by which clients know them."""
+    folder = request.app.state.models.folder
+    return str(error) if folder is None else str(error).replace(f"{folder}/", "")
+
+
 def first_mistake(error: RequestValidationError | ValidationError) -> str:
     """What is wrong with the first field that is."""
     first: Mapping[str, Any] = error.errors()[0]
@@ -55,7 +61,7 @@ def install(app: FastAPI) -> None:
     async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
         status, title = status_of(error)
         more = error.facts() if isinstance(error, Shortfall) else {}
-        response = problem(status, title, str(error), **more)
+        response = problem(status, title, detail_of(request, error), **more)
         if isinstance(error, Overloaded):
             response.headers["Retry-After"] = "60"
         return response

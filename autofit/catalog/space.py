@@ -72,6 +72,9 @@ class Space:
         divisor). `batch` is the number of sequences per optimizer step on one device. Raises `UsageError` if it is
         below 1, or if no value of `micro_batch` divides it.
         """
+        return self._combinations(self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes})
+
+    def _all_values(self, axes: Sequence[Axis], batch: int) -> _AxisValues:
         if batch < 1:
             raise UsageError(f"the batch is {batch}: it must be at least 1")
         values = {axis.name: self._values(axis, batch) for axis in axes}
@@ -79,7 +82,7 @@ class Space:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
             place = f"{self.path}:{self.lines.get('micro_batch', 1)}"
             raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
-        return self._combinations(values, {axis.name: axis.is_stated for axis in axes})
+        return values
 
     def with_ranks_from(self, lowest: int) -> Space:
         """This space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
@@ -95,7 +98,17 @@ class Space:
 
     def count(self, axes: Sequence[Axis], *, batch: int) -> int:
         """How many configs the space has; arguments and errors as for `configs`."""
-        return sum(1 for _ in self.configs(axes, batch=batch))
+        values, says = self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes}
+        parts = [part.get("micro_batch", ()) for rule in self.rules for part in (rule.when, rule.only, rule.never)]
+        named = {value for part in parts for value in part}
+        # Micro-batches that no rule names are alike, and a batch may have hundreds of divisors.
+        alike = [value for value in values["micro_batch"] if value not in named]
+        others = [value for value in values["micro_batch"] if value in named]
+        counted = [(1, (value,)) for value in others] + [(len(alike), tuple(alike[:1]))]
+        return sum(
+            times * sum(1 for _ in self._combinations({**values, "micro_batch": micro_batch}, says))
+            for times, micro_batch in counted
+        )
 
     def _values(self, axis: Axis, batch: int) -> tuple[Value, ...]:
         if axis.name in self.defaults:

@@ -30,10 +30,11 @@ class Connection:
     """Where the server is, and who asks. Every request is a connection of its own, so that threads may share it."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Raises `UsageError` for a URL that is not HTTP's."""
+        """Raises `UsageError` for a URL that is not HTTP's, and for a token that no request can carry."""
         if urlsplit(url).scheme not in ("http", "https"):
             raise UsageError(f"url {url!r} is not understood: write http://host:port or https://host")
         self._url, self._token = url.rstrip("/"), token
+        _check_header("token", token or "")
 
     def ask(
         self,
@@ -44,7 +45,10 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The answer's JSON value. Raises what `problem` returns, and `Unreachable`."""
+        """The answer's JSON value. Raises what `problem` returns, `Unreachable`, and `UsageError` for a header that no
+        request can carry."""
+        for name, value in (headers or {}).items():
+            _check_header(name, value)
         target = f"{path}?{urlencode(query)}" if query else path
         with self._opened(verb, target, headers or {}, ANSWER_SECONDS, body) as answer:
             text = answer.read()
@@ -87,6 +91,12 @@ class Connection:
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(f"the server at {self._url} {what}", remedy="start autofit serve there, or set AUTOFIT_URL")
+
+
+def _check_header(name: str, value: str) -> None:
+    """Raise `UsageError` for what no header of HTTP can hold."""
+    if not value.isprintable() or any(ord(character) > 255 for character in value):
+        raise UsageError(f"{name} holds a character that no request can carry: use letters, digits and signs")
 
 
 def problem(status: int, title: str, detail: str) -> AutofitError:

@@ -28,6 +28,18 @@ class Document:
         return read(cls, data)
 
 
+class LastingDocument(Document):
+    """What stores hold for years: fields that another version has written, and this one does not have, are left out."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`, also of another version's. Raises `TypeError` for a field that is missing."""
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # each is a dataclass
+        return read(cls, {name: value for name, value in data.items() if name in names})
+
+
 def read(cls: type[T], data: Mapping[str, Any]) -> T:
     """A dataclass from the JSON values of its fields."""
     readers = _readers(cls)  # type: ignore[arg-type]  # types are hashable

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autofit.core.document import Document
+from autofit.core.document import LastingDocument
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import LARGEST_COUNT, mean
 
@@ -56,7 +56,7 @@ class WorkloadFields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload(WorkloadFields, Document):
+class Workload(WorkloadFields, LastingDocument):
     """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
 
     model_digest: str

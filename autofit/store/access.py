@@ -47,13 +47,16 @@ class Token(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited(Document):
-    """Something that was started or ended over HTTP."""
+    """Something that was started or ended over HTTP, or was to be."""
 
+    number: int
+    """Its place among all that is audited."""
     at: str
     """ISO 8601 in UTC."""
     token: str
     """The name of the token that was used."""
-    action: Literal["search", "cancel"]
+    action: Literal["search", "cancel", "refused"]
+    """`refused`: the token would have cancelled a search that it had not asked for."""
     search_id: str
 
 
@@ -117,25 +120,40 @@ class Access:
         valid = select(TokenRow.name).where(TokenRow.revoked_at.is_(None)).limit(1)
         return self._database.fetch(lambda c: c.scalar(valid)) is not None
 
-    def audit(self, *, limit: int = 100) -> list[Audited]:
-        """The latest that was started or ended, newest first."""
-        columns = AuditRow.at, AuditRow.token, AuditRow.action, AuditRow.search_id
+    def audit(self, *, limit: int = 100, before: int | None = None) -> list[Audited]:
+        """The latest that was started or ended, newest first; of numbers below `before`, if that is given."""
+        columns = AuditRow.id.label("number"), AuditRow.at, AuditRow.token, AuditRow.action, AuditRow.search_id
         newest = select(*columns).order_by(AuditRow.id.desc()).limit(limit)
+        if before is not None:
+            newest = newest.where(AuditRow.id < before)
         return [Audited(**row._asdict()) for row in self._database.fetch(lambda c: c.execute(newest).all())]
 
-    def requesting_tokens(self, search_id: str) -> set[str]:
-        """The names of the tokens that have asked for this search."""
-        names = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
-        return set(self._database.fetch(lambda c: c.scalars(names).all()))
+    def note_refusal(self, token: str, search_id: str) -> None:
+        """Writes down that this token would have cancelled a search that it had not asked for."""
+        self._database.commit(lambda c: add_audit(c, token, "refused", search_id))
+
+    def has_asked(self, token: str, search_id: str) -> bool:
+        """Whether this token has asked for this search, whatever it has done since."""
+        asked = AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == "search"
+        return self._database.fetch(lambda c: c.scalar(select(AuditRow.id).where(*asked).limit(1))) is not None
+
+
+def askers(connection: Connection, search_id: str) -> set[str]:
+    """The names of the tokens that have asked for a search, and have not cancelled it since."""
+    return {token for token, action in _last_actions(connection, search_id).items() if action == "search"}
 
 
 def add_audit(connection: Connection, token: str | None, action: str, search_id: str) -> None:
-    """Writes down, once, who has done what, in the transaction that does it; nothing if `token` is None."""
-    done = select(AuditRow.id).where(
-        AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == action
-    )
-    if token is not None and connection.scalar(done.limit(1)) is None:
+    """Writes down who has done what, in the transaction that does it; nothing if `token` is None, or if it was this
+    token's last action already."""
+    if token is not None and _last_actions(connection, search_id).get(token) != action:
         connection.execute(insert(AuditRow).values(at=precise_now(), token=token, action=action, search_id=search_id))
+
+
+def _last_actions(connection: Connection, search_id: str) -> dict[str, str]:
+    """By the names of tokens, what each has done last to a search."""
+    rows = select(AuditRow.token, AuditRow.action).where(AuditRow.search_id == search_id).order_by(AuditRow.id)
+    return {token: action for token, action in connection.execute(rows)}
 
 
 _TOKENS = select(TokenRow.name, TokenRow.scope, TokenRow.created_at, TokenRow.revoked_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -170,6 +170,9 @@ def checked(kind: Any, body: dict[str, Any], name: str) -> Any:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in (name, *first["loc"]) if part != "")
         raise ValueError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    if isinstance(kind, type) and is_dataclass(kind):
+        for field in body[name].keys() - {field.name for field in fields(kind)}:
+            raise ValueError(f"{name}: {kind.__name__} has no field {field!r}")
     try:
         if (read := reader(kind)) is not None:
             read(body[name])  # the types are right by now; this rejects keys that no field would hold

@@ -81,7 +81,6 @@ class SearchRow(Base):
     __tablename__ = "searches"
     __table_args__ = (
         Index("uq_searches_digest", "digest", unique=True, sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
-        Index("uq_searches_idempotency_key", "idempotency_key", unique=True),
         Index("ix_searches_state", "state", "started_at"),
     )
 
@@ -99,12 +98,10 @@ class SearchRow(Base):
     result: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
     digest: Mapped[str | None]
     """Of what was asked; unique among queued and running searches."""
-    idempotency_key: Mapped[str | None]
-    """Given by a client, who may then ask again without starting a second search."""
     campaign_id: Mapped[str | None]
     """Shared by searches that were asked for together."""
     hardware_name: Mapped[str | None]
-    """What a runner must have to drive it; None for a search that only the process which began it drives."""
+    """What a runner must have to drive it; None for a search of the command line that nobody else has asked for."""
     lease_owner: Mapped[str | None]
     lease_epoch: Mapped[int] = mapped_column(server_default="0")
     """Raised whenever the lease changes hands: no earlier driver can write any more."""
@@ -245,6 +242,19 @@ class AuditRow(Base):
     action: Mapped[str]
     """`search` or `cancel`."""
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.search_id"), index=True)
+
+
+class KeyRow(Base):
+    """An idempotency key, by which a client may ask again without starting a second search."""
+
+    __tablename__ = "idempotency_keys"
+
+    token: Mapped[str] = mapped_column(primary_key=True)
+    """The name of the token that gave it; empty without a token."""
+    key: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str]
+    """Of what was asked with it."""
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.search_id"))
 
 
 class EstimateRow(Base):

@@ -289,6 +289,15 @@ def test_a_server_that_cannot_be_reached_is_said() -> None:
         Client(f"http://127.0.0.1:{port}").models()
 
 
+@pytest.mark.parametrize("secret", ["ключ", "a\nb", "a\0b"])
+def test_what_no_header_can_hold_is_said(client: Client, secret: str) -> None:
+    with pytest.raises(UsageError, match="Idempotency-Key"):
+        client.search(**ASKED, key=secret)
+    with pytest.raises(UsageError, match="token") as refused:
+        Client(token=secret)
+    assert secret not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:8000", "localhost"])
 def test_only_http_is_spoken(url: str) -> None:
     with pytest.raises(UsageError, match="is not understood"):

@@ -194,6 +194,14 @@ def test_count_counts_the_valid(tmp_path: Path) -> None:
     assert space.count(AXES, batch=4) == 6
 
 
+@pytest.mark.parametrize("rule", ["never: {micro_batch: [1, 4]}", "only: {micro_batch: 2}"])
+@pytest.mark.parametrize("batch", [1, 4, 60])
+def test_count_is_the_number_of_configs(tmp_path: Path, rule: str, batch: int) -> None:
+    axes = "axes: {method: [full], loss: [full, chunked], micro_batch: divisors}"
+    space = read(tmp_path, f"{axes}\nrules: [{{when: {{loss: full}}, {rule}}}]")
+    assert space.count(AXES, batch=batch) == len(list(space.configs(AXES, batch=batch)))
+
+
 # Rules
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -92,7 +93,9 @@ class Guard:
                 request.state.token = await look(self._store, partial(self._token_of, secret))
             except StoreError as error:
                 if not is_open:
-                    return problems.problem(503, "Store unavailable", str(error))
+                    # Who has no token yet is not told where the store is.
+                    logging.getLogger(__name__).warning("autofit: no token can be looked up: %s", error)
+                    return problems.problem(503, "Store unavailable", "the store does not answer (ask again later)")
         if request.state.token is None:
             if self._closed and not is_open:
                 return _to_the_entrance(request) or unauthorised("a bearer token is required")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from autofit.api.page.rendering import PageRoute, is_partial, render
 from autofit.api.routes.common import Models, OpenedStore
+from autofit.api.routes.query import named_hardware
 from autofit.catalog.hardware import cards
 from autofit.catalog.models import names
 from autofit.operations import WorkloadOptions
@@ -20,13 +21,16 @@ from autofit.techniques import AXES
 ROUTES = APIRouter(route_class=PageRoute)
 FORM_AXES = ("method", "rank", "micro_batch", "checkpointing", "optimizer", "precision", "loss", "attention", "kernels")
 """The axes that the form has; the others take the plain recipe's values."""
-FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "method": "qlora", "micro_batch": 4}
-"""What the form shows before anything is chosen."""
+FIRST = {"model": "llama-3.1-8b", "hardware": "rtx-4090", "seq_len": 2048, "global_batch": 64}
+"""What is asked about where a field is not given."""
+FIRST_CONFIG = {"method": "qlora", "micro_batch": 4}
+"""What the form shows beside it before anything is chosen."""
 
 
 def estimate_request(
     request: Request,
     models: Models,
+    store: OpenedStore,
     model: str = str(FIRST["model"]),
     hardware: str = str(FIRST["hardware"]),
     seq_len: Annotated[int, Query(ge=2, le=2**24)] = 2048,
@@ -38,7 +42,7 @@ def estimate_request(
     if config.get("method", "full") == "full":
         config.pop("rank", None)  # the field is there, whatever the method
     options = WorkloadOptions(model=models.named(model), seq_len=seq_len, global_batch=global_batch)
-    return partial(estimated, options, config, hardware=hardware)
+    return partial(estimated, options, config, hardware=named_hardware(hardware, store))
 
 
 EstimateRequest = Annotated[Callable[..., dict[str, Any]], Depends(estimate_request)]
@@ -55,7 +59,7 @@ def calculator(request: Request, store: OpenedStore, models: Models) -> Response
     return render(
         request,
         "calculator.html",
-        values={"global_batch": 64, **(given or FIRST)},
+        values={**FIRST, **(given or FIRST_CONFIG)},
         axes=[axis for axis in AXES if axis.name in FORM_AXES],
         models=(*models.in_folder(), *names()),
         hardware=list(dict.fromkeys([*estimable, *measured])),

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from autofit import operations
 from autofit.api.page.forms import choices, chosen, workload_query
 from autofit.api.page.rendering import HEADERS, PageRoute, is_partial, render
-from autofit.api.problems import status_of
+from autofit.api.problems import detail_of, status_of
 from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.query import Question, ResolvedQuestion
 from autofit.core.device.hardware import Hardware
@@ -52,7 +52,7 @@ def frontier(request: Request, query: Annotated[Question, Query()], store: Opene
     try:
         answer = _answer(question, store)
     except AutofitError as error:
-        status, answer = status_of(error)[0], {"message": str(error), "frontier": None}
+        status, answer = status_of(error)[0], {"message": detail_of(request, error), "frontier": None}
     # By its name: the question has the path of a model in the server's folder.
     fields = workload_query(question.workload, model=request.query_params["model"], hardware=question.hardware)
     if is_partial(request):

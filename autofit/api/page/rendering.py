@@ -7,17 +7,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from autofit import __version__
 from autofit.api.middleware.access import Refused
 from autofit.api.page.static import address
-from autofit.api.problems import first_mistake, status_of
+from autofit.api.problems import detail_of, first_mistake, status_of
 from autofit.core.errors import AutofitError
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
@@ -99,7 +100,7 @@ class PageRoute(APIRoute):
 
 def _as_sentence(request: Request, error: Exception) -> Response:
     if isinstance(error, AutofitError):
-        return sentence(request, str(error), status_of(error)[0])
+        return sentence(request, detail_of(request, error), status_of(error)[0])
     if isinstance(error, Refused):
         login = f"/login?{urlencode({'next': request.url.path})}"
         return sentence(request, str(error), error.status, login=login)

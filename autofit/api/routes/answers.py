@@ -20,6 +20,7 @@ from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, T
 from autofit.catalog.hardware import matching_cards
 from autofit.core.errors import NotMeasured, UsageError
 from autofit.operations.recommendation import recommend, search_command
+from autofit.operations.service.submission import check_limit
 from autofit.prediction.predicted_frontier import predicted_recommendation
 from autofit.store import Store
 
@@ -84,6 +85,7 @@ def _predicted(question: ResolvedQuestion, store: Store, request: Request) -> Re
     if workload is None:
         model = question.workload.model
         raise UsageError(f"{model} on {hardware} cannot be predicted: name a model and a card of the catalog")
+    check_limit(question.memory_limit_bytes, hardware)  # before it waits for other predictions
     search = operations.SearchRequest(workload=workload, store=store.url, **question.conditions)
     document = request.app.state.predicting.call(predicted_recommendation, search)
     if document is None:

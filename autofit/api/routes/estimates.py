@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from autofit.api.routes.common import Models, OpenedStore, Strict
-from autofit.api.routes.query import WorkloadBody, only_hardware
+from autofit.api.routes.query import WorkloadBody, named_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import as_bytes
 from autofit.prediction.estimation import estimated
@@ -36,7 +36,7 @@ def estimate(body: AskedEstimate, store: OpenedStore, models: Models, request: R
         estimated,
         body.workload(models),
         body.config,
-        hardware=only_hardware(store) if body.hardware == "auto" else body.hardware,
+        hardware=named_hardware(body.hardware, store),
         memory_limit_bytes=as_bytes(body.memory_limit),
         advice=body.advice,
         store=store.url,

@@ -18,7 +18,6 @@ OPEN: dict[str, Any] = {"security": [{}]}
 """Added to what the API's description says of a route: a token may be left out."""
 
 
-@ROUTES.head("/healthz", include_in_schema=False)  # by which some load balancers probe
 @ROUTES.get("/healthz", summary="Whether the server is running", openapi_extra=OPEN)
 def healthz() -> HealthAnswer:
     """Answers without a token."""

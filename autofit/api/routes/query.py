@@ -131,7 +131,7 @@ class Question(GoalQuery, WorkloadQuery):
             workload=self.workload(store, models),
             goal=self.goal(),
             memory_limit_bytes=as_bytes(self.memory_limit),
-            hardware=only_hardware(store) if self.hardware == "auto" else self.hardware,
+            hardware=named_hardware(self.hardware, store),
         )
 
 
@@ -155,7 +155,7 @@ class TrialsQuery(BaseModel):
         """The conditions as the store's queries take them."""
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise unknown("outcome", self.outcome, OUTCOMES)
-        name = only_hardware(store) if self.hardware == "auto" else self.hardware
+        name = None if self.hardware is None else named_hardware(self.hardware, store)
         of_workload = AskedWorkload.model_fields.keys() - {"model"}
         return {
             "model": self.model,
@@ -165,8 +165,11 @@ class TrialsQuery(BaseModel):
         }
 
 
-def only_hardware(store: Store) -> str:
-    """The name of the only hardware that trials ran on: what the server itself has is not what its clients mean."""
+def named_hardware(name: str, store: Store) -> str:
+    """The name as it was given, or for `auto` that of the only hardware that trials ran on: what the server itself has
+    is not what its clients mean."""
+    if name.lower() != "auto":
+        return name
     names = sorted({hardware.name for hardware in store.hardware()})
     if len(names) > 1:
         raise UsageError(f"name the hardware: {', '.join(names)}")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable
 from dataclasses import fields
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -17,7 +17,7 @@ from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, WorkloadBody
 from autofit.catalog import space
 from autofit.core.errors import unknown
-from autofit.core.units import as_bytes, parse_duration
+from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.submission import submit
 from autofit.store import ENDINGS, Audited, Search
@@ -105,9 +105,12 @@ def state(search: StoredSearch) -> SearchState:
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
 def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
-    if not token.allows("admin") and token.name not in store.access.requesting_tokens(search.search_id):
+    """It goes on for others that have asked for it; a token with the scope admin ends it for all."""
+    is_admin = token.allows("admin")
+    if not is_admin and not store.access.has_asked(token.name, search.search_id):
+        store.access.note_refusal(token.name, search.search_id)
         raise Refused(f"search {search.search_id} is not one that {token.name!r} asked for", has_token=True)
-    store.queue.cancel(search.search_id, by=token.name)
+    store.queue.cancel(search.search_id, by=token.name, for_all=is_admin)
     return SearchState.of(stored_search(search.search_id, store))
 
 
@@ -134,6 +137,12 @@ async def events(
 
 
 @ROUTES.get("/v1/audit", dependencies=[ADMIN], summary="Who has started and cancelled what, newest first")
-def audit(store: OpenedStore) -> list[Audited]:
+def audit(
+    store: OpenedStore,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[
+        int | None, Query(ge=1, le=LARGEST_INTEGER, description="The last `number` of the page before")
+    ] = None,
+) -> list[Audited]:
     """Needs a token with the scope admin."""
-    return store.access.audit()
+    return store.access.audit(limit=limit, before=before)

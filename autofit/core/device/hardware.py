@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from autofit.core.document import Document
+from autofit.core.document import LastingDocument
 from autofit.core.workload import digest
 
 EMULATED = "emulated-"
@@ -18,7 +18,7 @@ def compute_capability(capability: str | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware(Document):
+class Hardware(LastingDocument):
     """The device of a trial. Frontiers are kept per `key`, so the key covers only what changes memory or speed."""
 
     name: str
@@ -88,7 +88,7 @@ class Hardware(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack(Document):
+class Stack(LastingDocument):
     """Versions of the software that executes the training step; memory and time may differ between versions."""
 
     python: str

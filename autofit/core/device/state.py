@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autofit.core.device.hardware import Hardware
-from autofit.core.document import Document, read
+from autofit.core.document import Document, LastingDocument
 from autofit.core.units import GIB, format_bytes
 
 TOLERATED = 0.1
@@ -19,18 +19,8 @@ THROTTLE_WORDS = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)
 """NVML's reasons for a lower clock that no config causes (nvmlClocksEventReasons; bits of the mask)."""
 
 
-class _State(Document):
-    __slots__ = ()
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`, also of older states, which had fields that nothing read."""
-        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # each is a dataclass
-        return read(cls, {name: value for name, value in data.items() if name in names})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorState(_State):
+class ProcessorState(LastingDocument):
     """The processor while a trial was timed, from the kernel's counters. Seconds are of processor time, all its cores'
     together."""
 
@@ -75,7 +65,7 @@ class ProcessorState(_State):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardState(_State):
+class CardState(LastingDocument):
     """An NVIDIA card while a trial was timed, as NVML shows it; None for what the card or its driver does not say."""
 
     uuid: str

@@ -115,8 +115,8 @@ class DrivenSearch(Heartbeat):
             self.result |= error.facts()
         # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
         with suppress(StoreError, LeaseLost):
-            if isinstance(error, KeyboardInterrupt) and self.lease.is_runners:
-                self._queue.give_back(self.lease, "its driver was interrupted")
+            if isinstance(error, KeyboardInterrupt):
+                self._queue.interrupt(self.lease, self.result)
             else:
                 self._queue.end(self.lease, _ending(error), self.result)
 
@@ -124,8 +124,6 @@ class DrivenSearch(Heartbeat):
 def _ending(error: BaseException | None) -> str:
     if error is None:
         return "succeeded"
-    if isinstance(error, KeyboardInterrupt):
-        return "cancelled"
     return "nothing_fits" if isinstance(error, NothingFits) else "failed"
 
 

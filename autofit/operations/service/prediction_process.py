@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import resource
 import signal
 import threading
@@ -49,6 +50,8 @@ class PredictionProcess:
         self._turn = threading.Lock()
         """Held by the call that the process works for: ending the process costs no waiting call its answer. Work that
         goes on after its time may be lost."""
+        self._under_way: dict[bytes, Future[Any]] = {}
+        """The answers of the calls under way, by what is called."""
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[Any] | None = None
         self._answers = 0
@@ -56,26 +59,40 @@ class PredictionProcess:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Start it, and return at once: it takes seconds to load the libraries, during which `call` waits."""
-        threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
+        """Start it if it is not there, and return at once: it takes seconds to load the libraries, during which `call`
+        waits."""
+        if self._pool is None:
+            threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
-        """What the function returns, or raises. Raises `Overloaded` if too many wait, or if it takes too long or too
-        much memory."""
-        until = time.monotonic() + seconds
+        """What the function returns, or raises; calls with equal arguments that are under way share that. Raises
+        `Overloaded` if too many wait, or if it takes too long or too much memory."""
         if not self._waiting_slots.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            if not self._turn.acquire(timeout=seconds):
-                raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
-            try:
-                return self._answer(until, function, *arguments, **keywords)
-            except TimeoutError:
-                raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
-            finally:
-                self._turn.release()
+            question, answer = pickle.dumps((function, arguments, keywords)), Future[T]()
+            shared: Future[T] = self._under_way.setdefault(question, answer)
+            if shared is answer:
+                try:
+                    answer.set_result(self._in_turn(seconds, function, *arguments, **keywords))
+                except BaseException as error:
+                    answer.set_exception(error)
+                finally:
+                    del self._under_way[question]
+            return shared.result(seconds)
+        except TimeoutError:
+            raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
         finally:
             self._waiting_slots.release()
+
+    def _in_turn(self, seconds: float, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        until = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=seconds):
+            raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
+        try:
+            return self._answer(until, function, *arguments, **keywords)
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """End the process; the next call starts another."""
@@ -97,20 +114,24 @@ class PredictionProcess:
         raise Overloaded(reason, remedy="ask for a shorter sequence or a smaller micro-batch")
 
     def _load(self) -> None:
-        with suppress(RuntimeError):  # the program ends
-            self._submit(_load)
+        with self._lock, suppress(RuntimeError):  # the program ends
+            if self._pool is None:
+                self._last = self._started().submit(_load)
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=context(), initializer=_limit_process, initargs=(self._memory_bytes, os.getpid())
+            )
+            self._answers = 0
+        return self._pool
 
     def _submit(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> Future[T]:
         with self._lock:
             # With max_tasks_per_child, calls that wait while a process retires may wait for ever (CPython gh-115634).
             if self._answers >= TASKS and (self._last is None or self._last.done()):
                 self._end()
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(
-                    1, mp_context=context(), initializer=_limit_process, initargs=(self._memory_bytes, os.getpid())
-                )
-                self._answers = 0
-            self._last = future = self._pool.submit(function, *arguments, **keywords)
+            self._last = future = self._started().submit(function, *arguments, **keywords)
             self._answers += 1
             return future
 

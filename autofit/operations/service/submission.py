@@ -10,6 +10,7 @@ from typing import Any
 from autofit.catalog.hardware import card, matching_cards
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import Lengths
+from autofit.core.units import format_bytes
 from autofit.core.workload import Goal, Workload, digest
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.store import Store
@@ -67,7 +68,7 @@ def hardware_for(name: str | None, store: Store) -> str:
     """The hardware that a search is meant for: a card of the catalog, or what the store or a runner knows by this name;
     for None the only one known. Raises `UsageError` for any other name, and where there are several."""
     names = store.queue.hardware_names()
-    if name is None or name == "auto":
+    if name is None or name.lower() == "auto":
         if len(names) == 1:
             return names[0]
         raise UsageError(f"name the hardware: {', '.join(names) or 'no runner has told of any yet'}")
@@ -76,6 +77,14 @@ def hardware_for(name: str | None, store: Store) -> str:
     if matching_cards(name):
         return card(name).name
     raise unknown("hardware", name, names)
+
+
+def check_limit(limit_bytes: int | None, hardware: str) -> None:
+    """Raises `UsageError` for a limit above the memory of the catalog's card: whoever drives it would refuse it."""
+    found = matching_cards(hardware)
+    if limit_bytes is not None and len(found) == 1 and limit_bytes > found[0].memory_bytes:
+        there_is = f"{format_bytes(found[0].memory_bytes)} of {found[0].name}"
+        raise UsageError(f"memory-limit {format_bytes(limit_bytes)} is more than the {there_is}")
 
 
 def submit(
@@ -93,6 +102,7 @@ def submit(
     `UsageError` for what no runner could search.
     """
     hardware = hardware_for(request.hardware, store)
+    check_limit(request.memory_limit_bytes, hardware)
     _, workload = request.workload.resolve()
     document = {**to_json(request), "hardware": hardware}
     question_digest = digest_of(request, workload, hardware)

@@ -22,7 +22,7 @@ from autofit.store.database.failures import retried, translated
 from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
 """Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"

@@ -34,8 +34,6 @@ class Lease(Document):
     spent_seconds: float
     """This and the next: what earlier drivers have spent of the search's budget."""
     spent_trials: int
-    is_runners: bool
-    """Whether the search goes back to the queue if its driver is interrupted."""
 
 
 class LeaseLost(Interrupted):

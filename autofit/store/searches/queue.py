@@ -14,7 +14,7 @@ from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
-from autofit.store.access import add_audit
+from autofit.store.access import add_audit, askers
 from autofit.store.database.engine import Database, to_text
 from autofit.store.rows import check_text, keep, precise_now
 from autofit.store.searches.lease import (
@@ -32,10 +32,13 @@ from autofit.store.searches.lease import (
     update_search,
 )
 from autofit.store.searches.search import ENDINGS
-from autofit.store.tables import EventRow, HardwareRow, SearchRow
+from autofit.store.tables import AuditRow, EventRow, HardwareRow, KeyRow, SearchRow
 
 MOST_WAITING = 100
-"""Searches that may be queued at once: at ten minutes each, a day's work of a runner is less."""
+"""Searches of one token that may be queued at once: at ten minutes each, a day's work of a runner is less."""
+
+
+_NO_LEASE = {"lease_owner": None, "lease_expires_at": None}
 
 
 class KeyReused(UsageError):
@@ -43,7 +46,7 @@ class KeyReused(UsageError):
 
 
 class QueueFull(EnvironmentLacks):
-    """Too many searches wait already."""
+    """Too many searches of this token wait already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,29 +93,36 @@ class SearchQueue:
     ) -> str:
         """Queues a search for a runner with this hardware, and returns its id.
 
-        If a search was submitted with the same `key`, or one with the same `digest` is queued or running, returns the
-        id of that one. An empty key is none. `by` names the token that asks, for the audit. Raises `KeyReused` if the
-        search with this key has another digest, and `QueueFull`.
+        If this token has given the same `key` before, or a search with the same `digest` is queued or running, returns
+        the id of that one. Runners may then take it even if a command line began it. An empty key is none. `by` names
+        the token that asks, for the audit. Raises `KeyReused` if the key was given with another digest, and
+        `QueueFull`.
         """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
-        new["idempotency_key"] = key or None
         to_text(dict(request))
 
+        def create(connection: Connection) -> str:
+            asked = select(AuditRow.search_id).where(AuditRow.token == by, AuditRow.action == "search")
+            waiting = select(func.count()).where(SearchRow.state == "queued", SearchRow.search_id.in_(asked))
+            if (connection.scalar(waiting) or 0) >= MOST_WAITING:
+                raise QueueFull(f"{MOST_WAITING} of your searches wait already", remedy="wait, or cancel one of them")
+            references = keep(connection, workload=workload)
+            _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
+            add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
+            return search_id
+
         def find_or_create(connection: Connection) -> str:
-            query = select(SearchRow.search_id, SearchRow.digest)
-            row = key and connection.execute(query.where(SearchRow.idempotency_key == key)).one_or_none()
-            row = row or connection.execute(query.where(SearchRow.digest == digest, is_active())).one_or_none()
-            if not row:
-                waiting = select(func.count()).select_from(SearchRow).where(SearchRow.state == "queued")
-                if (connection.scalar(waiting) or 0) >= MOST_WAITING:
-                    raise QueueFull(f"{MOST_WAITING} searches wait already", remedy="wait, or cancel one of them")
-                references = keep(connection, workload=workload)
-                _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **references)
-                add_event(connection, search_id, 1, "queued", {"hardware": hardware_name})
-                return search_id
-            if row.digest != digest:
-                raise KeyReused(f"the idempotency key {key!r} was used for another request")
-            return str(row.search_id)
+            given = {"token": by or "", "key": key}
+            of_key = select(KeyRow.digest, KeyRow.search_id).filter_by(**given)
+            row = connection.execute(of_key).one_or_none() if key else None
+            if row is not None:
+                if row.digest != digest:
+                    raise KeyReused(f"the idempotency key {key!r} was used for another request")
+                return str(row.search_id)
+            submitted = _join(connection, digest, hardware_name, request) or create(connection)
+            if key:
+                connection.execute(insert(KeyRow).values(digest=digest, search_id=submitted, **given))
+            return submitted
 
         def work(connection: Connection) -> str:
             submitted = find_or_create(connection)
@@ -207,9 +217,24 @@ class SearchQueue:
 
     def give_back(self, lease: Lease, because: str, *, died: bool = False) -> None:
         """Queues a search again after its driver was interrupted, or `died` by itself."""
-        values = {"state": "queued", "lease_owner": None, "lease_expires_at": None}
         body = {"because": because, **({"died": True} if died else {})}
-        self._database.commit(lambda c: record_under_lease(c, lease, "queued", body, **values))
+        self._database.commit(lambda c: _requeue(c, lease, body))
+
+    def interrupt(self, lease: Lease, result: Mapping[str, Any]) -> None:
+        """Queues a search again whose driver was interrupted; ends it as cancelled, with this result, if no runner may
+        take it. Raises `ValueError` if the result holds NaN or infinity."""
+        ended = {"state": "cancelled", "ended_at": precise_now(), "result": dict(result), **_NO_LEASE}
+        to_text(ended["result"])
+
+        def work(connection: Connection) -> None:
+            # Locked: until this is committed, nobody joins it.
+            named = select(SearchRow.hardware_name).where(SearchRow.search_id == lease.search_id).with_for_update()
+            if connection.scalar(named) is not None:
+                _requeue(connection, lease, {"because": "its driver was interrupted"})
+            else:
+                record_under_lease(connection, lease, "cancelled", result, **ended)
+
+        self._database.commit(work)
 
     def deaths(self, search_id: str) -> int:
         """How often a search was given back because its driver had died."""
@@ -226,8 +251,7 @@ class SearchQueue:
             raise unknown("ending of a search", state, ENDINGS)
         body = None if result is None else dict(result)
         to_text(body)
-        no_lease = {"lease_owner": None, "lease_expires_at": None}
-        ended = {"state": state, "ended_at": precise_now(), "result": body, **no_lease}
+        ended = {"state": state, "ended_at": precise_now(), "result": body, **_NO_LEASE}
 
         def work(connection: Connection) -> None:
             same = SearchRow.search_id == lease.search_id, SearchRow.lease_epoch == lease.epoch
@@ -236,20 +260,25 @@ class SearchQueue:
 
         self._database.commit(work)
 
-    def cancel(self, search_id: str, *, by: str | None = None) -> None:
+    def cancel(self, search_id: str, *, by: str | None = None, for_all: bool = True) -> None:
         """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. `by` names
-        the token that asks, for the audit.
+        the token that asks, for the audit. Unless `for_all`, that token withdraws: the search goes on while other
+        tokens, or the command line that drives it, ask for it.
 
         Raises `UsageError` if there is no such search; one that has ended stays as it is.
         """
 
         def work(connection: Connection) -> None:
-            if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
+            query = select(SearchRow.state).where(SearchRow.search_id == search_id).with_for_update()
+            state = connection.scalar(query)
+            if state is None:
                 raise UsageError(f"the store holds no search {search_id!r}")
-            seq = update_search(connection, search_id, is_active(), state="cancelled", ended_at=precise_now())
-            if seq is not None:
-                add_event(connection, search_id, seq, "cancelled", {})
-                add_audit(connection, by, "cancel", search_id)
+            if state in ENDINGS:
+                return
+            add_audit(connection, by, "cancel", search_id)
+            if for_all or not (askers(connection, search_id) or _is_on_command_line(connection, search_id)):
+                seq = update_search(connection, search_id, state="cancelled", ended_at=precise_now())
+                add_event(connection, search_id, seq or 0, "cancelled", {})
 
         self._database.commit(work)
 
@@ -284,8 +313,33 @@ class SearchQueue:
         return list(self._database.fetch(lambda c: c.scalars(names).all()))
 
 
+def _join(connection: Connection, digest: str, hardware_name: str, request: Mapping[str, Any]) -> str | None:
+    """The id of the search that is queued or running for the same; None if there is none."""
+    query = select(SearchRow.search_id, SearchRow.hardware_name, SearchRow.request)
+    row = connection.execute(query.where(SearchRow.digest == digest, is_active()).with_for_update()).one_or_none()
+    if row is None:
+        return None
+    if row.hardware_name is None:  # a command line began it, whose process may end before the search does
+        taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
+        connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
+    return str(row.search_id)
+
+
+def _is_on_command_line(connection: Connection, search_id: str) -> bool:
+    """Whether the command line that began a search has driven it ever since."""
+    query = select(SearchRow.lease_owner).where(SearchRow.search_id == search_id, SearchRow.lease_epoch == 1)
+    owner = connection.scalar(query.where(SearchRow.state == "running", is_held(connection)))
+    # Whoever submits a search queues it first.
+    began = select(EventRow.kind).where(EventRow.search_id == search_id, EventRow.seq == 1)
+    return owner is not None and not is_gone(owner) and connection.scalar(began) == "running"
+
+
 def _insert(connection: Connection, **values: Any) -> None:
     connection.execute(insert(SearchRow).values(state="queued", started_at=precise_now(), **values))
+
+
+def _requeue(connection: Connection, lease: Lease, body: Mapping[str, Any]) -> None:
+    record_under_lease(connection, lease, "queued", body, state="queued", **_NO_LEASE)
 
 
 def _take_over(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
@@ -305,5 +359,4 @@ def _lease(row: Row[*tuple[Any, ...]]) -> Lease:
         owner=row.lease_owner,
         spent_seconds=row.spent_seconds,
         spent_trials=row.spent_trials,
-        is_runners=row.hardware_name is not None,
     )

@@ -60,11 +60,17 @@ def test_a_search_is_cancelled_by_those_who_asked_for_it(store: Store, closed: T
     )
     one = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
     assert closed.delete(f"/v1/searches/{one}", headers=bob).status_code == 403
-    # Who asks for the same search shares it.
+    (refused,) = closed.get("/v1/audit?limit=1", headers=admin).json()
+    assert (refused["token"], refused["action"], refused["search_id"]) == ("bob", "refused", one)
+    earlier = closed.get(f"/v1/audit?before={refused['number']}", headers=admin).json()
+    assert [audited["action"] for audited in earlier] == ["search"]
+    # Who asks for the same search shares it, and ends it for nobody else.
     assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == one
-    assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "cancelled"
+    assert closed.delete(f"/v1/searches/{one}", headers=bob).json()["state"] == "queued"
+    assert closed.delete(f"/v1/searches/{one}", headers=ann).json()["state"] == "cancelled"
     two = closed.post("/v1/searches", json=SEARCH, headers=ann).json()["search_id"]
     assert two != one
+    assert closed.post("/v1/searches", json=SEARCH, headers=bob).json()["search_id"] == two
     assert closed.delete(f"/v1/searches/{two}", headers=admin).json()["state"] == "cancelled"
 
 
@@ -73,6 +79,16 @@ def test_a_revoked_token_is_refused_at_once(store: Store, closed: TestClient) ->
     assert closed.get("/v1/trials", headers=headers).status_code == 200
     store.access.revoke("ann")
     assert closed.get("/v1/trials", headers=headers).status_code == 401
+
+
+def test_who_has_no_token_is_not_told_where_the_store_is(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "store.db")) as store:
+        secret = store.access.create("ann", "read")
+        for file in tmp_path.glob("store.db*"):
+            file.write_bytes(b"no database" * 1000)
+        answer = TestClient(create_app(store, closed=True)).get("/v1/trials", headers=bearing(secret))
+    assert (answer.status_code, answer.json()["title"]) == (503, "Store unavailable")
+    assert str(tmp_path) not in answer.text
 
 
 def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> None:
@@ -123,7 +139,16 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
     stored = store.search(started["search_id"])
     assert stored is not None and stored.request["asked"]["model"] == str(tmp_path / "own" / "tiny")
     query = {"model": "tiny", "seq_len": 32, "global_batch": 4, "provenance": "measured"}
-    assert client.get("/v1/recommendation", params=query).json()["title"] == "Not measured"
+    (tmp_path / "own" / "broken").mkdir()
+    (tmp_path / "own" / "broken" / "config.json").write_text("{")
+    for path, name, title in (
+        ("/v1/recommendation", "tiny", "Not measured"),
+        ("/v1/recommendation", "broken", "Wrong request"),
+        ("/frontier", "tiny", None),
+    ):
+        answer = client.get(path, params={**query, "model": name} if title else {"model": name})
+        assert (title is None or answer.json()["title"] == title, name in answer.text) == (True, True)
+        assert str(tmp_path) not in answer.text
     for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
         refused = client.post("/v1/searches", json={**search, "model": name})
         assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
@@ -134,6 +159,8 @@ def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyP
     client = TestClient(create_app(store, token=OPERATORS), headers=bearing(OPERATORS))
     answers = [client.post("/v1/searches", json={**SEARCH, "seed": seed}) for seed in range(3)]
     assert [a.status_code for a in answers] == [202, 202, 429]
+    ann = bearing(store.access.create("ann", "run"))
+    assert client.post("/v1/searches", json={**SEARCH, "seed": 2}, headers=ann).status_code == 202, "none of hers waits"
     assert client.post("/v1/searches", json={**SEARCH, "seed": 0}).status_code == 202, "it is there already"
 
 

@@ -144,6 +144,7 @@ WRONG = {
     "a misspelt model": ({"model": "smolm2-135m"}, "did you mean smollm2-135m"),
     "misspelt hardware": ({"hardware": "h10-80g"}, "did you mean h100-80g"),
     "a misspelt method": ({"method": "lara"}, "did you mean lora"),
+    "a limit above the card's memory": ({"memory_limit": "100GiB"}, "more than the"),
     "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),
     "a time without a unit": ({"time_budget": "soon"}, "soon"),
     "a limit of too many digits": ({"memory_limit": f"{'9' * 5000}GiB"}, "is not understood"),
@@ -197,7 +198,13 @@ def test_where_several_are_known_the_hardware_is_named(client: TestClient, store
     assert client.get(path).json()["hardware"]["name"] == "h100-80g"
     trial = store.trials()[0]
     store.add(replace(trial, hardware=replace(trial.hardware, name="t4", device_name="Tesla T4")))
-    for answer in (client.get(path), client.get("/v1/trials?hardware=auto"), client.post("/v1/searches", json=ASKED)):
+    for answer in (
+        client.get(path),
+        client.get(f"{path}&hardware=AUTO"),
+        client.get("/v1/trials?hardware=Auto"),
+        client.post("/v1/searches", json=ASKED),
+        client.post("/v1/estimates", json={"model": MODEL, "hardware": "AUTO"}),
+    ):
         assert (answer.status_code, answer.json()["detail"]) == (400, "name the hardware: h100-80g, t4")
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,6 +243,8 @@ def test_what_is_not_measured_is_predicted_and_says_so(store: Store, monkeypatch
         answer = client.get("/v1/recommendation", params={**WORKLOAD, **more})
         assert (answer.status_code, answer.json()["provenance"]) == (200, "predicted")
         assert "etag" not in answer.headers
+    too_much = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", "memory_limit": "99GiB"})
+    assert (too_much.status_code, "more than the" in too_much.json()["detail"]) == (400, True)
     assert [one.hardware for one in requests] == ["rtx-4090", "h100-80g", "h100-80g"]
     for more in ({"provenance": "measured"}, {"format": "trl"}):
         refused = client.get("/v1/recommendation", params={**WORKLOAD, "hardware": "rtx-4090", **more})
@@ -284,10 +290,21 @@ def large_after_a_while() -> None:
     raise MemoryError
 
 
-def number_of_process() -> int:
+def number_of_process(which: int = 0) -> int:
+    """Calls with another argument are other calls."""
     import os
 
     return os.getpid()
+
+
+def answered_when_there(signal_file: Path) -> int:
+    """How many calls have seen the file."""
+    import time
+
+    while not signal_file.exists():
+        time.sleep(0.01)
+    with signal_file.open("a") as file:
+        return file.write("x") and file.tell()
 
 
 def raises() -> None:
@@ -328,7 +345,7 @@ def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatc
     monkeypatch.setattr(prediction_process, "TASKS", 3)
     process = PredictionProcess()
     try:
-        numbers = at_once(process, [number_of_process] * 4)
+        numbers = at_once(process, [partial(number_of_process, which) for which in range(4)])
         numbers += [process.call(number_of_process, seconds=30) for _ in range(4)]
     finally:
         process.close()
@@ -336,14 +353,47 @@ def test_calls_that_wait_are_answered_when_another_process_takes_over(monkeypatc
     assert len(set(numbers)) == 3
 
 
+def test_to_warm_it_again_wears_no_process_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_process, "TASKS", 2)
+    process = PredictionProcess()
+    try:
+        number = process.call(number_of_process)
+        for _ in range(3):
+            process.warm()
+        for thread in threading.enumerate():
+            if thread.name == "autofit-warm":
+                thread.join()
+        assert process.call(number_of_process) == number
+    finally:
+        process.close()
+
+
 def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
     process = PredictionProcess()
     try:
-        blamed, *others = at_once(process, [large_after_a_while, *[number_of_process] * 4])
+        calls = [partial(number_of_process, which) for which in range(4)]
+        blamed, *others = at_once(process, [large_after_a_while, *calls])
     finally:
         process.close()
     assert isinstance(blamed, Overloaded)
     assert all(isinstance(number, int) for number in others), others
+
+
+def test_the_same_question_is_answered_once_for_all_who_ask_meanwhile(tmp_path: Path) -> None:
+    process, there = PredictionProcess(), tmp_path / "there"
+    free = process._waiting_slots._value
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            calls = [threads.submit(process.call, answered_when_there, there) for _ in range(4)]
+            while process._waiting_slots._value > free - 4:
+                time.sleep(0.01)
+            there.touch()
+            assert [call.result() for call in calls] == [1] * 4
+        assert process.call(answered_when_there, there) == 2, "later it is asked again"
+        for answer in at_once(process, [raises] * 3):
+            assert isinstance(answer, NotMeasured)
+    finally:
+        process.close()
 
 
 def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:

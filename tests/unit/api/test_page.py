@@ -16,6 +16,7 @@ from unit.operations.made_trials import HARDWARE, MADE, MODEL, OPTIONS, fill, fi
 
 from autofit import export
 from autofit.api.app import create_app
+from autofit.api.middleware.limits import BODY_BYTES
 from autofit.api.page.static import TYPES
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
@@ -38,6 +39,7 @@ PAGES = {
     "/point/4": ["out of memory", "tried to allocate 2.00 GiB (in backward)"],
     "/point/6": ["crashed", "Segmentation fault"],
     "/calculator": ["micro_batch", "rtx-4090", 'hx-trigger="load, input delay:250ms"'],
+    "/calculator?method=lora": ["llama-3.1-8b", "rtx-4090"],
     "/searches": ["None yet", "Time budget"],
     "/login": ["Token"],
 }
@@ -280,6 +282,19 @@ def test_a_search_is_started_watched_and_cancelled(client: TestClient, store: St
     assert client.post(f"{path}/cancel", headers=HTMX).headers["hx-redirect"] == path
     assert "cancelled" in client.get(path, headers=HTMX).text
     assert [one.action for one in store.access.audit()] == ["cancel", "search"]
+
+
+def test_who_cancels_is_told_that_a_search_goes_on_for_others(client: TestClient, store: Store) -> None:
+    ann, bob = ({"Authorization": f"Bearer {store.access.create(name, 'run')}", **HTMX} for name in ("ann", "bob"))
+    path, _ = (client.post("/searches", data=SEARCH, headers=who).headers["hx-redirect"] for who in (ann, bob))
+    assert "others" in client.post(f"{path}/cancel", headers=bob).text
+    assert client.post(f"{path}/cancel", headers=ann).headers["hx-redirect"] == path
+
+
+def test_a_form_that_is_too_large_is_a_sentence(client: TestClient) -> None:
+    login(client)
+    answer = client.post("/searches", data={**SEARCH, "space": "x" * BODY_BYTES}, headers=HTMX)
+    assert (answer.status_code, "bytes" in answer.text) == (413, True)
 
 
 @pytest.mark.parametrize(("given", "part"), [({"time_budget": "soon"}, "soon"), ({"seq_len": "many"}, "seq_len")])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import a_trial
+from leases import begin, expire
+from unit.store.conftest import a_trial
 
 from autofit.core.errors import UsageError
 from autofit.store import OPERATOR, Store
@@ -50,7 +51,7 @@ def test_a_name_is_used_once(store: Store) -> None:
 def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> None:
     search_id = queued(store, "ann")
     assert queued(store, "ann") == queued(store, "bob") == queued(store, None) == search_id
-    assert store.access.requesting_tokens(search_id) == {"ann", "bob"}
+    assert [store.access.has_asked(name, search_id) for name in ("ann", "bob", "eve")] == [True, True, False]
     for _ in range(2):
         store.queue.cancel(search_id, by="ann")
     assert [(a.token, a.action, a.search_id) for a in store.access.audit()] == [
@@ -58,4 +59,35 @@ def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> Non
         ("bob", "search", search_id),
         ("ann", "search", search_id),
     ]
-    assert len(store.access.audit(limit=1)) == 1
+    (newest,) = store.access.audit(limit=1)
+    assert [a.token for a in store.access.audit(before=newest.number)] == ["bob", "ann"]
+
+
+def test_a_search_ends_with_the_last_token_that_asks_for_it(store: Store) -> None:
+    search_id = queued(store, "ann")
+    queued(store, "bob")
+    for name in ("bob", "bob"):
+        store.queue.cancel(search_id, by=name, for_all=False)
+    queued(store, "bob")  # who comes back asks again
+    for name, state in (("ann", "queued"), ("bob", "cancelled")):
+        store.queue.cancel(search_id, by=name, for_all=False)
+        assert store.searches()[0].state == state
+    actions = [(a.token, a.action) for a in store.access.audit()][::-1]
+    assert actions == [
+        ("ann", "search"),
+        ("bob", "search"),
+        ("bob", "cancel"),
+        ("bob", "search"),
+        ("ann", "cancel"),
+        ("bob", "cancel"),
+    ]
+
+
+def test_who_joins_a_command_line_cannot_end_its_search(store: Store) -> None:
+    begin(store, a_trial(), "d")
+    assert queued(store, "ann") == "d"
+    store.queue.cancel("d", by="ann", for_all=False)
+    assert store.searches()[0].state == "running"
+    expire(store)  # it is not there any more
+    store.queue.cancel("d", by="ann", for_all=False)
+    assert store.searches()[0].state == "cancelled"

@@ -106,6 +106,28 @@ def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store) -> 
     assert store.queue.claim("e:1:0") is None, "what a command line began, only a command line resumes"
 
 
+def test_a_runner_goes_on_with_what_a_command_line_began_once_it_is_asked_for(store: Store) -> None:
+    trial = a_trial()
+    begin(store, trial, "d1", question="q")
+    assert submit(store, trial) == "d1"
+    assert store.queue.claim("a:1:0") is None, "its command line drives it"
+    expire(store)
+    lease = store.queue.claim("a:1:0", [trial.hardware.name])
+    assert lease is not None and (lease.search_id, lease.epoch) == ("d1", 2)
+    assert store.searches()[0].request == {"question": "q", "asked": {}}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_interrupted_command_line_ends_its_search_for_itself_only(store: Store, joined: bool) -> None:
+    lease = begin(store, a_trial(), "d1")
+    if joined:
+        submit(store, a_trial())
+    store.queue.interrupt(lease, {"stopped_because": "Ctrl-C"})
+    assert states(store) == ["queued" if joined else "cancelled"]
+    assert store.queue.events("d1")[-1].kind == states(store)[0]
+    assert (store.queue.claim("a:1:0") is not None) == joined
+
+
 def test_the_same_is_queued_once(store: Store) -> None:
     trial = a_trial()
     with ThreadPoolExecutor(8) as threads:
@@ -124,6 +146,16 @@ def test_a_key_stands_for_one_search(store: Store) -> None:
     with pytest.raises(KeyReused, match="'k' was used for another request"):
         submit(store, a_trial(), "another", key="k")
     assert states(store) == ["cancelled"]
+
+
+def test_a_key_is_kept_of_whoever_joins_and_each_token_has_its_own(store: Store) -> None:
+    first = submit(store, a_trial(), by="ann", key="k")
+    assert submit(store, a_trial(), by="bob", key="k") == submit(store, a_trial(), by="bob", key="k2") == first
+    store.queue.cancel(first)
+    assert {submit(store, a_trial(), by="bob", key=key) for key in ("k", "k2")} == {first}
+    with pytest.raises(KeyReused):
+        submit(store, a_trial(), "another", by="bob", key="k2")
+    assert submit(store, a_trial(), "another", by="ann", key="k2") != first
 
 
 def test_a_command_line_joins_no_search_that_is_driven(store: Store) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from leases import begin
-from sqlalchemy import event
+from sqlalchemy import event, select, update
 from unit.store.conftest import OTHER_HARDWARE, OUTCOMES, PREDICTION, a_probe, a_trial, context, measured
 
 from autofit.core.errors import UsageError
 from autofit.core.outcome import Crashed, OutOfMemory, Trial
 from autofit.store import LeaseLost, Store
+from autofit.store.tables import HardwareRow, StackRow, WorkloadRow
 
 
 class TestAdding:
@@ -49,6 +50,14 @@ class TestAdding:
         assert store.trials() == added
         frontier = store.frontier(**context(added[0]))
         assert frontier is not None and (frontier.trials, frontier.out_of_memory) == (4, 2)
+
+    def test_fields_that_another_version_has_written_are_left_out(self, store: Store) -> None:
+        added = store.add(a_trial())
+        with store._database.write() as connection:
+            for table in (HardwareRow, StackRow, WorkloadRow):
+                (body,) = connection.scalars(select(table.body))
+                connection.execute(update(table).values(body={**body, "tensor_cores": None, "liger": "1.0"}))
+        assert store.trials() == [added] and store.stacks(*list(context(added).values())[::2]) == [added.stack]
 
     def test_keeps_numbers_to_the_last_digit(self, store: Store) -> None:
         trial = a_trial(outcome=measured(0.1 + 0.2, 2**53 + 1), seconds=1e-300, memory_limit_bytes=2**62)

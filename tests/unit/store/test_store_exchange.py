@@ -148,6 +148,7 @@ BAD: list[tuple[str, object, str]] = [
     ("config.method", "prefix", "method is 'prefix'"),
     ("hardware.kind", ..., "hardware.kind: field required"),
     ("hardware.speed", 3, "Hardware has no field 'speed'"),
+    ("stack.mamba", "2.2", "Stack has no field 'mamba'"),
     ("workload.seq_len", "2048", "workload.seq_len: input should be a valid integer"),
     ("workload.seq_len", 0, "seq-len is 0"),
     ("stack.torch", 2.13, "stack.torch: input should be a valid string"),

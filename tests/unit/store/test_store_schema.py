@@ -121,7 +121,7 @@ def test_checks_a_sound_store(store: Store, url: str) -> None:
     assert report.sound
     assert report.kind in url
     filled = ("hardware", "stacks", "workloads", "trials", "contexts")
-    empty = ("searches", "events", "estimates", "probes", "tokens", "audit")
+    empty = ("searches", "events", "estimates", "probes", "tokens", "audit", "idempotency_keys")
     assert report.counts == dict.fromkeys(filled, 1) | dict.fromkeys(empty, 0)
     assert (report.revision, report.problems) == (report.newest, ())
 
@@ -218,6 +218,20 @@ def test_trials_under_two_drivers_come_together(url: str) -> None:
     with behind_the_back(url) as connection:
         numbered = connection.execute(text("SELECT attempt FROM trials WHERE id IN (2, 3, 5, 11, 12) ORDER BY id"))
         assert list(numbered.scalars()) == [1, 2, 3, 4, 5]
+
+
+def test_idempotency_keys_become_those_of_the_tokens_that_asked(url: str) -> None:
+    load(url, "0010")
+    with behind_the_back(url) as connection:
+        connection.execute(text("UPDATE searches SET idempotency_key = search_id"))
+        audited = "INSERT INTO audit (id, at, token, action, search_id) VALUES (:id, '2026', :token, 'search', :search)"
+        for number, (token, search) in enumerate([("ann", "running"), ("bob", "running"), ("ann", "failed")], 10):
+            connection.execute(text(audited), {"id": number, "token": token, "search": search})
+    upgrade(url)
+    with behind_the_back(url) as connection:
+        keys = connection.execute(text("SELECT token, key, search_id, digest FROM idempotency_keys")).all()
+    expected = [("", "succeeded"), ("", "cancelled"), ("ann", "running"), ("bob", "running"), ("ann", "failed")]
+    assert {tuple(row) for row in keys} == {(token, name, name, name) for token, name in expected}
 
 
 def test_a_failed_upgrade_changes_nothing(url: str, next_revision: Path) -> None:
