@@ -79,7 +79,7 @@ def _request(diagnosis: Diagnosis) -> str:
     adapters = "" if config["method"] == "full" else f" of rank {config['rank']}"
     step = f"{config['micro_batch']} x {diagnosis.run.accumulation} sequences of {options.seq_len:,} tokens"
     on_each_gpu = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
-    speed = diagnosis.estimate.tokens_per_second
+    speed = diagnosis.estimate.tokens_per_second if diagnosis.fits else None
     at_speed = "" if speed is None else f", {total_text(speed, options.devices)}"
     return f"{diagnosis.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{on_each_gpu}{at_speed}"
 
