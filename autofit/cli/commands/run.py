@@ -170,12 +170,14 @@ def trial(
       autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
       autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
     """
+    from autofit.catalog.models import load
     from autofit.cli.text.measured import trial_text
     from autofit.core.outcome import machinery_failed
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    chosen = read_config(config, on=requested_device("auto", device), trainer=workload.trainer)
+    model, on = load(workload.model), requested_device("auto", device)
+    chosen = read_config(config, on=on, model=model, trainer=workload.trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:

@@ -9,6 +9,8 @@ from unit.cli.conftest import Autofit
 
 from autofit.cli.arguments import _config_values
 from autofit.estimate.tracing import traces
+from tests import tiny
+from tests.jobs import model_in
 
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
@@ -40,6 +42,14 @@ def test_an_estimate_is_the_contracts_document(autofit: Autofit) -> None:
         assert advice["effect"] == "exact"
         assert advice["estimate"]["fits"]
         assert advice["estimate"]["tokens_per_second"] > 1.03 * document["tokens_per_second"]
+
+
+def test_what_is_left_out_is_what_the_model_has(autofit: Autofit, tmp_path: Path) -> None:
+    """Here softcaps, which no fused kernel computes."""
+    command = f"estimate --model {model_in(tmp_path, tiny.GEMMA2.config)} --seq-len 64 --hardware l4 --no-advice --json"
+    assert autofit(f"{command} --config method=lora").document["config"]["attention"] == "eager"
+    stated = autofit(f"{command} --config method=lora,attention=sdpa")
+    assert (stated.code, "attention=eager" in stated.err) == (2, True)
 
 
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) -> None:
