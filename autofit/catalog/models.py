@@ -21,7 +21,18 @@ from autofit.core.errors import EnvironmentLacks, unknown
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Model", "ModelShape", "architecture", "in_catalog", "load", "names", "positions", "shape"]
+__all__ = [
+    "Model",
+    "ModelShape",
+    "architecture",
+    "in_catalog",
+    "load",
+    "names",
+    "notes",
+    "positions",
+    "quantisation",
+    "shape",
+]
 
 STORAGE_KEYS = frozenset(
     {
@@ -98,6 +109,21 @@ def architecture(model: Model) -> PretrainedConfig:
     fields."""
     fields = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
     return architecture_file.built(copy.deepcopy(fields), model.source)
+
+
+def quantisation(model: Model) -> Mapping[str, Any]:
+    """How the checkpoint's weights are quantised (`quantization_config`); empty where they are not."""
+    stored = model.config.get("quantization_config")
+    return stored if isinstance(stored, Mapping) else {}
+
+
+def notes(model: Model) -> tuple[str, ...]:
+    """What figures of the model leave out of what its file describes, one sentence each."""
+    found = []
+    if stored := quantisation(model):
+        method = stored.get("quant_method", "bitsandbytes")
+        found.append(f"the checkpoint is quantised ({method}): its weights count as 16-bit ones unless method=qlora")
+    return tuple(found)
 
 
 def positions(model: Model) -> int | None:
