@@ -106,6 +106,10 @@ def card(name: str) -> Card:
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
         raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
+    numbers = {word for word in _words(name) if word.isdigit()}
+    if numbers and not any(word.startswith(tuple(numbers)) for card in cards() for word in _words(card.name)):
+        others = "name another with --memory-limit for the memory of yours (`autofit hardware` lists them)"
+        raise UsageError(f"unknown hardware {name!r}: the catalog has no such card; {others}")
     raise unknown("hardware", name, (card.name for card in cards()))
 
 
@@ -124,7 +128,9 @@ def matching_cards(name: str) -> tuple[Card, ...]:
         [card for card in cards() if _words(_OPTIONAL_WORDS.sub(" ", card.name)) <= words <= _words(card.name)],
     ):
         if matches:
-            return tuple(matches)
+            # Catalog names leave the usual socket out, and say the others.
+            of_socket = [card for card in matches if "sxm" in name.lower() and not _words(card.name) & {"pcie", "nvl"}]
+            return tuple(of_socket or matches)
     return ()
 
 
