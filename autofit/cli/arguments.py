@@ -100,6 +100,16 @@ def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | 
     return techniques.complete(values, techniques.recipe(on, model, trainer))
 
 
+def loaded(name: str) -> Model:
+    """The model of this name; what figures leave out of its file is said on standard error. Raises as `load` does."""
+    from autofit.catalog.models import load, notes
+
+    model = load(name)
+    for note in notes(model):
+        warn(f"{model.name}: {note}")
+    return model
+
+
 def warn_of_emulated_bf16(on: Card | Hardware) -> None:
     """Say on standard error if the device's plain recipe is in fp16."""
     from autofit.techniques import mixed_precision

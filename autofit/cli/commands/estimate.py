@@ -11,7 +11,7 @@ import typer
 
 from autofit import operations
 from autofit.cli import options
-from autofit.cli.arguments import given, hardware_names, prices, read_config, requested_device, size
+from autofit.cli.arguments import given, hardware_names, loaded, prices, read_config, requested_device, size
 from autofit.cli.output import print_json, warn, write_page
 from autofit.cli.waiting import Waiting
 from autofit.core.errors import UsageError
@@ -78,10 +78,7 @@ def estimate(
     per_hour = prices(price or [], names)
     total = None if tokens is None else parse_tokens(tokens)
     devices = _devices(names)
-
-    from autofit.catalog.models import load
-
-    read = partial(read_config, model=load(workload.model), trainer=workload.trainer)
+    read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
     configs = {name: read(config, on=device) for name, device in devices.items()}
     other = None if explain is None else read(explain, on=requested_device(hardware))
 
@@ -124,7 +121,7 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
         ),
         "several cards are compared in a table": (
             several,
-            ("longest", "explain", "exact", "html", "no_advice", "verbose"),
+            ("longest", "explain", "exact", "html", "verbose"),
         ),
     }
     for reason, (chosen, others) in modes.items():

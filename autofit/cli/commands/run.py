@@ -13,6 +13,7 @@ from autofit.cli.arguments import (
     command_of,
     given,
     hardware_names,
+    loaded,
     prices,
     read_config,
     requested_device,
@@ -78,6 +79,7 @@ def search(
     Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
     """
     names = hardware_names(hardware, device)  # a wrong one is refused before anything is imported that takes long
+    loaded(workload.model)
 
     request = operations.SearchRequest(
         workload=workload.asked(),
@@ -170,13 +172,12 @@ def trial(
       autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
       autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
     """
-    from autofit.catalog.models import load
     from autofit.cli.text.measured import trial_text
     from autofit.core.outcome import machinery_failed
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    model, on = load(workload.model), requested_device("auto", device)
+    model, on = loaded(workload.model), requested_device("auto", device)
     chosen = read_config(config, on=on, model=model, trainer=workload.trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)

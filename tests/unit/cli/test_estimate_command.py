@@ -60,6 +60,11 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) ->
     assert "no trial yet" in done.out
 
 
+def test_several_cards_have_no_advice_to_leave_out(autofit: Autofit) -> None:
+    done = autofit(f"{ESTIMATE} --config method=lora,micro_batch=1 --seq-len 64 --hardware l4,t4 --no-advice --json")
+    assert (done.code, {card["hardware"] for card in done.document["cards"]}) == (0, {"l4", "t4"}), done.err
+
+
 def test_what_only_may_fit_ends_with_3(autofit: Autofit) -> None:
     command = f"{ESTIMATE} --config method=full --hardware l4 --no-advice --json"
     needed = autofit(command).document["device_bytes"]
