@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autofit.catalog.quiet import errors_only
 from autofit.core.errors import UsageError, lines_of
 from autofit.core.units import MIB, format_bytes
 
@@ -80,6 +81,7 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     return text_model
 
 
+@errors_only()
 def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
     """The transformers config with these fields, `use_cache` off; raises `UsageError` if transformers refuses them."""
     from transformers import CONFIG_MAPPING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from autofit.catalog.model_shape import drops_out, measure
 from autofit.catalog.models import Model, architecture, load, names, notes, shape
@@ -299,6 +301,26 @@ def test_a_decoder_that_cannot_be_loaded_may_have_the_sizes_of_one_that_can(tmp_
     assert refusal(tmp_path).endswith("--model qwen2.5-7b")
     written(tmp_path, {**sizes, "num_hidden_layers": 5, "model_type": "qwen2_vl", "vision_config": {}})
     assert "--model" not in refusal(tmp_path)
+
+
+def test_what_transformers_warns_of_is_not_said(tmp_path: Path) -> None:
+    """Here that a field of the rotation is odd."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
+    written(tmp_path, {**TINY, "rope_parameters": rope})
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger, level = logging.getLogger("transformers"), logging.getLogger("transformers").level
+    logger.addHandler(handler)
+    try:
+        model = load(str(tmp_path))
+        shape(model)
+        assert (said, logger.level) == ([], level)
+        CONFIG_MAPPING["llama"].from_dict(dict(model.config))
+        assert said
+    finally:
+        logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize(
