@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -106,11 +107,14 @@ def card(name: str) -> Card:
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
         raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
-    numbers = {word for word in _words(name) if word.isdigit()}
-    if numbers and not any(word.startswith(tuple(numbers)) for card in cards() for word in _words(card.name)):
-        others = "name another with --memory-limit for the memory of yours (`autofit hardware` lists them)"
-        raise UsageError(f"unknown hardware {name!r}: the catalog has no such card; {others}")
-    raise unknown("hardware", name, (card.name for card in cards()))
+    names = [card.name for card in cards()]
+    if not any(word.isdigit() for word in _words(name)):
+        raise unknown("hardware", name, names)
+    # A number that is wrong in one place is a slip; with less in common it is mostly another card.
+    is_spelling = difflib.get_close_matches(name.lower(), names, cutoff=0.75)
+    stand_in = "or a card that is not listed, name another with --memory-limit for the memory of yours"
+    problem = f"{unknown('hardware', name, names)} F" if is_spelling else f"unknown hardware {name!r}: f"
+    raise UsageError(problem + stand_in)
 
 
 def matching_cards(name: str) -> tuple[Card, ...]:

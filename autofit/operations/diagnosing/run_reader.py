@@ -25,7 +25,7 @@ class RunReader:
     trainer: TrainerFiles
     request: DiagnosisRequest
     where: Where
-    _models: dict[str, Model | None] = field(default_factory=dict)
+    _models: dict[str, Model | None] = field(default_factory=dict, compare=False)
     """What was loaded, by what names it."""
 
     def read(self, values: Mapping[str, Any]) -> Run:

@@ -10,7 +10,7 @@ from unit.cli.conftest import Autofit
 from autofit.cli.arguments import _config_values
 from autofit.estimate.tracing import traces
 from tests import tiny
-from tests.jobs import model_in
+from tests.jobs import model_in, tiny_model
 
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
@@ -58,6 +58,13 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) ->
     assert done.out.startswith("does not fit l4: needs ") and " of 4.00 GiB, " in done.out
     assert "fits with" not in done.out
     assert "no trial yet" in done.out
+
+
+def test_what_is_not_counted_of_a_models_file_is_said(autofit: Autofit, tmp_path: Path) -> None:
+    classifier = {**tiny_model().config, "architectures": ["LlamaForSequenceClassification"]}
+    command = f"estimate --model {model_in(tmp_path, classifier)} --seq-len 64 --hardware l4 --no-advice --json"
+    done = autofit(f"{command} --config method=lora,micro_batch=1")
+    assert done.document["fits"] and "LlamaForSequenceClassification" in done.err
 
 
 def test_several_cards_have_no_advice_to_leave_out(autofit: Autofit) -> None:
