@@ -111,10 +111,10 @@ def card(name: str) -> Card:
     if not any(word.isdigit() for word in _words(name)):
         raise unknown("hardware", name, names)
     # A number that is wrong in one place is a slip; with less in common it is mostly another card.
-    is_spelling = difflib.get_close_matches(name.lower(), names, cutoff=0.75)
-    stand_in = "or a card that is not listed, name another with --memory-limit for the memory of yours"
-    problem = f"{unknown('hardware', name, names)} F" if is_spelling else f"unknown hardware {name!r}: f"
-    raise UsageError(problem + stand_in)
+    stand_in = "for a card that is not listed, name another with --memory-limit for the memory of yours"
+    if difflib.get_close_matches(name.lower(), names, cutoff=0.75):
+        raise UsageError(f"{unknown('hardware', name, names)} {stand_in.capitalize()}")
+    raise UsageError(f"unknown hardware {name!r}: {stand_in}")
 
 
 def matching_cards(name: str) -> tuple[Card, ...]:
