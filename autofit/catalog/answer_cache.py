@@ -14,7 +14,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-ANSWERS_VERSION = 3
+ANSWERS_VERSION = 4
 """Incremented when `architecture_file.parse` or `model_shape.measure` answers otherwise: kept answers are then not
 used."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autofit.catalog.quiet import errors_only
 from autofit.core.errors import UsageError, lines_of
 from autofit.core.units import MIB, format_bytes
 
@@ -31,12 +32,24 @@ def find(path: Path) -> Path:
             return path
     except (OSError, ValueError) as error:
         raise UsageError(f"model path {str(path)!r} cannot be used: {error}") from error
-    problem = "the folder has no config.json" if path.parent.is_dir() and path.name == "config.json" else "no such file"
-    raise UsageError(f"model path {str(path)!r}: {problem}")
+    raise UsageError(f"model path {str(path)!r}: {_problem(path)}")
+
+
+def _problem(path: Path) -> str:
+    """Why there is no config.json at `path`, which is no file."""
+    if not (path.parent.is_dir() and path.name == "config.json"):
+        return "no such file"
+    try:
+        base = json.loads(read(path.with_name("adapter_config.json")))["base_model_name_or_path"]
+        return f"the folder holds adapters of {base}: name that"
+    except (UsageError, ValueError, RecursionError, LookupError, TypeError):
+        return "the folder has no config.json"
 
 
 def read(file: Path) -> str:
     """The text of `file`; raises `UsageError` if it cannot be read, is not text, or is too large for a config.json."""
+    if file.suffix.lower() == ".gguf":
+        raise UsageError(f"{file} is a GGUF file: give the folder of the model that it was made from")
     try:
         size = file.stat().st_size
         if size > 10 * MIB:  # real ones take kilobytes, but their folders also contain weights
@@ -51,28 +64,24 @@ def read(file: Path) -> str:
 def parse(text: str, origin: str) -> dict[str, Any]:
     """The fields of the text model that the config.json `text` describes; `origin` names it in errors. Raises
     `UsageError` if it is not a JSON object, lacks `model_type`, names an architecture for which transformers has no
-    causal language model, or needs code of its own (`auto_map`), which is never executed."""
+    causal language model of decoders alone. Code of a repository (`auto_map`) is never executed."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin} is not valid JSON: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{origin} is not a config.json: it holds a JSON {type(config).__name__}, not an object")
-    _refuse_code(config, origin)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise UsageError(f"{origin} has no model_type, so its architecture is unknown")
-    config = _text_model(config, model_type, origin)
-    _refuse_code(config, origin)
-    _check_supported(config["model_type"], origin)
-    if built(config, origin).is_encoder_decoder:
-        raise UsageError(
-            f"{origin}: {config['model_type']} has an encoder, and only decoders are trained here "
-            "(if this one has none, set is_encoder_decoder to false in a copy of the file)"
-        )
-    return config
+    _check_known(model_type, config, origin)
+    text_model = _text_model(config, model_type, origin)
+    _check_known(text_model["model_type"], text_model, origin)
+    _check_decoder(text_model, origin)
+    return text_model
 
 
+@errors_only()
 def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
     """The transformers config with these fields, `use_cache` off; raises `UsageError` if transformers refuses them."""
     from transformers import CONFIG_MAPPING
@@ -84,14 +93,6 @@ def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
         raise UsageError(f"{origin}: transformers refuses the config: {' '.join(lines_of(error))}") from error
     built_config.use_cache = False
     return built_config
-
-
-def _refuse_code(config: Mapping[str, Any], origin: str) -> None:
-    if config.get("auto_map"):
-        raise UsageError(
-            f"{origin} asks for code from its repository (auto_map), which is never executed; "
-            "if transformers itself has the architecture, remove auto_map from a copy of the file and name the copy"
-        )
 
 
 def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[str, Any]:
@@ -108,7 +109,8 @@ def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[st
     # Whether input and output embeddings are tied is often stated only at the top level.
     if "tie_word_embeddings" in config:
         text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
-    return text
+    # What is stored is the whole model.
+    return {**text, **{key: config[key] for key in ("architectures", "quantization_config") if key in config}}
 
 
 def _default_text_type(model_type: str) -> str:
@@ -121,13 +123,32 @@ def _default_text_type(model_type: str) -> str:
     return str(getattr(part, "model_type", ""))
 
 
-def _check_supported(model_type: str, origin: str) -> None:
+def _check_known(model_type: str, config: Mapping[str, Any], origin: str) -> None:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if model_type not in transformers.CONFIG_MAPPING:
-        raise UsageError(
-            f"{origin}: transformers {transformers.__version__} does not know the architecture {model_type!r}"
-        )
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type in transformers.CONFIG_MAPPING:
+        return
+    reason = f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
+    if config.get("auto_map"):
+        reason = f"it asks for code from its repository (auto_map), which is never executed, and {reason}"
+    raise UsageError(f"{origin}: {reason}")
+
+
+def _check_decoder(config: Mapping[str, Any], origin: str) -> None:
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    model_type, fields = config["model_type"], built(config, origin)
+    is_causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    wrong = None
+    if fields.is_encoder_decoder:
+        wrong = "set is_encoder_decoder to false"
+    elif model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not (is_causal and getattr(fields, "is_decoder", True)):
+        wrong = "set is_decoder to true"
+    if wrong is not None:
+        remedy = f" (if this one has none, {wrong} in a copy of the file)" if is_causal else ""
+        raise UsageError(f"{origin}: {model_type} has an encoder, and only decoders are trained here{remedy}")
+    if not is_causal:
         raise UsageError(f"{origin}: transformers has no causal language model of the architecture {model_type!r}")

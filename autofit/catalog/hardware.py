@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -106,7 +107,14 @@ def card(name: str) -> Card:
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
         raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
-    raise unknown("hardware", name, (card.name for card in cards()))
+    names = [card.name for card in cards()]
+    if not any(word.isdigit() for word in _words(name)):
+        raise unknown("hardware", name, names)
+    # A number that is wrong in one place is a slip; with less in common it is mostly another card.
+    stand_in = "for a card that is not listed, name another with --memory-limit for the memory of yours"
+    if difflib.get_close_matches(name.lower(), names, cutoff=0.75):
+        raise UsageError(f"{unknown('hardware', name, names)} {stand_in.capitalize()}")
+    raise UsageError(f"unknown hardware {name!r}: {stand_in}")
 
 
 def matching_cards(name: str) -> tuple[Card, ...]:
@@ -124,7 +132,9 @@ def matching_cards(name: str) -> tuple[Card, ...]:
         [card for card in cards() if _words(_OPTIONAL_WORDS.sub(" ", card.name)) <= words <= _words(card.name)],
     ):
         if matches:
-            return tuple(matches)
+            # Catalog names leave the usual socket out, and say the others.
+            of_socket = [card for card in matches if "sxm" in name.lower() and not _words(card.name) & {"pcie", "nvl"}]
+            return tuple(of_socket or matches)
     return ()
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autofit.catalog.quiet import errors_only
 from autofit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def drops_out(config: Any) -> bool:
     )
 
 
+@errors_only()
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:
     """The shape of `config`'s causal language model, built on the meta device in a fraction of a second. Raises
     `UsageError`, naming `origin`, if no model can be built from `config`."""

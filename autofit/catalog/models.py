@@ -6,7 +6,9 @@ import copy
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
@@ -16,12 +18,23 @@ from typing import TYPE_CHECKING, Any
 from autofit.catalog import architecture_file, hub
 from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.model_shape import ModelShape, measure
-from autofit.core.errors import EnvironmentLacks, unknown
+from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Model", "ModelShape", "architecture", "in_catalog", "load", "names", "positions", "shape"]
+__all__ = [
+    "Model",
+    "ModelShape",
+    "architecture",
+    "in_catalog",
+    "load",
+    "names",
+    "notes",
+    "positions",
+    "quantisation",
+    "shape",
+]
 
 STORAGE_KEYS = frozenset(
     {
@@ -100,6 +113,28 @@ def architecture(model: Model) -> PretrainedConfig:
     return architecture_file.built(copy.deepcopy(fields), model.source)
 
 
+def quantisation(model: Model) -> Mapping[str, Any]:
+    """How the checkpoint's weights are quantised (`quantization_config`); empty where they are not."""
+    stored = model.config.get("quantization_config")
+    return stored if isinstance(stored, Mapping) else {}
+
+
+def notes(model: Model) -> tuple[str, ...]:
+    """What figures of the model leave out of what its file describes, one sentence each."""
+    found = []
+    if model.name in NOTES and in_catalog(model):
+        found.append(NOTES[model.name])
+    architectures = model.config.get("architectures")
+    stored_as = architectures[0] if isinstance(architectures, list) and architectures else ""
+    if re.search(r"For(?!CausalLM)[A-Z]", str(stored_as)):
+        what = "its text model alone is" if "ConditionalGeneration" in stored_as else "a causal language model is"
+        found.append(f"the file is of a {stored_as}: {what} counted")
+    if stored := quantisation(model):
+        method = stored.get("quant_method", "bitsandbytes")
+        found.append(f"the checkpoint is quantised ({method}): its weights count as 16-bit ones unless method=qlora")
+    return tuple(found)
+
+
 def positions(model: Model) -> int | None:
     """The longest sequence that the architecture supports, in tokens; None if it sets no limit. Where the config does
     not name it so, transformers' config class knows other names and defaults. Raises `UsageError` as `architecture`."""
@@ -128,6 +163,10 @@ def in_catalog(model: Model) -> bool:
 
 
 _SHAPES: dict[str, ModelShape] = {}
+_SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z0-9])")
+"""A number of parameters in a model's name: 8b, 0.5b, 8x7b, 135m."""
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""The fields of a config that say how large a decoder is."""
 
 
 def _of_catalog(name: str) -> Model:
@@ -161,7 +200,9 @@ def _of_hub(hub_id: str) -> Model:
         catalog_name = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
         if catalog_name is not None:
             return _of_catalog(catalog_name)
-        matches = difflib.get_close_matches(hub_id.rsplit("/", 1)[-1].lower(), names(), n=2, cutoff=0.5)
+        own = hub_id.rsplit("/", 1)[-1].lower()
+        of_its_size = [n for n in names() if _SIZE.findall(n) and _SIZE.findall(n) == _SIZE.findall(own)]
+        matches = difflib.get_close_matches(own, of_its_size, n=2, cutoff=0.5)
         hint = f"; or name what it is built like: --model {' or --model '.join(matches)}" if matches else ""
         raise EnvironmentLacks(error.message, remedy=f"{error.remedy}{hint}") from error
     source = f"{hub_id}, config.json"
@@ -170,7 +211,23 @@ def _of_hub(hub_id: str) -> Model:
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:
     """The answer of `architecture_file.parse`, which asks transformers, from the cache if it is there."""
-    return cached_answer("text model", text, lambda: architecture_file.parse(text, origin))
+    try:
+        return cached_answer("text model", text, lambda: architecture_file.parse(text, origin))
+    except UsageError as error:
+        if like := _built_like(text):
+            raise UsageError(f"{error}; its decoder has the sizes of {like}: --model {like}") from error
+        raise
+
+
+def _built_like(text: str) -> str | None:
+    """The catalog's model whose decoder has the sizes that the config.json `text` states; None if there is none."""
+    with suppress(ValueError, RecursionError, AttributeError):
+        config = json.loads(text)
+        config = config.get("text_config") or config
+        for name in names():
+            if all(value == config.get(key) for key, value in _of_catalog(name).config.items() if key in _SIZES):
+                return name
+    return None
 
 
 def _canonical(value: Any) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import typer
 
     from autofit.catalog.hardware import Card
+    from autofit.catalog.models import Model
     from autofit.core.device.hardware import Hardware
     from autofit.core.frontier import Recommendation
     from autofit.core.lattice import Config
@@ -88,15 +89,25 @@ def command_of(answer: Recommendation, model: str) -> str | None:
     return None if answer.workload.program is None else command_line(answer, operations.hub_id(model))
 
 
-def read_config(text: str, *, on: Card | Hardware, trainer: str | None = None) -> Config:
+def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None) -> Config:
     """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
-    plain recipe's values, or the nearest that the device and the trainer have. Raises `UsageError`."""
+    plain recipe's values, or the nearest that the device, the model and the trainer have. Raises `UsageError`."""
     from autofit import techniques
 
     values = _config_values(text)
     if "precision" not in values:
         warn_of_emulated_bf16(on)
-    return techniques.complete(values, techniques.recipe(on, trainer))
+    return techniques.complete(values, techniques.recipe(on, model, trainer))
+
+
+def loaded(name: str) -> Model:
+    """The model of this name; what figures leave out of its file is said on standard error. Raises as `load` does."""
+    from autofit.catalog.models import load, notes
+
+    model = load(name)
+    for note in notes(model):
+        warn(f"{model.name}: {note}")
+    return model
 
 
 def warn_of_emulated_bf16(on: Card | Hardware) -> None:

@@ -95,6 +95,10 @@ def _run() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone: nobody is left to tell
         sys.exit(0)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer has caught it itself
+            sys.exit(0)
+        raise
     except OSError as error:
         if error.errno not in FULL:
             raise

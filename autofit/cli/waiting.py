@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
@@ -59,9 +60,28 @@ class Waiting(Display):
         self._started = time.monotonic()
         self._last_line = self._started + QUIET_SECONDS - SECONDS_BETWEEN_LINES
         self._bar: Progress | None = None
+        # The first may take a minute: some architectures are traced token by token.
+        self._still_none = threading.Timer(SECONDS_BETWEEN_LINES, self, [0])
+        self._still_none.daemon = True
+        self._reporting = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._still_none.start()
+        return super().__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        self._still_none.cancel()
+        self._still_none.join()
+        super().__exit__(*details)
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Show that `done` are done, of `total` if that is known."""
+        if done:
+            self._still_none.cancel()
+        with self._reporting:
+            self._report(done, total)
+
+    def _report(self, done: int, total: int | None) -> None:
         now = time.monotonic()
         if now - self._started < QUIET_SECONDS:
             return

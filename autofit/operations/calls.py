@@ -93,7 +93,7 @@ def estimate(
     """
     if isinstance(config, str):
         config = techniques.parse(config)
-    chosen = config if isinstance(config, Config) else config_on(hardware, config, workload.get("trainer"))
+    chosen = config if isinstance(config, Config) else config_on(hardware, config, model, workload.get("trainer"))
     estimation = Estimation.of(
         WorkloadOptions.of(model=model, **workload),
         chosen,

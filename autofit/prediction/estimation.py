@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
@@ -127,7 +128,7 @@ def estimated(
 ) -> dict[str, Any]:
     """An estimate as `autofit estimate --json` prints it; axes that `config` leaves out take the plain recipe's values.
     Raises `UsageError`."""
-    config_there = config_on(hardware, config, options.trainer)
+    config_there = config_on(hardware, config, options.model, options.trainer)
     estimation = Estimation.of(
         options, config_there, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store
     )
@@ -145,11 +146,11 @@ def calibrated(
         return Calibration.of(job, opened_store), limit
 
 
-def config_on(hardware: str, values: Mapping[str, object], trainer: str | None = None) -> Config:
+def config_on(hardware: str, values: Mapping[str, object], model: str, trainer: str | None = None) -> Config:
     """The config with these values of axes: what they leave out takes the plain recipe's, or the nearest that a catalog
-    card or, with `auto`, this machine's device has, and the trainer. Raises `UsageError`, and what `requested_card`
-    raises."""
-    return complete(values, recipe(requested_card(hardware) or detect()[0], trainer))
+    card or, with `auto`, this machine's device has, the model and the trainer. Raises `UsageError`, and what
+    `requested_card` and `load` raise."""
+    return complete(values, recipe(requested_card(hardware) or detect()[0], load(model), trainer))
 
 
 def site(hardware: str) -> tuple[Hardware, Stack]:

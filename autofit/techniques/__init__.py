@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from autofit.catalog.hardware import Card
+from autofit.catalog.models import Model, shape
 from autofit.core.config_text import pairs
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
@@ -124,9 +125,11 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
     return Config.of(filled)
 
 
-def recipe(on: Hardware | Card, trainer: str | None = None) -> Mapping[str, Value]:
-    """The values of the plain recipe that a device or a trainer decides, for `complete`."""
-    return {"precision": mixed_precision(on), **habits.trainer_by_name(trainer).usual}
+def recipe(on: Hardware | Card, model: Model, trainer: str | None = None) -> Mapping[str, Value]:
+    """The values of the plain recipe that a device, a model or a trainer decides, for `complete`. Raises `UsageError`
+    for a model that cannot be built."""
+    attention: Mapping[str, Value] = {} if shape(model).sdpa else {"attention": "eager"}
+    return {"precision": mixed_precision(on), **habits.trainer_by_name(trainer).usual, **attention}
 
 
 def parse(text: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model, architecture
+from autofit.catalog.quiet import errors_only
 from autofit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def add(model: Any, *, rank: int, targets: str, dropout: float, dtype: torch.dty
 
 
 @cache
+@errors_only()
 def unsupported(model: Model, targets: str, lora_dropout: float) -> str | None:
     """Why peft cannot add adapters to `model`, in its own words, on one line; None if it can.
 

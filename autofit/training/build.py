@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from autofit.catalog.models import architecture
+from autofit.catalog.quiet import errors_only
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
@@ -37,6 +38,7 @@ def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
     return plan
 
 
+@errors_only()
 def make_skeleton(plan: BuildPlan, layers: Sequence[int] | None = None) -> nn.Module:
     """The model on the meta device: every shape and dtype is final, nothing has storage.
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.catalog.models import Model, architecture
+from autofit.catalog.quiet import errors_only
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.training.loss_module import LossModule
 
@@ -88,6 +89,7 @@ def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
         yield from _wrapped(children[0])
 
 
+@errors_only()
 def _meta_model(model: Model) -> Any:
     """The causal language model with a small vocabulary, on the meta device."""
     from transformers import AutoModelForCausalLM

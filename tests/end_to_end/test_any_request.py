@@ -100,7 +100,7 @@ class Server:
         """In place of the estimating process: what it reads of a request, and the description's own example."""
         (request if config else request.workload).resolve()
         if config:
-            config_on(options["hardware"], *config)
+            config_on(options["hardware"], *config, request.model)
         answer = "EstimateAnswer" if config else "RecommendationAnswer"
         return self.document["components"]["schemas"][answer]["examples"][0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -10,13 +11,15 @@ import typer
 
 from autofit import operations
 from autofit.cli import options
-from autofit.cli.arguments import given, hardware_names, prices, read_config, requested_device, size
+from autofit.cli.arguments import given, hardware_names, loaded, prices, read_config, requested_device, size
 from autofit.cli.output import print_json, warn, write_page
 from autofit.cli.waiting import Waiting
 from autofit.core.errors import UsageError
 from autofit.core.units import parse_tokens
 
 if TYPE_CHECKING:
+    from autofit.catalog.hardware import Card
+    from autofit.core.device.hardware import Hardware
     from autofit.core.lattice import Config
     from autofit.planning.requests import WorkloadOptions
 
@@ -74,8 +77,10 @@ def estimate(
     _check_together(context, several=len(names) > 1 or names == ["all"])
     per_hour = prices(price or [], names)
     total = None if tokens is None else parse_tokens(tokens)
-    configs = _configs(names, config, workload.trainer)
-    other = None if explain is None else read_config(explain, on=requested_device(hardware), trainer=workload.trainer)
+    devices = _devices(names)
+    read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
+    configs = {name: read(config, on=device) for name, device in devices.items()}
+    other = None if explain is None else read(explain, on=requested_device(hardware))
 
     from autofit.cli.text.predicted import estimate_text
     from autofit.trial.machine.detection import detect
@@ -116,7 +121,7 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
         ),
         "several cards are compared in a table": (
             several,
-            ("longest", "explain", "exact", "html", "no_advice", "verbose"),
+            ("longest", "explain", "exact", "html", "verbose"),
         ),
     }
     for reason, (chosen, others) in modes.items():
@@ -126,17 +131,18 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
         raise UsageError("--tokens compares cards: name several, such as --hardware h100-80g,l40s, or all")
 
 
-def _configs(names: list[str], config: str, trainer: str | None) -> dict[str, Config]:
-    """The config as each hardware has it. Raises `UsageError` for one of several that is no card of the catalog."""
+def _devices(names: list[str]) -> dict[str, Card | Hardware]:
+    """The device that each name of hardware stands for. Raises `UsageError` for one of several that is no card of the
+    catalog."""
     from autofit.catalog.hardware import card, cards, matching_cards
 
     if len(names) == 1 and names != ["all"]:
-        return {names[0]: read_config(config, on=requested_device(names[0]), trainer=trainer)}
+        return {names[0]: requested_device(names[0])}
     strange = [name for name in names if name != "all" and not matching_cards(name)]
     if strange:
         raise UsageError(f"only cards of the catalog can be compared: leave {', '.join(strange)} out")
     chosen = [c for c in cards() if "estimate" in c.supports] if names == ["all"] else map(card, names)
-    return {c.name: read_config(config, on=c, trainer=trainer) for c in chosen}
+    return {each.name: each for each in chosen}
 
 
 def _on_each(

@@ -13,6 +13,7 @@ from autofit.cli.arguments import (
     command_of,
     given,
     hardware_names,
+    loaded,
     prices,
     read_config,
     requested_device,
@@ -76,6 +77,7 @@ def search(
     Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
     """
     names = hardware_names(hardware, device)  # a wrong one is refused before anything is imported that takes long
+    loaded(workload.model)
 
     request = operations.SearchRequest(
         workload=workload.asked(),
@@ -173,7 +175,8 @@ def trial(
     from autofit.operations.single_trial import TrialInterrupted
     from autofit.store import Store
 
-    chosen = read_config(config, on=requested_device("auto", device), trainer=workload.trainer)
+    model, on = loaded(workload.model), requested_device("auto", device)
+    chosen = read_config(config, on=on, model=model, trainer=workload.trainer)
     with Store.open(store) as opened:
         log = operations.StoredTrials(opened)
         try:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autofit.catalog.models import Model, architecture
+from autofit.catalog.quiet import errors_only
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.estimate.kernels.liger_layers import liger_layers
@@ -47,6 +48,7 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
 
 
 @cache
+@errors_only()
 def architecture_kinds(model: Model) -> tuple[int, ...]:
     """One number per decoder layer, the same for layers of the same kind."""
     from transformers import AutoModelForCausalLM
@@ -70,6 +72,7 @@ def at_primes(config: Config, job: Job) -> Config:
     return Config.of(values)
 
 
+@errors_only()
 def trace_decoder(
     config: Config,
     job: Job,
@@ -106,6 +109,7 @@ def trace_decoder(
     return recorder.trace, boundary.shape
 
 
+@errors_only()
 def trace_evaluation(
     config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, sequences: int, masked: bool = False
 ) -> MemoryTrace:

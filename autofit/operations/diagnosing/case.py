@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autofit.catalog.models import Model, shape
+from autofit.catalog.models import Model, notes, shape
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, PHASES
@@ -217,6 +217,7 @@ class Case(Expressible):
     def _notes(self, estimate: Estimate) -> Iterator[str]:
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
         model, failure = self.estimation.job.model, self._request.failure
+        yield from notes(model)
         for which, size in self.run.beyond:
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:

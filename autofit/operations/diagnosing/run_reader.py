@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autofit.catalog.models import load
-from autofit.core.errors import UsageError
+from autofit.catalog.models import Model, load, quantisation, shape
+from autofit.core.errors import AutofitError, UsageError
 from autofit.operations.diagnosing.diagnosis import DiagnosisRequest
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.helpful_changes import changed
@@ -24,11 +25,19 @@ class RunReader:
     trainer: TrainerFiles
     request: DiagnosisRequest
     where: Where
+    _models: dict[str, Model | None] = field(default_factory=dict, compare=False)
+    """What was loaded, by what names it."""
 
     def read(self, values: Mapping[str, Any]) -> Run:
-        """The run that keys ask for, with what the user says beside them."""
+        """The run that keys ask for of the model, with what the user says beside them."""
         run = self.trainer.read(values, self.where)
-        if by_liger(run.config) and not self._has_known_kernels(run):
+        model = self._model(run)
+        if model is not None and run.config["method"] == "lora" and (in_four_bits := self._in_four_bits(model)):
+            run = self.trainer.read({**values, **in_four_bits}, self.where)
+        insists = "sdpa" in values.values() or values.get("sdp_attention")
+        if not insists and run.config["attention"] == "sdpa" and model is not None and not shape(model).sdpa:
+            run = replace(run, config=run.config.replace(attention="eager"))  # as transformers does
+        if by_liger(run.config) and not self._has_known_kernels(run, model):
             key = next(key for key in values if "liger" in key)
             not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
@@ -44,16 +53,36 @@ class RunReader:
         """What names the model; None where neither the file nor the user does."""
         return run.model if self.request.model is None else self.request.model
 
-    def _has_known_kernels(self, run: Run) -> bool:
-        """Whether it is known what Liger's kernels take in this run; a model that is not found is named later. Trials
-        refuse them beside what their own selective checkpointing keeps, which is not what trainers keep."""
+    def _model(self, run: Run) -> Model | None:
+        """The run's model; None for one that is not named or not found, which is said later."""
+        source = self._source(run)
+        if source is not None and source not in self._models:
+            self._models[source] = None
+            with suppress(AutofitError):
+                self._models[source] = load(source)
+        return None if source is None else self._models[source]
+
+    def _in_four_bits(self, model: Model) -> Mapping[str, Any]:
+        """The keys that would have the trainer quantise the weights as they are in the checkpoint; none where they are
+        not in bitsandbytes' 4 bits, or where the trainer has no keys for it."""
+        stored = quantisation(model)
+        if not stored.get("load_in_4bit"):
+            return {}
+        double = bool(stored.get("bnb_4bit_use_double_quant"))
+        keys: dict[str, dict[str, Any]] = {
+            "axolotl": {"load_in_4bit": True},
+            "llamafactory": {"quantization_bit": 4, "double_quantization": double},
+            "trl": {"load_in_4bit": True, "use_bnb_nested_quant": double},
+        }
+        return keys.get(self.trainer.name, {})
+
+    @staticmethod
+    def _has_known_kernels(run: Run, model: Model | None) -> bool:
+        """Whether it is known what Liger's kernels take in this run. Trials refuse them beside what their own selective
+        checkpointing keeps, which is not what trainers keep."""
         if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
             return False
-        try:
-            source = self._source(run)
-            return source is None or load(source).config["model_type"] in MODEL_TYPES
-        except UsageError:
-            return True
+        return model is None or model.config["model_type"] in MODEL_TYPES
 
     def options(self, run: Run) -> WorkloadOptions:
         """The workload of a run. Raises `UsageError` for a model that is not found."""

@@ -39,7 +39,8 @@ class Attention(Technique):
         value = config["attention"]
         if value in _SDPA and not shape(job.model).sdpa:
             return (
-                f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
+                f"attention={value} is unavailable for {job.model.name}: no fused kernel computes its layers, "
+                "use attention=eager"
             )
         if value == "efficient":
             return _why_not_repeat(config, job)

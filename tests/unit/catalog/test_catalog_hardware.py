@@ -211,6 +211,8 @@ def test_fitting_goes_from_small_to_large() -> None:
         "A100": ["a100-40g", "a100-80g"],
         "h100": ["h100-80g", "h100-pcie-80g", "h100-nvl-94g"],
         "H100 SXM 80GB": ["h100-80g"],
+        "H100 SXM": ["h100-80g"],
+        "A100 SXM": ["a100-40g", "a100-80g"],
         "L40": ["l40"],
         "a6000": ["rtx-a6000"],
         "RTX 3090 Ti": [],
@@ -233,6 +235,14 @@ def test_the_cards_that_a_user_may_mean(text: str, names: list[str]) -> None:
 def test_a_card_that_is_missing_is_no_other_and_those_near_are_told(text: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"the catalog has no '{text}'; near it are: {near}"):
         card(text)
+
+
+def test_a_card_that_nothing_is_near_is_told_how_to_stand_in_for_it() -> None:
+    with pytest.raises(UsageError, match=r"unknown hardware '4060': .*--memory-limit") as caught:
+        card("4060")
+    assert "did you mean" not in str(caught.value)
+    with pytest.raises(UsageError, match="did you mean rtx-4090"):
+        card("rtx-409")
 
 
 def test_a_name_that_may_be_several_cards_is_refused_with_these() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from autofit.catalog.model_shape import drops_out, measure
-from autofit.catalog.models import Model, architecture, load, names, shape
+from autofit.catalog.models import Model, architecture, load, names, notes, shape
 from autofit.core.errors import UsageError
 
 NAMES = {
@@ -233,10 +235,16 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         ({"hidden_size": 64}, "has no model_type"),
         ({**TINY, "model_type": 7}, "has no model_type"),
         ({**TINY, "model_type": "llama-9000"}, "does not know the architecture 'llama-9000'"),
-        ({"model_type": "t5"}, "no causal language model of the architecture 't5'"),
+        ({"model_type": "t5"}, "t5 has an encoder, and only decoders are trained here"),
+        ({"model_type": "bart"}, "bart has an encoder, and only decoders are trained here"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "set is_decoder to true"),
+        ({"model_type": "distilbert"}, "distilbert has an encoder, and only decoders are trained here"),
         ({**TINY, "hidden_size": "wide"}, "transformers refuses the config"),
-        ({**TINY, "auto_map": {"AutoConfig": "configuration_x.XConfig"}}, "auto_map"),
-        ({"model_type": "gemma3", "text_config": {**TINY, "auto_map": {"AutoConfig": "x.X"}}}, "auto_map"),
+        ({**TINY, "model_type": "x", "auto_map": {"AutoConfig": "configuration_x.XConfig"}}, "auto_map"),
+        (
+            {"model_type": "gemma3", "text_config": {**TINY, "model_type": "x", "auto_map": {"AutoConfig": "x.X"}}},
+            "auto_map",
+        ),
         ({"model_type": "qwen2_vl", "vision_config": {}, "hidden_size": 64}, "no text_config"),
         ({"model_type": "llava", "text_config": {"hidden_size": 64}}, "text_config has no model_type"),
         ({"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 64}}, "no causal language model"),
@@ -257,9 +265,77 @@ def test_code_beside_a_config_is_never_executed(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_an_empty_auto_map_asks_for_no_code(tmp_path: Path) -> None:
-    written(tmp_path, {**TINY, "auto_map": {}})
-    assert load(str(tmp_path)).config["hidden_size"] == 64
+@pytest.mark.parametrize("auto_map", [{}, {"AutoConfig": "configuration_x.XConfig"}])
+def test_an_architecture_that_transformers_has_needs_no_code(auto_map: dict[str, str], tmp_path: Path) -> None:
+    """Repositories keep the code of architectures that transformers has taken over since."""
+    marker = tmp_path / "executed"
+    (tmp_path / "configuration_x.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    written(tmp_path, {**TINY, "auto_map": auto_map})
+    model = load(str(tmp_path))
+    assert shape(model).hidden_size == 64 and architecture(model).hidden_size == 64
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("adapters", "says"),
+    [
+        ('{"base_model_name_or_path": "acme/base"}', "adapters of acme/base"),
+        ("{", "no config.json"),
+        ("[]", "no config"),
+    ],
+)
+def test_a_folder_of_adapters_names_their_base(adapters: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(adapters)
+    assert says in refusal(tmp_path)
+
+
+def test_a_gguf_file_is_no_architecture(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    assert "is a GGUF file" in refusal(file)
+
+
+def test_a_decoder_that_cannot_be_loaded_may_have_the_sizes_of_one_that_can(tmp_path: Path) -> None:
+    sizes = {key: value for key, value in load("qwen2.5-7b").config.items() if isinstance(value, int)}
+    written(tmp_path, {**sizes, "model_type": "qwen2_vl", "vision_config": {}})
+    assert refusal(tmp_path).endswith("--model qwen2.5-7b")
+    written(tmp_path, {**sizes, "num_hidden_layers": 5, "model_type": "qwen2_vl", "vision_config": {}})
+    assert "--model" not in refusal(tmp_path)
+
+
+def test_what_transformers_warns_of_is_not_said(tmp_path: Path) -> None:
+    """Here that a field of the rotation is odd."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    rope |= {"original_max_position_embeddings": 64, "rope_theta": 10000.0}
+    written(tmp_path, {**TINY, "rope_parameters": rope})
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger, level = logging.getLogger("transformers"), logging.getLogger("transformers").level
+    logger.addHandler(handler)
+    try:
+        model = load(str(tmp_path))
+        shape(model)
+        assert (said, logger.level) == ([], level)
+        CONFIG_MAPPING["llama"].from_dict(dict(model.config))
+        assert said
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({**TINY, "architectures": ["LlamaForCausalLM"]}, None),
+        ({**TINY, "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"model_type": "mistral3", "text_config": TINY, "architectures": ["MForConditionalGeneration"]}, "text model"),
+        ({**TINY, "quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
+        ({"model_type": "mistral3", "text_config": TINY, "quantization_config": {"quant_method": "fp8"}}, "(fp8)"),
+    ],
+)
+def test_what_is_left_out_of_a_file_is_noted(config: object, says: str | None, tmp_path: Path) -> None:
+    found = notes(load(str(written(tmp_path, config))))
+    assert len(found) == (says is not None) and all(str(says) in note for note in found)
 
 
 def test_fields_that_contradict_each_other_are_refused_when_built(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from unit.cli.conftest import Autofit
 
 from autofit.cli.arguments import _config_values
 from autofit.estimate.tracing import traces
+from tests import tiny
+from tests.jobs import model_in, tiny_model
 
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
@@ -42,12 +44,32 @@ def test_an_estimate_is_the_contracts_document(autofit: Autofit) -> None:
         assert advice["estimate"]["tokens_per_second"] > 1.03 * document["tokens_per_second"]
 
 
+def test_what_is_left_out_is_what_the_model_has(autofit: Autofit, tmp_path: Path) -> None:
+    """Here softcaps, which no fused kernel computes."""
+    command = f"estimate --model {model_in(tmp_path, tiny.GEMMA2.config)} --seq-len 64 --hardware l4 --no-advice --json"
+    assert autofit(f"{command} --config method=lora").document["config"]["attention"] == "eager"
+    stated = autofit(f"{command} --config method=lora,attention=sdpa")
+    assert (stated.code, "attention=eager" in stated.err) == (2, True)
+
+
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) -> None:
     done = autofit(f"{ESTIMATE} --config method=full,micro_batch=64 --hardware l4 --memory-limit 4GiB --no-advice")
     assert done.code == 3
     assert done.out.startswith("does not fit l4: needs ") and " of 4.00 GiB, " in done.out
     assert "fits with" not in done.out
     assert "no trial yet" in done.out
+
+
+def test_what_is_not_counted_of_a_models_file_is_said(autofit: Autofit, tmp_path: Path) -> None:
+    classifier = {**tiny_model().config, "architectures": ["LlamaForSequenceClassification"]}
+    command = f"estimate --model {model_in(tmp_path, classifier)} --seq-len 64 --hardware l4 --no-advice --json"
+    done = autofit(f"{command} --config method=lora,micro_batch=1")
+    assert done.document["fits"] and "LlamaForSequenceClassification" in done.err
+
+
+def test_several_cards_have_no_advice_to_leave_out(autofit: Autofit) -> None:
+    done = autofit(f"{ESTIMATE} --config method=lora,micro_batch=1 --seq-len 64 --hardware l4,t4 --no-advice --json")
+    assert (done.code, {card["hardware"] for card in done.document["cards"]}) == (0, {"l4", "t4"}), done.err
 
 
 def test_what_only_may_fit_ends_with_3(autofit: Autofit) -> None:

@@ -38,6 +38,17 @@ def test_what_takes_longer_says_so_now_and_then(
     ]
 
 
+def test_that_nothing_is_done_yet_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "SECONDS_BETWEEN_LINES", 0.0)
+    with Waiting() as display:
+        display._still_none.join()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("0 configs predicted after ")
+
+
 def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

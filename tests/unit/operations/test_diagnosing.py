@@ -20,11 +20,14 @@ from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
-from autofit.operations import Diagnosis
+from autofit.operations import Diagnosis, DiagnosisRequest
+from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS
+from tests import tiny
+from tests.jobs import model_in, tiny_model
 
 AXOLOTL = """\
 # a small one
@@ -116,6 +119,44 @@ def test_the_document_says_everything(config: Path) -> None:
     assert result["estimate"]["fits"] and result["estimate"]["advice"] == []
     assert all({"roles", "change", "settings", "diff", "estimate"} <= change.keys() for change in result["changes"])
     assert result["traceback"] is None and result["unknown_keys"] == [] and result["assumed"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "in_four_bits"),
+    [
+        ("trl", {"use_peft": True}, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
+        ("axolotl", {"adapter": "lora", "lora_target_linear": True}, {"load_in_4bit": True}),
+        ("llamafactory", {"finetuning_type": "lora"}, {"quantization_bit": 4}),
+    ],
+)
+def test_adapters_of_a_checkpoint_in_4_bits_are_qlora(
+    tmp_path: Path, trainer: str, keys: dict[str, Any], in_four_bits: dict[str, Any]
+) -> None:
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+
+    def reader(quantised: dict[str, Any]) -> RunReader:
+        folder = model_in(tmp_path / "-".join(["model", *quantised]), {**tiny_model().config, **quantised})
+        request = DiagnosisRequest(model=str(folder))
+        return RunReader(trainer=READERS[trainer], request=request, where=Where())
+
+    run = reader({"quantization_config": stored}).read(keys)
+    assert run.config["method"] == "qlora" and run == reader({}).read({**keys, **in_four_bits})
+    assert reader({}).read(keys).config["method"] == "lora"
+    gptq = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert reader(gptq).read(keys).config["method"] == "lora"
+
+
+def test_attention_that_the_file_leaves_open_is_what_the_model_has(tmp_path: Path) -> None:
+    request = DiagnosisRequest(model=str(model_in(tmp_path, tiny.GEMMA2.config)))
+    read = RunReader(trainer=READERS["trl"], request=request, where=Where()).read
+    assert read({}).config["attention"] == "eager"
+    assert read({"attn_implementation": "sdpa"}).config["attention"] == "sdpa"
+
+
+def test_a_quantised_checkpoint_is_noted(config: Path, tmp_path: Path) -> None:
+    stored = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    notes = diagnosed(config, model=str(model_in(tmp_path / "model", {**tiny_model().config, **stored}))).notes
+    assert any("quantised (awq)" in note for note in notes)
 
 
 def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -> None:

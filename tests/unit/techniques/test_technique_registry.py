@@ -261,7 +261,10 @@ def test_a_combination_that_works_is_not_refused(values: dict[str, Value], job: 
 def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(method: str) -> None:
     # transformers raises when such a model is built with sdpa
     reason = unsupported(complete({"method": method, "attention": "sdpa"}), job(GEMMA2))
-    assert reason == "attention=sdpa is unavailable for tiny-gemma2: no fused kernel computes its layers, use eager"
+    assert (
+        reason
+        == "attention=sdpa is unavailable for tiny-gemma2: no fused kernel computes its layers, use attention=eager"
+    )
 
 
 @pytest.mark.parametrize(
