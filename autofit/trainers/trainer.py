@@ -35,7 +35,11 @@ class TrainerFiles:
         keys = Keys(values, self.name)
         run = self.reader(keys, where)
         return replace(
-            run, assumed=tuple(dict.fromkeys(keys.assumed)), not_counted=keys.not_counted, unknown=keys.unknown
+            run,
+            notes=tuple(dict.fromkeys(keys.notes)),
+            assumed=tuple(dict.fromkeys(keys.assumed)),
+            not_counted=keys.not_counted,
+            unknown=keys.unknown,
         )
 
 

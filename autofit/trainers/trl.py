@@ -42,6 +42,7 @@ def read(keys: Keys, where: Where) -> Run:
         narrower=(dtype_key, "bfloat16" if where.bf16 else "float16")
         if loaded == "float32" and method != "full"
         else None,
+        adapters=_idle_adapters(keys),
         config=complete(
             {
                 "method": method,
@@ -78,6 +79,15 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     targets = keys.targets("lora_target_modules")
     method = "qlora" if keys.flag("load_in_4bit") else "lora"
     return method, {"rank": keys.count("lora_r", 16), "targets": targets}
+
+
+def _idle_adapters(keys: Keys) -> tuple[str, object] | None:
+    """Where the file has settings of adapters and does not say whether to make any: trl then trains all weights
+    (`get_peft_config` of model_config.py)."""
+    if keys.value("use_peft") is not None or not keys.has_set("lora_", "load_in_"):
+        return None
+    keys.note("the settings of adapters are ignored without use_peft: true: all weights are trained")
+    return "use_peft", True
 
 
 def _extra_bytes(keys: Keys, method: str, loaded: str) -> tuple[tuple[str, float], ...]:

@@ -111,6 +111,10 @@ class Case(Expressible):
                 remedies = _more_faithful(narrower.diagnosed(report).remedies, remedies)
             if fewer := self._fewer_evaluated(estimate):
                 remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies or remedies
+            if self.run.adapters is not None:
+                key, turned_on = self.run.adapters
+                with_adapters = self._edited_by({(key,): turned_on}, Effect.TRAINING)
+                remedies = with_adapters.diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -217,6 +221,7 @@ class Case(Expressible):
     def _notes(self, estimate: Estimate) -> Iterator[str]:
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
         model, failure = self.estimation.job.model, self._request.failure
+        yield from self.run.notes
         for which, size in self.run.beyond:
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:

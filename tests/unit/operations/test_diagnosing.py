@@ -229,6 +229,17 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     assert not tiny.fits and all(r.settings["dtype"] == "bfloat16" for r in tiny.remedies)
 
 
+def test_adapters_whose_switch_is_missing_are_switched_on_first(tmp_path: Path) -> None:
+    """trl ignores their settings without it; what the file says of them stays."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("use_peft: true\n", "").replace("lora_r: 16", "lora_r: 4") + "dtype: bfloat16\n")
+    result = diagnosed(path, model="smollm2-1.7b", memory_limit="8GiB")
+    assert not result.fits and result.run.config["method"] == "full" and "use_peft: true" in result.notes[0]
+    (remedy,) = result.remedies
+    assert remedy.settings == {"use_peft": True} and remedy.change.effect is Effect.TRAINING
+    assert remedy.change.estimate.config["rank"] == 4 and remedy.change.estimate.likely_fits
+
+
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": true}')

@@ -167,6 +167,13 @@ def test_bf16_is_what_the_card_has() -> None:
     assert read({**AXOLOTL, "bf16": True}, bf16=False).config["precision"] == "bf16"
 
 
+def test_adapters_that_trl_is_not_told_to_make_are_said() -> None:
+    idle = read({**TRL, "lora_r": 16})
+    assert idle.config["method"] == "full" and idle.adapters == ("use_peft", True) and "use_peft" in idle.notes[0]
+    for decided in (TRL, {**TRL, "lora_r": 16, "use_peft": False}, {**TRL, "lora_r": 16, "use_peft": True}):
+        assert (read(decided).adapters, read(decided).notes) == (None, ())
+
+
 def test_frozen_weights_in_another_format_are_counted() -> None:
     lora = {**TRL, "use_peft": True}
     assert read(lora).beyond == (("all", 2.0),)
