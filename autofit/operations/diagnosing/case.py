@@ -102,6 +102,9 @@ class Case(Expressible):
             remedies: Sequence[Remedy] = [
                 self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))
             ]
+        elif self._has_failed and whole.likely_fits:
+            fewer = self._half_as_many_evaluated()
+            remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies if fewer else ()
         else:
             remedies = [r for change in estimate.advice if (r := self._remedy(change)).change.estimate.likely_fits]
         if not whole.likely_fits:
@@ -153,6 +156,18 @@ class Case(Expressible):
                 return {(evaluates.key,): fewer}
         return {}
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the file as it is has run out of memory: what would be faster then is of no use."""
+        return self._request.failure is not None and not self._edited
+
+    def _half_as_many_evaluated(self) -> dict[KeyPath, Any]:
+        """The edit after which evaluation takes less, where it is what failed; none if it cannot take fewer."""
+        failure, evaluates = self._request.failure, self.run.evaluates
+        if failure is None or failure.phase != "evaluation" or evaluates is None or evaluates.sequences == 1:
+            return {}
+        return {(evaluates.key,): evaluates.sequences // 2}
+
     def _evaluation_fits(self, estimate: Estimate) -> bool:
         """Whether evaluation alone stays within the limit, with room for the prediction's error."""
         outside_phase = estimate.breakdown["context"] + self._extra_bytes
@@ -177,7 +192,7 @@ class Case(Expressible):
         limit, left_out = self.estimation.memory_limit_bytes, self._extra_bytes + self._missed_bytes
         if limit > left_out:
             estimation = replace(self.estimation, memory_limit_bytes=limit - left_out)
-            if self._edited and (estimate := estimation.estimate()).likely_fits:
+            if (self._edited or self._has_failed) and (estimate := estimation.estimate()).likely_fits:
                 return estimate  # the edit is the change
             return estimation.advised(report, self)
         if self.run.narrower is None and limit <= self._extra_bytes:
@@ -235,6 +250,8 @@ class Case(Expressible):
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
             return
+        if failure.phase == "evaluation" and self.run.trainer != "axolotl":
+            yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
         expected = self._step_bytes(estimate)

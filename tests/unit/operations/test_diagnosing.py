@@ -147,8 +147,19 @@ def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> 
     assert result.estimate.peak_allocated_bytes == 13 * GIB
     assert sum(result.estimate.breakdown.values()) == result.estimate.device_bytes
     assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
-    of_evaluation = short + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
-    assert diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=of_evaluation).fits
+
+
+OF_EVALUATION = ERROR + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
+
+
+def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> None:
+    """Its evaluation takes fewer sequences, where that is what failed."""
+    config.write_text(AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 1\n")
+    result = diagnosed(config, model="smollm2-135m", traceback=OF_EVALUATION)
+    assert result.fits and [remedy.settings for remedy in result.remedies] == [{"eval_batch_size": 4}]
+    of_saving = OF_EVALUATION.replace("evaluation_loop", "save_model")
+    result = diagnosed(config, model="smollm2-135m", traceback=of_saving)
+    assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
