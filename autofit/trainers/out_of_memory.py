@@ -98,7 +98,7 @@ class ReportedOutOfMemory(Document):
         if request is not None and spare is not None and spare >= max(request, MUCH_BYTES):
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
-                "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+                "fragmented. Set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF for older torch)."
             )
         if self.on_host:
             sentences.append(_KILLED if self.killed else "The host's memory ran out, not the card's.")
