@@ -49,7 +49,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": _precision(keys, sharded, where, method),
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else _checkpointing(keys),
-                "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
+                "optimizer": args.optimizer(keys, sharded, "optimizer", _optimizer(keys)),
                 "attention": args.attention(keys, "attn_implementation", _attention(keys)),
                 "loss": _loss(keys),
                 "kernels": _kernels(keys),

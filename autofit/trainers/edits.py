@@ -56,6 +56,7 @@ def edits_for(
     doubtful = {
         path for path, (_, value) in keys_after.items() if path in keys_before and keys_before[path][1] == value
     }
+    doubtful |= {path for path, (axis, _) in keys_after.items() if config.get(axis) == before.config.get(axis)}
     return _without_idle(values, edits, doubtful | (keys_before.keys() - keys_after.keys()), config, read)
 
 
@@ -166,7 +167,8 @@ def _without_idle(
     read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
     """The edits without those that change nothing: switches that are off anyway, and `doubtful` ones. Doubtful are keys
-    that the export writes alike before and after but the user spells otherwise, and keys that it no longer writes."""
+    that the export writes alike before and after but the user spells otherwise, keys that it no longer writes, and
+    those of axes that stay as they were."""
     whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
     of_layers = {("liger_kernel_config", name) for name in LIGER_LAYERS}  # which a model has is not known here
     idle = [

@@ -55,7 +55,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": _precision(keys, sharded, method),
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys),
-                "optimizer": args.trainers_optimizer(keys),
+                "optimizer": args.trainers_optimizer(keys, sharded),
                 "attention": _attention(keys),
                 **_liger(keys),
                 "compile": keys.flag("torch_compile"),

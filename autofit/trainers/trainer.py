@@ -23,6 +23,8 @@ class TrainerFiles:
     model_key: str | None
     """The key that every file of it has, and that names the model."""
     reader: Callable[[Keys, Where], Run]
+    marks: frozenset[str] = frozenset()
+    """Keys of its own arguments, any of which shows that a file that names no model is of it."""
     table: Mapping[str, Emit]
     """Each axis and its translation, as in exports."""
     other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ READERS: Mapping[str, TrainerFiles] = {
             name="trl",
             model_key="model_name_or_path",
             reader=trl.read,
+            marks=trl.OF_SFT_CONFIG,
             table=trl_format.TABLE,
             other_spellings={"optimizer": ("adafactor",)},
             aliases={"dtype": "torch_dtype", **training_arguments.ALIASES},
@@ -119,7 +122,8 @@ def recognised(values: Mapping[str, Any]) -> TrainerFiles:
     if not with_model:
         arguments = values.keys() & known_keys("transformers").all
         if "per_device_train_batch_size" in arguments or ("output_dir" in arguments and len(arguments) > 2):
-            return READERS["transformers"]
+            marked = (t for t in READERS.values() if t.marks & values.keys())
+            return next(marked, READERS["transformers"])
         first_names = ", ".join(map(str, list(values)[:4])) + (", ..." if len(values) > 4 else "")
         raise UsageError(
             f"no trainer's file has the keys {first_names}: looked for base_model (axolotl), model_name_or_path "

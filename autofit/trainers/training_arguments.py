@@ -50,6 +50,8 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "adalomo": ("sgd", "less", "AdaLOMO updates while gradients are computed"),
 }
 """Optimizers that the axis does not have: the nearest value, what that does to memory, and why."""
+_OF_DEEPSPEED: Mapping[str, str] = {"adam": "adamw", "adamw": "adamw", "lion": "lion"}
+"""The axis's value for each `optimizer.type` of DeepSpeed, in lower case."""
 ALIASES: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
@@ -61,8 +63,26 @@ CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "pre
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
 
 
-def optimizer(keys: Keys, name: str, value: str) -> str:
-    """The axis's value for that of a key, the file's or its default. Raises `UsageError` for a name it cannot place."""
+def optimizer(keys: Keys, sharded: Sharded, name: str, value: str) -> str:
+    """The axis's value for that of a key, the file's or its default. Raises `UsageError` for a name it cannot place.
+
+    DeepSpeed's own optimizer goes first (`deepspeed_optim_sched` of transformers). On the host its Adam stands for all.
+    """
+    if sharded.optimizer is not None:
+        keys.note(f"DeepSpeed's own optimizer, {sharded.optimizer}, is used, whatever {name} says")
+        name, value = "deepspeed.optimizer", sharded.optimizer
+        chosen = _OF_DEEPSPEED.get(value.lower())
+        if chosen is None:
+            keys.count_not(f"{name}: {value}", "unknown", "another optimizer; optimizer=adamw stands for it")
+    else:
+        chosen = _named(keys, name, value)
+    if sharded.updates_on_host and chosen not in (None, "adamw", "adamw-foreach"):
+        keys.count_not(f"{name}: {value}", "unknown", "its states are on the host; optimizer=adamw stands for it")
+    return "adamw" if chosen is None or sharded.updates_on_host else chosen
+
+
+def _named(keys: Keys, name: str, value: str) -> str:
+    """The axis's value for the optimizer that a trainer calls so."""
     if value not in STAND_INS:
         return str(keys.one_of(name, OPTIMIZERS, value))
     stand_in, effect, because = STAND_INS[value]
@@ -70,15 +90,13 @@ def optimizer(keys: Keys, name: str, value: str) -> str:
     return stand_in
 
 
-def trainers_optimizer(keys: Keys) -> str:
+def trainers_optimizer(keys: Keys, sharded: Sharded) -> str:
     """The optimizer that Trainer's `optim` names. In transformers 4 its default with torch before 2.8 is
     `adamw_torch`."""
-    if keys.flag("adafactor"):
-        return "adafactor"
-    value = keys.text("optim")
+    value = "adafactor" if keys.flag("adafactor") else keys.text("optim")
     if value is None:
         keys.assume("optim is adamw_torch_fused unless it is set")
-    return optimizer(keys, "optim", value or "adamw_torch_fused")
+    return optimizer(keys, sharded, "optim", value or "adamw_torch_fused")
 
 
 def attention(keys: Keys, name: str, value: str | None, kernels: Mapping[str, str] = ATTENTION) -> str:
@@ -190,7 +208,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": mixed(keys, sharded, method="full", loaded="float32"),
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else checkpointing(keys),
-                "optimizer": trainers_optimizer(keys),
+                "optimizer": trainers_optimizer(keys, sharded),
                 **liger(keys),
                 "compile": keys.flag("torch_compile"),
                 **sharded.axes,

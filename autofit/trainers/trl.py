@@ -11,12 +11,19 @@ from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import read_sharding
 
+OF_SFT_CONFIG = frozenset(
+    {"assistant_only_loss", "completion_only_loss", "dataset_text_field", "max_seq_length", "packing_strategy"}
+)
+"""Keys that SFTConfig alone has, in this version or an earlier one."""
+
 
 def read(keys: Keys, where: Where) -> Run:
     """The loss is taken to be computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py)."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
     dtype_key = "torch_dtype" if keys.text("dtype") is None and keys.text("torch_dtype") is not None else "dtype"
+    if keys.text("model_name_or_path") is None and method == "full":
+        keys.assume("all weights are trained: SFTConfig does not say; say otherwise with --also")
     stated = keys.text(dtype_key)
     if stated is None:
         keys.assume("dtype is float32 unless it is set: the weights are loaded in fp32")
@@ -50,7 +57,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": args.mixed(keys, sharded, method=method, loaded=loaded, bf16=not keys.flag("fp16")),
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys, sharded.checkpointing),
-                "optimizer": args.trainers_optimizer(keys),
+                "optimizer": args.trainers_optimizer(keys, sharded),
                 "attention": args.attention(keys, "attn_implementation", keys.text("attn_implementation")),
                 **liger,
                 "loss": "chunked",

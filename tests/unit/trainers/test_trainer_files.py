@@ -54,6 +54,17 @@ def test_every_key_of_the_installed_trainers_is_known() -> None:
     assert {field.name for field in dataclasses.fields(ScriptArguments)} <= known_keys("trl").all
 
 
+def test_arguments_that_a_script_has_written_are_of_their_trainer(tmp_path: Path) -> None:
+    from transformers import Seq2SeqTrainingArguments
+    from trl import SFTConfig
+
+    own = {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
+    run = read(json.loads(SFTConfig(**own, max_length=512).to_json_string()))
+    assert (run.trainer, run.seq_len, run.config["checkpointing"], run.model) == ("trl", 512, "full", None)
+    assert read(json.loads(Seq2SeqTrainingArguments(**own).to_json_string())).trainer == "transformers"
+    assert read({**ARGUMENTS, "dataset_name": "mine"}).trainer == "transformers"
+
+
 @pytest.mark.parametrize("name", sorted(READERS))
 def test_a_key_is_of_one_kind(name: str) -> None:
     known = known_keys(name)
@@ -240,6 +251,36 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
         read({**TRL, "deepspeed": "mine.json"}, folder=tmp_path)
     alone = read({**TRL, "deepspeed": "zero3_offload.json"}, devices=1)
     assert (alone.config["sharding"], alone.config["offload"]) == ("none", "params")
+
+
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "settings", "optimizer", "not_counted"),
+    [
+        ({**TRL, "optim": "adamw_bnb_8bit"}, {"optimizer": {"type": "AdamW"}}, "adamw", []),
+        ({**AXOLOTL, "optimizer": "lion_8bit"}, {"optimizer": {"type": "Lion"}}, "lion", []),
+        (TRL, {"optimizer": {"type": "OneBitAdam"}}, "adamw", ["deepspeed.optimizer: OneBitAdam"]),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, {}, "adamw-8bit", []),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, OFFLOADED, "adamw", ["optim: adamw_bnb_8bit"]),
+        ({**TRL, "optim": "adamw_torch"}, OFFLOADED, "adamw", []),
+        (
+            {**TRL, "optim": "adamw_torch"},
+            {**OFFLOADED, "optimizer": {"type": "Lion"}},
+            "adamw",
+            ["deepspeed.optimizer: Lion"],
+        ),
+    ],
+)
+def test_deepspeeds_own_optimizer_takes_the_trainers_place(
+    keys: dict[str, Any], settings: dict[str, Any], optimizer: str, not_counted: list[str]
+) -> None:
+    """On the host its Adam stands for every other, as trials have no other there."""
+    run = read({**keys, "deepspeed": {"zero_optimization": {"stage": 2}, **settings}}, devices=2)
+    assert run.config["optimizer"] == optimizer
+    assert [part.key for part in run.not_counted] == not_counted
+    assert any("own optimizer" in note for note in run.notes) is ("optimizer" in settings)
 
 
 def test_an_unknown_key_is_named_with_the_nearest() -> None:
