@@ -108,8 +108,9 @@ def _exported_keys(trainer: TrainerFiles, task: Task, values: Mapping[str, Any])
     exported: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
-            for section in emit(task.config[axis], task).sections.values():
-                exported |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
+            for title, section in emit(task.config[axis], task).sections.items():
+                if title != "data":  # which stays as the user has it
+                    exported |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
     return exported
 
 

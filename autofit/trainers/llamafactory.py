@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 from autofit.export.llamafactory_format import ATTENTION
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
@@ -39,10 +40,15 @@ def read(keys: Keys, where: Where) -> Run:
         keys.count_not("use_unsloth", "less", "Unsloth's kernels and checkpointing")
     method, adapters = _method(keys)
     size, accumulation = args.batch(keys)
+    seq_len, attention = keys.count("cutoff_len", 2048), _attention(keys)
+    if keys.flag("neat_packing") and attention == "flash":
+        keys.count_not("neat_packing", "less", "attention stays within each packed sequence")
+    elif keys.flag("neat_packing"):  # of 16 bits (data/collator.py, prepare_4d_attention_mask)
+        keys.count_not("neat_packing", "more", f"a mask of {format_bytes(2 * size * seq_len**2)} but with fa2")
     return Run(
         trainer="llamafactory",
         model=keys.text("model_name_or_path"),
-        seq_len=keys.count("cutoff_len", 2048),
+        seq_len=seq_len,
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
@@ -56,7 +62,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys),
                 "optimizer": args.trainers_optimizer(keys, sharded),
-                "attention": _attention(keys),
+                "attention": attention,
                 **_liger(keys),
                 "compile": keys.flag("torch_compile"),
                 **sharded.axes,

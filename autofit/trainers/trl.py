@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 from autofit.techniques import complete
 from autofit.techniques.habits.known_trainers import TRL
 from autofit.techniques.selective import SAVE_ATTENTION
@@ -37,10 +38,13 @@ def read(keys: Keys, where: Where) -> Run:
     if liger["loss"] == "fused":
         keys.assume("trl has a chunked loss of its own in place of Liger's")
     size, accumulation = args.batch(keys)
+    seq_len = _seq_len(keys)
+    attention = args.attention(keys, "attn_implementation", keys.text("attn_implementation"))
+    _count_mask(keys, attention, None if seq_len is None else size * seq_len)
     return Run(
         trainer="trl",
         model=keys.text("model_name_or_path"),
-        seq_len=_seq_len(keys),
+        seq_len=seq_len,
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
@@ -58,7 +62,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys, sharded.checkpointing),
                 "optimizer": args.trainers_optimizer(keys, sharded),
-                "attention": args.attention(keys, "attn_implementation", keys.text("attn_implementation")),
+                "attention": attention,
                 **liger,
                 "loss": "chunked",
                 "compile": keys.flag("torch_compile"),
@@ -75,6 +79,20 @@ def _seq_len(keys: Keys) -> int | None:
     if keys.is_null("max_length"):
         return None
     return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)
+
+
+def _count_mask(keys: Keys, attention: str, tokens: int | None) -> None:
+    """Packing, but for `wrapped`, and `padding_free` make one row of a micro-batch (sft_trainer.py), of so many tokens.
+    Only flash attention keeps its sequences apart without a dense mask (transformers' masking_utils.py)."""
+    packs = keys.flag("packing") and keys.text("packing_strategy") != "wrapped"
+    if not packs and not keys.flag("padding_free"):
+        return
+    key = "packing" if packs else "padding_free"
+    if attention != "flash":
+        mask = "a dense mask" if tokens is None else f"a mask of at least {format_bytes(tokens**2)}"
+        keys.count_not(key, "more", f"one row of each micro-batch, under {mask} but with flash attention")
+    elif not packs:
+        keys.count_not(key, "less", "no memory for padding")
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:

@@ -314,6 +314,8 @@ def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence
 
 def bytes_beyond_formats(run: Run, model: Model) -> int:
     """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
+    if run.config["offload"] in ("params", "nvme"):
+        return 0  # they are on the host
     counts = shape(model)
     parameters = {
         "all": counts.parameters,

@@ -185,6 +185,29 @@ def test_adapters_that_trl_is_not_told_to_make_are_said() -> None:
         assert (read(decided).adapters, read(decided).notes) == (None, ())
 
 
+FLASH = {"attn_implementation": "flash_attention_2"}
+
+
+@pytest.mark.parametrize(
+    ("values", "effect", "mask"),
+    [
+        ({**TRL, "packing": True}, "more", "16 MiB"),  # of 8 x 512 tokens
+        ({**TRL, "packing": True, "max_length": None}, "more", "dense mask"),
+        ({**TRL, "padding_free": True}, "more", "16 MiB"),
+        ({**TRL, "padding_free": True, **FLASH}, "less", ""),
+        ({**TRL, "packing": True, **FLASH}, None, ""),
+        ({**TRL, "packing": True, "packing_strategy": "wrapped"}, None, ""),
+        ({**FACTORY, "neat_packing": True, "cutoff_len": 1024}, "more", "16 MiB"),  # 8 of 1024 x 1024
+        ({**FACTORY, "neat_packing": True, "flash_attn": "fa2"}, "less", ""),
+        ({**FACTORY, "packing": True}, None, ""),
+    ],
+)
+def test_sequences_that_a_mask_keeps_apart_need_more(values: dict[str, Any], effect: str | None, mask: str) -> None:
+    not_counted = read(values).not_counted
+    assert [part.effect for part in not_counted] == ([] if effect is None else [effect])
+    assert all(mask in part.because for part in not_counted)
+
+
 def test_frozen_weights_in_another_format_are_counted() -> None:
     lora = {**TRL, "use_peft": True}
     assert read(lora).beyond == (("all", 2.0),)
