@@ -65,7 +65,10 @@ READERS: Mapping[str, TrainerFiles] = {
             model_key="model_name_or_path",
             reader=llamafactory.read,
             table=llamafactory_format.TABLE,
-            other_spellings={**dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)), "optimizer": ("adafactor",)},
+            other_spellings={
+                **training_arguments.OTHER_SPELLINGS,
+                **dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)),
+            },
         ),
         TrainerFiles(
             name="trl",
@@ -73,7 +76,7 @@ READERS: Mapping[str, TrainerFiles] = {
             reader=trl.read,
             marks=trl.OF_SFT_CONFIG,
             table=trl_format.TABLE,
-            other_spellings={"optimizer": ("adafactor",)},
+            other_spellings=training_arguments.OTHER_SPELLINGS,
             aliases={"dtype": "torch_dtype", **training_arguments.ALIASES},
         ),
         TrainerFiles(
@@ -81,7 +84,7 @@ READERS: Mapping[str, TrainerFiles] = {
             model_key=None,
             reader=training_arguments.read,
             table=training_arguments.TABLE,
-            other_spellings={"optimizer": ("adafactor",)},
+            other_spellings=training_arguments.OTHER_SPELLINGS,
             aliases=training_arguments.ALIASES,
         ),
     )

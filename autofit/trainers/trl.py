@@ -65,7 +65,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "attention": attention,
                 **liger,
                 "loss": "chunked",
-                "compile": keys.flag("torch_compile"),
+                "compile": args.compiles(keys),
                 **sharded.axes,
             }
         ),

@@ -107,6 +107,18 @@ def test_an_edit_has_no_key_that_changes_nothing() -> None:
     assert ("optim",) not in edits and config == run.config.replace(micro_batch=2)
 
 
+def test_other_names_of_a_key_give_way() -> None:
+    trainer, where = READERS["transformers"], Where()
+    values = {"output_dir": "out", "per_gpu_train_batch_size": 4, "torch_compile_mode": "default"}
+    run = trainer.read(values, where)
+    edits, config = edits_and_config(trainer, values, run, run.config.replace(micro_batch=2, compile=False), where)
+    assert config == run.config.replace(micro_batch=2, compile=False)
+    assert {path[0] for path, value in edits.items() if value is REMOVED} == {
+        "per_gpu_train_batch_size",
+        "torch_compile_mode",
+    }
+
+
 def test_older_spellings_make_room() -> None:
     trainer, where = READERS["axolotl"], Where()
     values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}

@@ -17,6 +17,7 @@ from autofit.trainers.keys import EFFECTS, known_keys
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import OTHERS, READERS, recognised, trainer_named
+from autofit.trainers.training_arguments import OPTIMIZERS, STAND_INS
 
 AXOLOTL = {"base_model": "smollm2-135m", "sequence_len": 512, "micro_batch_size": 2}
 FACTORY = {"model_name_or_path": "smollm2-135m", "stage": "sft", "finetuning_type": "full"}
@@ -121,10 +122,56 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**ARGUMENTS, "use_liger_kernel": True}, "loss", "fused"),
         ({**ARGUMENTS, "use_liger_kernel": True}, "kernels", "liger"),
         ({**ARGUMENTS, "torch_compile": True}, "compile", True),
+        ({**ARGUMENTS, "torch_compile_mode": "max-autotune"}, "compile", True),
+        ({**TRL, "torch_compile_backend": "inductor"}, "compile", True),
+        ({**FACTORY, "torch_compile_mode": "default"}, "compile", True),
+        ({**ARGUMENTS, "per_gpu_train_batch_size": 4}, "micro_batch", 4),  # goes before the newer name
+        ({**AXOLOTL, "selective_checkpointing": True}, "checkpointing", "save-attention"),
     ],
 )
 def test_a_key_means_an_axis(values: dict[str, Any], axis: str, value: object) -> None:
     assert read(values).config[axis] == value
+
+
+@pytest.mark.parametrize(
+    ("values", "optimizer", "effect"),
+    [
+        ({**AXOLOTL, "optimizer": "flash_adamw"}, "adamw", "less"),
+        ({**AXOLOTL, "optimizer": "never_heard_of"}, "adamw", "unknown"),
+        ({**TRL, "optim": "rmsprop_bnb_8bit"}, "lion-8bit", "unknown"),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, "adamw-8bit", None),
+    ],
+)
+def test_another_optimizer_has_one_that_stands_for_it(
+    values: dict[str, Any], optimizer: str, effect: str | None
+) -> None:
+    run = read(values)
+    assert run.config["optimizer"] == optimizer
+    assert [part.effect for part in run.not_counted] == ([] if effect is None else [effect])
+
+
+def test_every_optimizer_of_transformers_is_known() -> None:
+    from transformers.training_args import OptimizerNames
+
+    assert {optimizer.value for optimizer in OptimizerNames} <= OPTIMIZERS.keys() | STAND_INS.keys()
+
+
+def test_what_axolotl_calls_offload_is_activation_offloading() -> None:
+    for keys in (
+        {"gradient_checkpointing": "offload"},
+        {"activation_offloading": True, "gradient_checkpointing": True},
+    ):
+        run = read({**AXOLOTL, **keys})
+        assert run.config["checkpointing"] == "offload"
+        assert [part.key for part in run.not_counted] == ["activation_offloading"]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"quantization_bit": "4"}, {"quantization_bit": 4, "quantization_method": "bitsandbytes"}]
+)
+def test_older_spellings_of_4_bits_are_the_same(keys: dict[str, Any]) -> None:
+    run = read({**FACTORY, "finetuning_type": "lora", **keys})
+    assert run.config["method"] == "qlora" and run.not_counted == ()
 
 
 @pytest.mark.parametrize(
