@@ -83,6 +83,10 @@ OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 """Axis -> keys that exports do not write, which say it otherwise."""
 ATTENTION: Mapping[str, str] = {name: value for value, name in IMPLEMENTATIONS.items() if value != "efficient"}
+OF_TRANSFORMERS_5_17 = tuple(f"gradient_checkpointing_kwargs.{name}" for name in ("every_n_layers", "offload"))
+"""Keys, in the older of their two names, that transformers before 5.17 lacks: 5.16.1 has but the first, 4.57 none."""
+OLDER = frozenset({"max_seq_length", "evaluation_strategy", "torch_dtype", "per_gpu_train_batch_size"})
+"""Keys that show an older transformers or trl."""
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")

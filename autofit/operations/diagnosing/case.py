@@ -20,10 +20,11 @@ from autofit.prediction.estimation import Estimation
 from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
-from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
+from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
 from autofit.trainers.source_file import SourceFile
+from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17, OLDER
 
 ROOM = 0.08
 """Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
@@ -126,6 +127,7 @@ class Case(Expressible):
             notes=(
                 *self._notes(estimate),
                 *(() if whole.likely_fits or remedies else self._notes_on_adapters()),
+                *_notes_on_versions(remedies),
             ),
             failure=self._request.failure,
         )
@@ -277,6 +279,8 @@ class Case(Expressible):
             return None
         if not edits or run.global_batch != self.run.global_batch:
             return None
+        if self._file.values.keys() & OLDER and _newest_keys(edits):
+            return None
         if run.config != self.run.config:
             self._edits.setdefault(run.config, edits)
             self._runs.setdefault(run.config, run)
@@ -303,6 +307,18 @@ class Case(Expressible):
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )
+
+
+def _notes_on_versions(remedies: Sequence[Remedy]) -> Iterator[str]:
+    keys = {key for remedy in remedies for key in _newest_keys({(name,): v for name, v in remedy.settings.items()})}
+    if keys:
+        yield f"{' and '.join(sorted(keys))} need{'s' * (len(keys) == 1)} transformers 5.17 or later"
+
+
+def _newest_keys(edits: Edits) -> set[str]:
+    """The keys that edits set and that not every version of transformers has."""
+    names = {".".join(path) for path, value in edits.items() if value not in (None, REMOVED)}
+    return names & set(OF_TRANSFORMERS_5_17)
 
 
 def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence[Remedy]:

@@ -21,6 +21,9 @@ from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis
+from autofit.operations.diagnosing.case import Case
+from autofit.operations.diagnosing.diagnosis import DiagnosisRequest
+from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.source_file import SourceFile
@@ -249,6 +252,21 @@ def test_adapters_whose_switch_is_missing_are_switched_on_first(tmp_path: Path) 
     (remedy,) = result.remedies
     assert remedy.settings == {"use_peft": True} and remedy.change.effect is Effect.TRAINING
     assert remedy.change.estimate.config["rank"] == 4 and remedy.change.estimate.likely_fits
+
+
+def test_a_change_that_not_every_transformers_has_says_so_and_is_not_for_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("512", "4096").replace("size: 4", "size: 1") + "dtype: bfloat16\n")
+    new = Case(SourceFile.read(path), reader_of("trl", path))
+    offload = new.run.config.replace(checkpointing="offload")
+    assert new.nearest_expressible(offload) == offload
+    path.write_text(path.read_text().replace("dtype", "torch_dtype"))
+    assert Case(SourceFile.read(path), reader_of("trl", path)).nearest_expressible(offload) is None
+
+
+def reader_of(trainer: str, path: Path) -> RunReader:
+    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+    return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent))
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
