@@ -16,7 +16,9 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
-from autofit.prediction.estimation import Estimation
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.calibration import why_not
+from autofit.prediction.estimation import Estimation, calibrated
 from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
@@ -67,19 +69,22 @@ class Case(Expressible):
         self._extra_bytes = bytes_beyond_formats(self.run, model)
         config = self.run.config
         self._emulated = not where.bf16 and product_format(config) == "bf16"
+        self._only_bf16: str | None = None
+        """Why the trainer can only emulate bf16 on this card; None where it need not."""
         try:
-            self.estimation = Estimation.of(
-                self.options,
-                config.replace(precision="fp16-mixed") if self._emulated else config,
-                hardware=request.hardware,
-                memory_limit_bytes=request.memory_limit_bytes,
+            self.estimation = self._estimation_of(
+                self.options, config.replace(precision="fp16-mixed") if self._emulated else config
             )
         except UsageError as error:
-            if self._emulated:
+            if self._emulated and config["method"] != "full":  # the format of adapters is the trainer's choice
+                self._emulated, self._only_bf16 = False, str(error)
+                self.estimation = self._estimation_of(self.options, config)
+            elif self._emulated:
                 card = "this machine's GPU" if request.hardware == "auto" else request.hardware
                 reason = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
                 raise UsageError(f"{reason}: {error}") from error
-            raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
+            else:
+                raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(
             config=self.run.config,
@@ -93,6 +98,19 @@ class Case(Expressible):
         self._runs = {self.run.config: self.run}
         """The run that the file then asks for."""
         self._missed_bytes = self._missed_by_prediction() if missed_bytes is None else missed_bytes
+
+    def _estimation_of(self, options: WorkloadOptions, config: Config) -> Estimation:
+        """Raises `UsageError` for a config that cannot work. Emulated bf16 takes the memory of any other; its speed is
+        not known."""
+        hardware, limit = self._request.hardware, self._request.memory_limit_bytes
+        if self._only_bf16 is None:
+            return Estimation.of(options, config, hardware=hardware, memory_limit_bytes=limit)
+        calibration, limit = calibrated(options, hardware, limit, None)
+        job = replace(calibration.job, hardware=replace(calibration.job.hardware, bf16=True))
+        if reason := why_not(config, job):
+            raise UsageError(reason)
+        calibration = replace(calibration, job=job, rates=None)
+        return Estimation(calibration=calibration, config=config, memory_limit_bytes=limit)
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         if self._emulated:
@@ -153,7 +171,7 @@ class Case(Expressible):
         powers = (1 << n for n in reversed(range(evaluates.sequences.bit_length())))
         for fewer in (power for power in powers if power < evaluates.sequences):
             options = replace(self.options, eval_batch=fewer)
-            estimation = Estimation.of(options, self.run.config, hardware=self._request.hardware)
+            estimation = self._estimation_of(options, self.run.config)
             if self._evaluation_fits(estimation.estimate()):
                 return {(evaluates.key,): fewer}
         return {}
@@ -239,6 +257,8 @@ class Case(Expressible):
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
         model, failure = self.estimation.job.model, self._request.failure
         yield from self.run.notes
+        if self._only_bf16 is not None:
+            yield f"bf16 is emulated on {self.estimation.job.hardware.name}, which is slow: {self._only_bf16}"
         for which, size in self.run.beyond:
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:

@@ -408,6 +408,14 @@ def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
     assert again.estimate.device_bytes == result.estimate.device_bytes
 
 
+def test_adapters_that_a_trainer_has_in_bf16_alone_are_answered_for_a_card_that_emulates_it(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("512", "256") + "dtype: bfloat16\nload_in_4bit: true\n")
+    result = diagnosed(path, hardware="t4", model="smollm2-135m")
+    assert result.fits and result.emulated is None and result.estimate.tokens_per_second is None
+    assert "emulated on t4, which is slow" in result.notes[0]
+
+
 def test_what_does_not_fit_in_fp16_either_changes_both_at_once(tmp_path: Path) -> None:
     config = tmp_path / "axolotl.yml"
     lines = ("base_model: x", "adapter: lora", "lora_r: 8", "sequence_len: 2048", "micro_batch_size: 32", "bf16: true")
