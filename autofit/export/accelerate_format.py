@@ -108,10 +108,11 @@ def export_accelerate(task: Recommended) -> Export:
         **({"gpu_ids": "0"} if devices == 1 and kind != "cpu" else {}),
         **merged.sections.get("launch", {}),
     }
+    environment = distributed.environment(task) + distributed.threads(task)
     top = header(
         task,
         needs=["accelerate >= 1.15", *(["deepspeed >= 0.18"] if distributed.by_deepspeed(task) else [])],
-        launch=f"{distributed.threads(task)}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
+        launch=f"{environment}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
         notes=merged.notes,
     )
     return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", notes=merged.notes)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autofit.export.document import Near, NeedsMore, Task
+from autofit.export.document import Near, NeedsMore, Recommended, Task
 from autofit.techniques import Job
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD, uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings
+from autofit.trial.limits.segments import ALLOCATOR, EXPANDABLE
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
 """Placeholder for a folder that the user must choose, if the format cannot ask for one: it is not writable."""
@@ -18,6 +19,13 @@ NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
 FIRST_GPU = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$(echo ${CUDA_VISIBLE_DEVICES:-0} | cut -d, -f1) "
 """Environment of a launch that is to use the GPU that trials use, and no other: the first that the user or a scheduler
 leaves visible. CUDA by itself numbers them by speed, nvidia-smi by slot."""
+
+
+def allocator(task: Recommended) -> dict[str, str]:
+    """The environment in which CUDA's allocator is as it was in the trial. Both names are set: torch 2.9.1 finds
+    expandable segments under the older one alone (pytorch issue 183387), and 2.13 warns of neither."""
+    expands = task.recommendation.point.measurement.expandable_segments
+    return dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:True") if expands else {}
 
 
 def by_deepspeed(task: Task) -> bool:
@@ -52,6 +60,11 @@ def threads(task: Task) -> str:
         return ""
     devices = task.workload.devices
     return f"OMP_NUM_THREADS=$({'nproc' if devices == 1 else f'($(nproc) / {devices})'}) "
+
+
+def environment(task: Recommended) -> str:
+    """What to write before a launch line for `allocator`."""
+    return "".join(f"{name}={value} " for name, value in allocator(task).items())
 
 
 def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FOLDER) -> dict[str, Any]:

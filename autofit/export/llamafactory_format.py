@@ -205,5 +205,4 @@ def _launch(task: Recommended) -> str:
         # It then asks for expandable segments by itself.
         return f"{distributed.threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
     chosen = distributed.FIRST_GPU if task.hardware.kind == "cuda" else ""
-    segments = task.recommendation.point.measurement.expandable_segments
-    return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"
+    return f"{chosen}{distributed.environment(task)}{train}"

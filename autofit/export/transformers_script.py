@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from autofit.export import trainer_arguments as ta
+from autofit.export.distributed import allocator
 from autofit.export.document import Recommended, Settings
 from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.compilation import VARIANTS
@@ -143,7 +144,7 @@ def script(merged: Settings, task: Recommended) -> str:
 
 
 def _imports(merged: Settings, task: Recommended) -> str:
-    expandable_segments = task.recommendation.point.measurement.expandable_segments
+    environment = [f"os.environ[{name!r}] = {value!r}" for name, value in allocator(task).items()]
     names, collator = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"], _collator(task)
     if collator == "apart":
         names.append("DataCollatorWithFlattening")
@@ -155,7 +156,7 @@ def _imports(merged: Settings, task: Recommended) -> str:
     imports.add(f"from transformers import {', '.join(sorted(names))}")
     if collator:
         imports.add("from torch.nn.utils.rnn import pad_sequence")
-    if expandable_segments:
+    if environment:
         imports.add("import os")
     if "adapter" in merged.sections:
         of_peft = ["LoraConfig", "get_peft_model"]
@@ -164,13 +165,12 @@ def _imports(merged: Settings, task: Recommended) -> str:
         imports.add(f"from peft import {', '.join(of_peft)}")
     statements = sorted(imports, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in statements if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
-    environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
     lines = [
         "",
         *(["from __future__ import annotations", ""] if merged.sections.get("code") else []),
         *standard,
         "",
-        *([environment, ""] if expandable_segments else []),
+        *(["# Read when CUDA starts.", *environment, ""] if environment else []),
         *(line for line in statements if line not in standard),
     ]
     return "\n".join(lines) + "\n"

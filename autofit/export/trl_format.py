@@ -7,7 +7,7 @@ from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, ddp_notes, nvme_notes, threads
+from autofit.export.distributed import allocator, by_deepspeed, by_fsdp, ddp_notes, nvme_notes, threads
 from autofit.export.document import (
     CHOOSE,
     Emit,
@@ -143,11 +143,11 @@ _TITLES = {
 def export_trl(task: Recommended) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
-    segments = {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
+    environment = allocator(task)
     merged = merge(
         settings(
             *ta.general_notes(task, "trl", machines="--num_machines, --machine_rank and --main_process_ip"),
-            environment=segments if task.recommendation.point.measurement.expandable_segments else {},
+            environment={"env": environment} if environment else {},
             model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": task.packs},
             training={"learning_rate": CHOOSE, **ta.run(task)},

@@ -12,7 +12,7 @@ from autofit.core.errors import NothingFits, NotMeasured
 from autofit.core.frontier import Point, point, ties
 from autofit.core.outcome import Fits, Trial
 from autofit.core.units import format_bytes
-from autofit.core.workload import Workload
+from autofit.core.workload import Goal, Workload
 from autofit.operations.recommendation import recommend, search_command
 from autofit.store import NoStore, Store
 from autofit.techniques.short_text import short
@@ -33,15 +33,19 @@ class RunMeasurements:
     """What was measured here of the workload that a run trains."""
 
     workload: Workload
+    goal: Goal
+    """The run's own method."""
     best: Point
-    """The fastest that fits this device."""
+    """The fastest of that method that fits this device."""
     trial: Trial | None
     """The latest trial that fitted with this run's settings; None if there is none."""
+    has_length: bool
+    """Whether it is known that the run's sequences are as long as the workload's."""
 
     def advice(self) -> str | None:
         """One sentence, where something measured is faster than this run's settings, or these were not measured."""
         fastest = f"autofit: {short(self.best.config)} was measured at {self.best.tokens_per_second:,.0f} tokens/s here"
-        command = search_command(self.workload).replace("autofit search", "autofit recommend", 1)
+        command = search_command(self.workload, self.goal).replace("autofit search", "autofit recommend", 1)
         run_point = None if self.trial is None else point(self.trial)
         if run_point is None:
             return f"{fastest}; this run's config was not measured. `{command}` says how to get it."
@@ -59,7 +63,8 @@ def report(measurements: RunMeasurements | None, step_seconds: float, peak_bytes
     text = f"autofit: this run took {step_seconds:.3g} s a step and {format_bytes(peak_bytes)} at its peak"
     if measurements is None:
         return f"{text}."
-    text += f", {measurements.workload.tokens_per_step / step_seconds:,.0f} tokens/s"
+    if measurements.has_length:
+        text += f", {measurements.workload.tokens_per_step / step_seconds:,.0f} tokens/s"
     if measurements.trial is None or measurements.trial.measurement is None:
         return f"{text}; its config was not measured in a trial."
     measured, predicted = measurements.trial.measurement, measurements.trial.prediction
@@ -72,14 +77,15 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
     fits or none was measured. Looks nothing up but the store, and starts nothing. Raises `StoreError`, and `UsageError`
     for arguments that are not understood."""
     run = training_arguments.read(Keys(args.to_dict(), "transformers"), Where(devices=args.world_size))
-    method = ("lora", "qlora") if getattr(model, "peft_config", None) else ("full",)
+    seq_len = getattr(args, "max_length", None)
+    goal = Goal(method=_method(model))
     name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
     try:
         with Store.open(store, create=False) as opened:
-            workload = _workload(opened, run, name, script, getattr(args, "max_length", None))
+            workload = _workload(opened, run, name, script, seq_len)
             if workload is None:
                 return None
-            best = recommend(workload, store=opened).point
+            best = recommend(workload, goal=goal, store=opened).point
             hardware_key = detect()[0].key
             fitted = opened.trials(
                 hardware_key=hardware_key, workload_key=workload.key, outcome=Fits.kind, newest_first=True
@@ -88,9 +94,20 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
         return None
     settings = [run.config.get(axis) for axis in DECIDED_AXES]
     alike = (
-        t for t in fitted if t.config.get("method") in method and [t.config.get(a) for a in DECIDED_AXES] == settings
+        t
+        for t in fitted
+        if t.config.get("method") == goal.method and [t.config.get(a) for a in DECIDED_AXES] == settings
     )
-    return RunMeasurements(workload=workload, best=best, trial=next(alike, None))
+    return RunMeasurements(
+        workload=workload, goal=goal, best=best, trial=next(alike, None), has_length=seq_len is not None
+    )
+
+
+def _method(model: Any) -> str:
+    """What is trained of a model as peft and transformers mark it."""
+    if not getattr(model, "peft_config", None):
+        return "full"
+    return "qlora" if getattr(model, "is_loaded_in_4bit", False) else "lora"
 
 
 def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | None) -> Workload | None:

@@ -49,7 +49,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": _precision(keys, sharded, where, method),
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else _checkpointing(keys),
-                "optimizer": args.optimizer(keys, "optimizer", _optimizer(keys)),
+                "optimizer": args.optimizer(keys, sharded, "optimizer", _optimizer(keys)),
                 "attention": args.attention(keys, "attn_implementation", _attention(keys)),
                 "loss": _loss(keys),
                 "kernels": _kernels(keys),
@@ -127,13 +127,17 @@ def _precision(keys: Keys, sharded: Sharded, where: Where, method: str) -> str:
 
 
 def _checkpointing(keys: Keys) -> str:
-    """Activation offloading turns checkpointing off, but for hidden states (`_configure_gradient_checkpointing`)."""
-    offloading, value = keys.value("activation_offloading"), keys.value("gradient_checkpointing")
-    if offloading == "hidden_states" or value in ("offload", "offload_disk"):
+    """Activation offloading turns checkpointing off, but for hidden states (`_configure_gradient_checkpointing`). Two
+    older values of `gradient_checkpointing` turn it on (`check_gradient_checkpointing_w_offload`)."""
+    older = keys.value("gradient_checkpointing") in ("offload", "offload_disk")
+    offloading = older or keys.value("activation_offloading")
+    if offloading == "hidden_states":
         return "offload"
     if offloading:
         keys.count_not("activation_offloading", "unknown", "every activation moves; offload stands for it")
         return "offload"
+    if keys.value("selective_checkpointing") is True:
+        return SAVE_ATTENTION
     if selection := keys.mapping("selective_checkpointing"):
         if selection == {"save": ["attention"]}:
             return SAVE_ATTENTION

@@ -56,6 +56,7 @@ def edits_for(
     doubtful = {
         path for path, (_, value) in keys_after.items() if path in keys_before and keys_before[path][1] == value
     }
+    doubtful |= {path for path, (axis, _) in keys_after.items() if config.get(axis) == before.config.get(axis)}
     return _without_idle(values, edits, doubtful | (keys_before.keys() - keys_after.keys()), config, read)
 
 
@@ -107,8 +108,9 @@ def _exported_keys(trainer: TrainerFiles, task: Task, values: Mapping[str, Any])
     exported: dict[KeyPath, tuple[str, Any]] = {}
     for axis, emit in trainer.table.items():
         if axis in task.config:
-            for section in emit(task.config[axis], task).sections.values():
-                exported |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
+            for title, section in emit(task.config[axis], task).sections.items():
+                if title != "data":  # which stays as the user has it
+                    exported |= {_spelled(trainer, values, path): (axis, value) for path, value in _leaves(section)}
     return exported
 
 
@@ -166,7 +168,8 @@ def _without_idle(
     read: Callable[[Mapping[str, Any]], Config],
 ) -> dict[KeyPath, Any]:
     """The edits without those that change nothing: switches that are off anyway, and `doubtful` ones. Doubtful are keys
-    that the export writes alike before and after but the user spells otherwise, and keys that it no longer writes."""
+    that the export writes alike before and after but the user spells otherwise, keys that it no longer writes, and
+    those of axes that stay as they were."""
     whole = set() if isinstance(values.get("deepspeed"), dict) else {"deepspeed"}
     of_layers = {("liger_kernel_config", name) for name in LIGER_LAYERS}  # which a model has is not known here
     idle = [

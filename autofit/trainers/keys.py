@@ -18,6 +18,8 @@ _PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention sta
 """Where no modules are named (peft, utils/constants.py)."""
 _TAKE_TEXT = ("deepspeed", "fsdp_config", "gradient_checkpointing_kwargs")
 """Keys whose settings a file may hold as JSON text or, but for the last, in a file of their own."""
+_UNSET: tuple[object, ...] = (None, False, 0, "", [], {})
+"""Values of a key that are as good as none."""
 EFFECTS = ("more", "less", "unknown")
 """What a key that is not counted may do to memory."""
 
@@ -66,6 +68,7 @@ class Keys:
         self._values = values
         self._trainer_keys = known_keys(trainer)
         self.assumed: list[str] = []
+        self.notes: list[str] = []
         self._not_counted: list[NotCounted] = []
         self._unknown: list[UnknownKey] = []
 
@@ -157,6 +160,14 @@ class Keys:
     def assume(self, sentence: str) -> None:
         self.assumed.append(sentence)
 
+    def note(self, sentence: str) -> None:
+        """Say what else the user must know of how the file is read."""
+        self.notes.append(sentence)
+
+    def has_set(self, *beginnings: str) -> bool:
+        """Whether the file sets a key that begins so."""
+        return any(key.startswith(beginnings) and value not in _UNSET for key, value in self._values.items())
+
     def count_not(self, key: str, effect: str, because: str) -> None:
         """Say that something the file asks for is not part of any estimate."""
         self._not_counted.append(NotCounted(key=key, effect=effect, because=because))
@@ -170,7 +181,7 @@ class Keys:
     def not_counted(self) -> tuple[NotCounted, ...]:
         """What readers have reported, and every key that is set and known to be outside of estimates."""
         known = self._trainer_keys.not_counted
-        set_keys = [k for k, v in self._values.items() if k in known and v not in (None, False, 0, "", [], {})]
+        set_keys = [k for k, v in self._values.items() if k in known and v not in _UNSET]
         listed = (NotCounted(key=key, effect=known[key][0], because=known[key][1]) for key in set_keys)
         return (*self._not_counted, *listed)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 from autofit.export.llamafactory_format import ATTENTION
 from autofit.techniques import complete
 from autofit.trainers import training_arguments as args
@@ -39,10 +40,15 @@ def read(keys: Keys, where: Where) -> Run:
         keys.count_not("use_unsloth", "less", "Unsloth's kernels and checkpointing")
     method, adapters = _method(keys)
     size, accumulation = args.batch(keys)
+    seq_len, attention = keys.count("cutoff_len", 2048), _attention(keys)
+    if keys.flag("neat_packing") and attention == "flash":
+        keys.count_not("neat_packing", "less", "attention stays within each packed sequence")
+    elif keys.flag("neat_packing"):  # of 16 bits (data/collator.py, prepare_4d_attention_mask)
+        keys.count_not("neat_packing", "more", f"a mask of {format_bytes(2 * size * seq_len**2)} but with fa2")
     return Run(
         trainer="llamafactory",
         model=keys.text("model_name_or_path"),
-        seq_len=keys.count("cutoff_len", 2048),
+        seq_len=seq_len,
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.0) if method != "full" else 0.0,
@@ -55,10 +61,10 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": _precision(keys, sharded, method),
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys),
-                "optimizer": args.trainers_optimizer(keys),
-                "attention": _attention(keys),
+                "optimizer": args.trainers_optimizer(keys, sharded),
+                "attention": attention,
                 **_liger(keys),
-                "compile": keys.flag("torch_compile"),
+                "compile": args.compiles(keys),
                 **sharded.axes,
             }
         ),
@@ -66,7 +72,7 @@ def read(keys: Keys, where: Where) -> Run:
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
-    kind, bits = keys.text("finetuning_type") or "lora", keys.value("quantization_bit")
+    kind = keys.text("finetuning_type") or "lora"
     methods = {"full": "full", "lora": "lora", "freeze": "full", "oft": "lora"}
     method = keys.one_of("finetuning_type", methods, kind)
     if kind == "freeze":
@@ -76,15 +82,20 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     if method == "full":
         return "full", {}
     targets = keys.targets("lora_target", default=["all"])
-    quantised = _is_four_bit(keys, bits)
+    quantised = _is_four_bit(keys)
     return "qlora" if quantised else "lora", {"rank": keys.count("lora_rank", 8), "targets": targets}
 
 
-def _is_four_bit(keys: Keys, bits: object) -> bool:
+def _bits(keys: Keys) -> int | None:
+    return None if keys.value("quantization_bit") is None else keys.count("quantization_bit", 4)
+
+
+def _is_four_bit(keys: Keys) -> bool:
+    bits = _bits(keys)
     if bits in (None, 8):
         return False
     by = keys.text("quantization_method") or "bnb"
-    if bits != 4 or by != "bnb":
+    if bits != 4 or by not in ("bnb", "bitsandbytes"):  # its name until 0.9.2
         keys.count_not("quantization_bit", "unknown", f"{bits} bits by {by}; 4 by bitsandbytes stand for it")
     return True
 
@@ -92,7 +103,7 @@ def _is_four_bit(keys: Keys, bits: object) -> bool:
 def _extra_bytes(keys: Keys, method: str) -> tuple[tuple[str, float], ...]:
     if method == "full":
         return ()
-    eight = (EIGHT_BITS,) if keys.value("quantization_bit") == 8 else ()
+    eight = (EIGHT_BITS,) if _bits(keys) == 8 else ()
     single = (SINGLE_SCALES,) if method == "qlora" and not keys.flag("double_quantization", True) else ()
     return (*eight, *single, *trained_whole(keys.names("additional_target")))
 

@@ -12,15 +12,17 @@ from autofit.core.units import GIB, format_bytes, parse_bytes
 
 _SIZE = r"(\d+(?:\.\d+)?\s*(?:[KMGT]iB|bytes))"
 _PARTS = {
-    "requested": (rf"[Tt]ried to allocate {_SIZE}", r"tried to allocate (\d+ bytes)"),
+    "requested": (rf"[Tt]ried to allocate {_SIZE}", r"tried to allocate (\d+ bytes)", rf"Unable to allocate {_SIZE}"),
     "capacity": (rf"total capac[a-z]* of {_SIZE}", rf"{_SIZE} total capacity"),
     "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free"),
     "allocated": (rf"{_SIZE} is allocated by PyTorch", rf"{_SIZE} already allocated"),
     "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated",),
     "reserved": (rf"{_SIZE} reserved in total by PyTorch",),
 }
-"""What torch writes (c10/cuda/CUDACachingAllocator.cpp), since 2.1 and before."""
-_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
+"""What torch writes (c10/cuda/CUDACachingAllocator.cpp), since 2.1 and before; and numpy, of the host's memory."""
+_FRAME = re.compile(r'File "[^"]+", line \d+, in \S+')
+_OTHER_FRAME = re.compile(r"(?<![^\s│])([^\s│]+\.py)(?::\d+,?)? in (?:[\w<>]+\.)*(\w+)")
+"""A frame as IPython and rich print it, where functions may be named with their class."""
 _PHASES = (
     ("evaluation", r"in (?:evaluate|evaluation_loop|prediction_step|prediction_loop)\b"),
     ("saving", r"in (?:_?save_model|_save_checkpoint|save_pretrained|save_state)\b"),
@@ -30,9 +32,14 @@ _PHASES = (
     ),
     ("backward", r"in (?:backward|_engine_run_backward|unpack_hook|recompute_fn)\b|\.backward\("),
     ("forward", r"in (?:forward|compute_loss)\b|\.compute_loss\("),
-    ("loading", r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict)\b"),
+    (
+        "loading",
+        r"in (?:from_pretrained|_load_pretrained_model|load_model|load_state_dict|_move_model_to_device)\b",
+    ),
 )
 """Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""
+_OUTSIDE_OF_STEPS = ("loading", "evaluation", "saving")
+_STEP = re.compile(r"in training_step\b")
 MUCH_BYTES = GIB // 2
 """Unused memory that is worth a word: less is what any training leaves."""
 MOST_CONTEXT_BYTES = 1 * GIB
@@ -52,14 +59,18 @@ class ReportedOutOfMemory(Document):
     """Reserved by torch's allocator, and not in use."""
     phase: str | None
     """`loading`, `forward`, `backward`, `optimizer`, `evaluation` or `saving`."""
+    in_step: bool = True
+    """Whether it came in a training step: false of another phase, and where the text has frames and none of a step."""
     on_host: bool = False
     """Whether it is the host's memory that ran out."""
+    killed: bool = False
+    """Whether all that is known is that the process was killed."""
 
     @property
     def needed_bytes(self) -> int | None:
         """What tensors needed at least: what was in use, with what was asked for beside it; None where the text does
         not say, or says it of something else than a step."""
-        if self.on_host or self.phase in ("loading", "evaluation", "saving"):
+        if self.on_host or not self.in_step:
             return None
         if self.allocated_bytes is None or self.requested_bytes is None:
             return None
@@ -87,10 +98,10 @@ class ReportedOutOfMemory(Document):
         if request is not None and spare is not None and spare >= max(request, MUCH_BYTES):
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
-                "fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+                "fragmented. Set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF for older torch)."
             )
         if self.on_host:
-            sentences.append(_KILLED if self.requested_bytes is None else "The host's memory ran out, not the card's.")
+            sentences.append(_KILLED if self.killed else "The host's memory ran out, not the card's.")
         if self.phase in _MEANING:
             sentences.append(_MEANING[self.phase])
         return tuple(sentences)
@@ -99,13 +110,19 @@ class ReportedOutOfMemory(Document):
         return {**Document.to_json(self), "elsewhere_bytes": self.elsewhere_bytes, "findings": list(self.findings)}
 
 
-_ON_DEVICE = re.compile(r"out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED")
-_REFUSAL = re.compile("tried to allocate", re.IGNORECASE)
+_ON_DEVICE = re.compile(r"out of memory(?!: Killed process)|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED")
+_REFUSAL = re.compile("tried to allocate|unable to allocate", re.IGNORECASE)
 """Where the figures of a message begin."""
 _ON_HOST = re.compile(
+    r"^(?:\[rank\d+\]: *)?(?:[\w.]+\.)?(?:_Array)?MemoryError\b"  # Python's, numpy's
+    r"|Cannot allocate memory|out of shared memory",  # the system's, of DataLoader's workers
+    re.MULTILINE,
+)
+_BY_SIGNAL = re.compile(
     r"^Killed$"
     r"|^\[\d+\][ +-]+(?:\d+ +)?[Kk]illed\b|: line \d+: +\d+ Killed\b"  # shells, of a job and of a script's line
-    r"|exitcode *: *-9\b|exit code:? 137\b|<Signals\.SIGKILL: 9>|is killed by signal: Killed"
+    r"|exitcode *: *-9\b|exit code:? 137\b|<Signals\.SIGKILL: 9>|Signal 9 \(SIGKILL\)|is killed by signal: Killed"
+    r"|[Oo]ut of memory: Killed process"  # the kernel's log
     r"|OOMKilled|\boom_kill event",  # Kubernetes, Slurm
     re.MULTILINE,
 )
@@ -125,7 +142,8 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
     flat = " ".join(text.split())
     on_device = _ON_DEVICE.search(flat) is not None
     on_host = "DefaultCPUAllocator" in flat or (_ON_HOST.search(text) is not None and not on_device)
-    if not on_host and not on_device:
+    killed = not on_host and not on_device and _BY_SIGNAL.search(text) is not None
+    if not (on_device or on_host or killed):
         raise UsageError("this text says of no memory that it ran out: looked for 'out of memory' or 'Killed'")
     # Of several ranks that failed, the last is read.
     start = max((refusal.start() for refusal in _REFUSAL.finditer(flat)), default=len(flat))
@@ -133,14 +151,19 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
     allocated, unallocated = sizes["allocated"], sizes["unallocated"]
     if unallocated is None and sizes["reserved"] is not None and allocated is not None:
         unallocated = max(0, sizes["reserved"] - allocated)
+    text = _OTHER_FRAME.sub(r'File "\1", line 0, in \2', text)
+    phase = _phase(text)
+    is_of_step = _STEP.search(text) is not None if phase is None else phase not in _OUTSIDE_OF_STEPS
     return ReportedOutOfMemory(
         requested_bytes=sizes["requested"],
         capacity_bytes=sizes["capacity"],
         free_bytes=sizes["free"],
         allocated_bytes=allocated,
         unallocated_bytes=unallocated,
-        phase=_phase(text),
-        on_host=on_host,
+        phase=phase,
+        in_step=is_of_step or _FRAME.search(text) is None,
+        on_host=on_host or killed,
+        killed=killed,
     )
 
 
@@ -153,7 +176,6 @@ def _size(text: str, patterns: tuple[str, ...]) -> int | None:
 
 
 def _phase(text: str) -> str | None:
-    frames = [f"File {path!r}" for path, _ in _FRAME.findall(text)]
-    if not frames:
+    if _FRAME.search(text) is None:
         return None
     return next((phase for phase, pattern in _PHASES if re.search(pattern, text)), None)

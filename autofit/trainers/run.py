@@ -85,6 +85,10 @@ class Run:
     layers inside of decoder layers, of those `outside` of these, or of one matrix of the `vocabulary`'s size."""
     narrower: tuple[str, str] | None = None
     """The key and value that load frozen weights in 16 bits; None where they are, or where none is frozen."""
+    adapters: tuple[str, object] | None = None
+    """The key and value that turn on the adapters whose settings the file has to no effect; None where it has none."""
+    notes: tuple[str, ...] = ()
+    """What else the user must know of how the file is read, one sentence each."""
     assumed: tuple[str, ...] = ()
     """What the file does not say and the trainer's default decides, one sentence each."""
     not_counted: tuple[NotCounted, ...] = ()

@@ -33,8 +33,15 @@ class Sharded:
     offload: str = "none"
     checkpointing: bool = False
     """Whether FSDP checkpoints activations."""
+    optimizer: str | None = None
+    """The type of DeepSpeed's own optimizer, which takes the place of the trainer's; None where it has none."""
     keeps_masters: bool = False
     """Whether DeepSpeed or FSDP keeps fp32 copies of the trained weights, whatever they were loaded in."""
+
+    @property
+    def updates_on_host(self) -> bool:
+        """Whether DeepSpeed keeps the optimizer's states in host memory."""
+        return self.offload != "none" and not self.sharding.startswith("fsdp")
 
     @property
     def axes(self) -> dict[str, object]:
@@ -47,10 +54,10 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
 
     Raises `UsageError` where weights, gradients or states are spread over devices and nobody says how many.
     """
-    ranks = devices if where.devices is None else where.devices
+    ranks, optimizer = devices if where.devices is None else where.devices, None
     if keys.value("deepspeed"):
         settings, library = _deepspeed(keys, where)
-        stage, offload = _stage(settings), _offload(settings)
+        stage, offload, optimizer = _stage(settings), _offload(settings), _optimizer(settings)
         value = f"zero{stage}" if stage else "ddp"
     elif keys.value("fsdp") or (config_is_enough and keys.value("fsdp_config")):
         fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS}, where)
@@ -66,7 +73,14 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
     if (ranks or 1) == 1:
         keys.assume(f"one GPU trains: {library} has nothing to spread")
         value, offload = "none", "none" if library == "fsdp" else offload
-    return Sharded(devices=ranks or 1, sharding=value, offload=offload, checkpointing=checkpointing, keeps_masters=True)
+    return Sharded(
+        devices=ranks or 1,
+        sharding=value,
+        offload=offload,
+        checkpointing=checkpointing,
+        optimizer=optimizer,
+        keeps_masters=True,
+    )
 
 
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
@@ -100,6 +114,12 @@ def _stage(settings: Mapping[str, Any]) -> int:
 def _zero(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     zero = settings.get("zero_optimization") or {}
     return zero if isinstance(zero, dict) else {}
+
+
+def _optimizer(settings: Mapping[str, Any]) -> str | None:
+    section = settings.get("optimizer")
+    name = section.get("type") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _offload(settings: Mapping[str, Any]) -> str:

@@ -23,6 +23,8 @@ class TrainerFiles:
     model_key: str | None
     """The key that every file of it has, and that names the model."""
     reader: Callable[[Keys, Where], Run]
+    marks: frozenset[str] = frozenset()
+    """Keys of its own arguments, any of which shows that a file that names no model is of it."""
     table: Mapping[str, Emit]
     """Each axis and its translation, as in exports."""
     other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -35,7 +37,11 @@ class TrainerFiles:
         keys = Keys(values, self.name)
         run = self.reader(keys, where)
         return replace(
-            run, assumed=tuple(dict.fromkeys(keys.assumed)), not_counted=keys.not_counted, unknown=keys.unknown
+            run,
+            notes=tuple(dict.fromkeys(keys.notes)),
+            assumed=tuple(dict.fromkeys(keys.assumed)),
+            not_counted=keys.not_counted,
+            unknown=keys.unknown,
         )
 
 
@@ -59,14 +65,18 @@ READERS: Mapping[str, TrainerFiles] = {
             model_key="model_name_or_path",
             reader=llamafactory.read,
             table=llamafactory_format.TABLE,
-            other_spellings={**dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)), "optimizer": ("adafactor",)},
+            other_spellings={
+                **training_arguments.OTHER_SPELLINGS,
+                **dict.fromkeys(("loss", "kernels"), ("use_liger_kernel",)),
+            },
         ),
         TrainerFiles(
             name="trl",
             model_key="model_name_or_path",
             reader=trl.read,
+            marks=trl.OF_SFT_CONFIG,
             table=trl_format.TABLE,
-            other_spellings={"optimizer": ("adafactor",)},
+            other_spellings=training_arguments.OTHER_SPELLINGS,
             aliases={"dtype": "torch_dtype", **training_arguments.ALIASES},
         ),
         TrainerFiles(
@@ -74,7 +84,7 @@ READERS: Mapping[str, TrainerFiles] = {
             model_key=None,
             reader=training_arguments.read,
             table=training_arguments.TABLE,
-            other_spellings={"optimizer": ("adafactor",)},
+            other_spellings=training_arguments.OTHER_SPELLINGS,
             aliases=training_arguments.ALIASES,
         ),
     )
@@ -115,7 +125,8 @@ def recognised(values: Mapping[str, Any]) -> TrainerFiles:
     if not with_model:
         arguments = values.keys() & known_keys("transformers").all
         if "per_device_train_batch_size" in arguments or ("output_dir" in arguments and len(arguments) > 2):
-            return READERS["transformers"]
+            marked = (t for t in READERS.values() if t.marks & values.keys())
+            return next(marked, READERS["transformers"])
         first_names = ", ".join(map(str, list(values)[:4])) + (", ..." if len(values) > 4 else "")
         raise UsageError(
             f"no trainer's file has the keys {first_names}: looked for base_model (axolotl), model_name_or_path "

@@ -5,6 +5,7 @@ Keys, values and defaults are those of transformers 5.23, training_args.py; wher
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from autofit.core.lattice import Value
@@ -46,39 +47,86 @@ STAND_INS: Mapping[str, tuple[str, str, str]] = {
     "schedule_free_adamw": ("adamw", "more", "schedule-free AdamW keeps another copy of the weights"),
     "ademamix": ("adamw", "more", "AdEMAMix has a third state"),
     "ademamix_8bit": ("adamw-8bit", "more", "AdEMAMix has a third state"),
+    "grokadamw": ("adamw", "more", "GrokAdamW keeps a running average of the gradients"),
+    "schedule_free_radam": ("adamw", "more", "schedule-free RAdam keeps another copy of the weights"),
+    "schedule_free_sgd": ("sgd", "more", "schedule-free SGD keeps another copy of the weights"),
+    "paged_ademamix_32bit": ("adamw", "unknown", "AdEMAMix has a third state, and states may be paged to the host"),
+    "paged_ademamix_8bit": ("adamw-8bit", "unknown", "AdEMAMix has a third state, and states may be paged to the host"),
+    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), ("lion", "unknown", "one state, like Lion")),
+    "rmsprop_bnb_8bit": ("lion-8bit", "unknown", "one state, like Lion"),
+    **{f"galore_adafactor{form}": ("adafactor", "less", "GaLore's projected states") for form in ("", "_layerwise")},
+    **dict.fromkeys(("adamw_torch_xla", "adamw_torch_npu_fused"), ("adamw", "unknown", "AdamW of other devices")),
+    **dict.fromkeys(("flash_adamw", "flash_adam"), ("adamw", "less", "FlashOptim's compressed states")),
+    **dict.fromkeys(("flash_sgd", "flash_sgdw"), ("sgd", "unknown", "FlashOptim's SGD")),
+    "flash_lion": ("lion", "less", "FlashOptim's compressed state"),
+    "adamc": ("adamw", "unknown", "AdamC"),
+    "sinkgd": ("adamw", "unknown", "SinkGD"),
+    "polora": ("adamw", "unknown", "PoLoRA"),
     "lomo": ("sgd", "less", "LOMO updates while gradients are computed"),
     "adalomo": ("sgd", "less", "AdaLOMO updates while gradients are computed"),
 }
 """Optimizers that the axis does not have: the nearest value, what that does to memory, and why."""
+MISSPELT = 0.9
+"""Likeness (`difflib`) from which a name that is not known is taken for a typing error: one letter more in ten leaves
+0.95, and most optimizers of transformers and axolotl are below 0.85 from all others."""
+_OF_DEEPSPEED: Mapping[str, str] = {"adam": "adamw", "adamw": "adamw", "lion": "lion"}
+"""The axis's value for each `optimizer.type` of DeepSpeed, in lower case."""
 ALIASES: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """The names of keys since transformers 5.20 that exports write by the older ones."""
+OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "optimizer": ("adafactor",),
+    "compile": ("torch_compile_backend", "torch_compile_mode"),
+    "micro_batch": ("per_gpu_train_batch_size",),
+}
+"""Axis -> keys that exports do not write, which say it otherwise."""
 ATTENTION: Mapping[str, str] = {name: value for value, name in IMPLEMENTATIONS.items() if value != "efficient"}
+OF_TRANSFORMERS_5_17 = tuple(f"gradient_checkpointing_kwargs.{name}" for name in ("every_n_layers", "offload"))
+"""Keys, in the older of their two names, that transformers before 5.17 lacks: 5.16.1 has but the first, 4.57 none."""
+OLDER = frozenset({"max_seq_length", "evaluation_strategy", "torch_dtype", "per_gpu_train_batch_size"})
+"""Keys that show an older transformers or trl."""
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
 ATTENTION_STAND_INS = ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage")
 
 
-def optimizer(keys: Keys, name: str, value: str) -> str:
-    """The axis's value for that of a key, the file's or its default. Raises `UsageError` for a name it cannot place."""
-    if value not in STAND_INS:
+def optimizer(keys: Keys, sharded: Sharded, name: str, value: str) -> str:
+    """The axis's value for that of a key, the file's or its default. Raises `UsageError` for a name it cannot place.
+
+    DeepSpeed's own optimizer goes first (`deepspeed_optim_sched` of transformers). On the host its Adam stands for all.
+    """
+    if sharded.optimizer is not None:
+        keys.note(f"DeepSpeed's own optimizer, {sharded.optimizer}, is used, whatever {name} says")
+        name, value = "deepspeed.optimizer", sharded.optimizer
+        chosen = _OF_DEEPSPEED.get(value.lower())
+        if chosen is None:
+            keys.count_not(f"{name}: {value}", "unknown", "another optimizer; optimizer=adamw stands for it")
+    else:
+        chosen = _named(keys, name, value)
+    if sharded.updates_on_host and chosen not in (None, "adamw", "adamw-foreach"):
+        keys.count_not(f"{name}: {value}", "unknown", "its states are on the host; optimizer=adamw stands for it")
+    return "adamw" if chosen is None or sharded.updates_on_host else chosen
+
+
+def _named(keys: Keys, name: str, value: str) -> str:
+    """The axis's value for the optimizer that a trainer calls so."""
+    is_misspelt = bool(difflib.get_close_matches(value, [*OPTIMIZERS, *STAND_INS], cutoff=MISSPELT))
+    if value in OPTIMIZERS or (value not in STAND_INS and is_misspelt):
         return str(keys.one_of(name, OPTIMIZERS, value))
-    stand_in, effect, because = STAND_INS[value]
+    stand_in, effect, because = STAND_INS.get(value, ("adamw", "unknown", "an optimizer that autofit does not know"))
     keys.count_not(f"{name}: {value}", effect, f"{because}; optimizer={stand_in} stands for it")
     return stand_in
 
 
-def trainers_optimizer(keys: Keys) -> str:
+def trainers_optimizer(keys: Keys, sharded: Sharded) -> str:
     """The optimizer that Trainer's `optim` names. In transformers 4 its default with torch before 2.8 is
     `adamw_torch`."""
-    if keys.flag("adafactor"):
-        return "adafactor"
-    value = keys.text("optim")
+    value = "adafactor" if keys.flag("adafactor") else keys.text("optim")
     if value is None:
         keys.assume("optim is adamw_torch_fused unless it is set")
-    return optimizer(keys, "optim", value or "adamw_torch_fused")
+    return optimizer(keys, sharded, "optim", value or "adamw_torch_fused")
 
 
 def attention(keys: Keys, name: str, value: str | None, kernels: Mapping[str, str] = ATTENTION) -> str:
@@ -155,7 +203,19 @@ def liger(keys: Keys) -> dict[str, str]:
 
 def batch(keys: Keys) -> tuple[int, int]:
     """Micro-batch and accumulation: 8 and 1 unless they are set."""
-    return keys.count("per_device_train_batch_size", 8), keys.count("gradient_accumulation_steps", 1)
+    return keys.count(_batch_key(keys, "train"), 8), keys.count("gradient_accumulation_steps", 1)
+
+
+def _batch_key(keys: Keys, of: str) -> str:
+    """The key that holds a batch size: transformers 4 has another name, which goes first."""
+    older = f"per_gpu_{of}_batch_size"
+    return f"per_device_{of}_batch_size" if keys.value(older) is None else older
+
+
+def compiles(keys: Keys) -> bool:
+    """Whether the model is compiled: a backend or a mode turns that on as well."""
+    chosen = (keys.value(f"torch_compile_{name}") for name in ("backend", "mode"))
+    return keys.flag("torch_compile") or any(value is not None for value in chosen)
 
 
 def evaluation(keys: Keys, *, by_flag: bool = False) -> Evaluates | None:
@@ -168,7 +228,7 @@ def evaluation(keys: Keys, *, by_flag: bool = False) -> Evaluates | None:
     if not keys.flag("prediction_loss_only"):
         until = "" if keys.value("eval_accumulation_steps") else ", and stay on the GPU without eval_accumulation_steps"
         keys.assume(f"evaluation keeps losses alone: with a compute_metrics in your script, logits are kept too{until}")
-    name = "per_device_eval_batch_size"
+    name = _batch_key(keys, "eval")
     return Evaluates(key=name, sequences=keys.count(name, 8))
 
 
@@ -190,9 +250,9 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": mixed(keys, sharded, method="full", loaded="float32"),
                 "micro_batch": size,
                 "checkpointing": "full" if sharded.checkpointing else checkpointing(keys),
-                "optimizer": trainers_optimizer(keys),
+                "optimizer": trainers_optimizer(keys, sharded),
                 **liger(keys),
-                "compile": keys.flag("torch_compile"),
+                "compile": compiles(keys),
                 **sharded.axes,
             }
         ),

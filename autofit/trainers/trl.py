@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 from autofit.techniques import complete
 from autofit.techniques.habits.known_trainers import TRL
 from autofit.techniques.selective import SAVE_ATTENTION
@@ -11,12 +12,19 @@ from autofit.trainers.keys import Keys
 from autofit.trainers.run import EIGHT_BITS, SINGLE_SCALES, Run, Where, trained_whole
 from autofit.trainers.sharded import read_sharding
 
+OF_SFT_CONFIG = frozenset(
+    {"assistant_only_loss", "completion_only_loss", "dataset_text_field", "max_seq_length", "packing_strategy"}
+)
+"""Keys that SFTConfig alone has, in this version or an earlier one."""
+
 
 def read(keys: Keys, where: Where) -> Run:
     """The loss is taken to be computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py)."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
     dtype_key = "torch_dtype" if keys.text("dtype") is None and keys.text("torch_dtype") is not None else "dtype"
+    if keys.text("model_name_or_path") is None and method == "full":
+        keys.assume("all weights are trained: SFTConfig does not say; say otherwise with --also")
     stated = keys.text(dtype_key)
     if stated is None:
         keys.assume("dtype is float32 unless it is set: the weights are loaded in fp32")
@@ -30,10 +38,13 @@ def read(keys: Keys, where: Where) -> Run:
     if liger["loss"] == "fused":
         keys.assume("trl has a chunked loss of its own in place of Liger's")
     size, accumulation = args.batch(keys)
+    seq_len = _seq_len(keys)
+    attention = args.attention(keys, "attn_implementation", keys.text("attn_implementation"))
+    _count_mask(keys, attention, None if seq_len is None else size * seq_len)
     return Run(
         trainer="trl",
         model=keys.text("model_name_or_path"),
-        seq_len=_seq_len(keys),
+        seq_len=seq_len,
         accumulation=accumulation,
         devices=sharded.devices,
         lora_dropout=keys.fraction("lora_dropout", 0.05) if method != "full" else 0.0,
@@ -42,6 +53,7 @@ def read(keys: Keys, where: Where) -> Run:
         narrower=(dtype_key, "bfloat16" if where.bf16 else "float16")
         if loaded == "float32" and method != "full"
         else None,
+        adapters=_idle_adapters(keys),
         config=complete(
             {
                 "method": method,
@@ -49,11 +61,11 @@ def read(keys: Keys, where: Where) -> Run:
                 "precision": args.mixed(keys, sharded, method=method, loaded=loaded, bf16=not keys.flag("fp16")),
                 "micro_batch": size,
                 "checkpointing": _checkpointing(keys, sharded.checkpointing),
-                "optimizer": args.trainers_optimizer(keys),
-                "attention": args.attention(keys, "attn_implementation", keys.text("attn_implementation")),
+                "optimizer": args.trainers_optimizer(keys, sharded),
+                "attention": attention,
                 **liger,
                 "loss": "chunked",
-                "compile": keys.flag("torch_compile"),
+                "compile": args.compiles(keys),
                 **sharded.axes,
             }
         ),
@@ -69,6 +81,20 @@ def _seq_len(keys: Keys) -> int | None:
     return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)
 
 
+def _count_mask(keys: Keys, attention: str, tokens: int | None) -> None:
+    """Packing, but for `wrapped`, and `padding_free` make one row of a micro-batch (sft_trainer.py), of so many tokens.
+    Only flash attention keeps its sequences apart without a dense mask (transformers' masking_utils.py)."""
+    packs = keys.flag("packing") and keys.text("packing_strategy") != "wrapped"
+    if not packs and not keys.flag("padding_free"):
+        return
+    key = "packing" if packs else "padding_free"
+    if attention != "flash":
+        mask = "a dense mask" if tokens is None else f"a mask of at least {format_bytes(tokens**2)}"
+        keys.count_not(key, "more", f"one row of each micro-batch, under {mask} but with flash attention")
+    elif not packs:
+        keys.count_not(key, "less", "no memory for padding")
+
+
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     """The method, and what goes with adapters."""
     if not keys.flag("use_peft"):
@@ -78,6 +104,15 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     targets = keys.targets("lora_target_modules")
     method = "qlora" if keys.flag("load_in_4bit") else "lora"
     return method, {"rank": keys.count("lora_r", 16), "targets": targets}
+
+
+def _idle_adapters(keys: Keys) -> tuple[str, object] | None:
+    """Where the file has settings of adapters and does not say whether to make any: trl then trains all weights
+    (`get_peft_config` of model_config.py)."""
+    if keys.value("use_peft") is not None or not keys.has_set("lora_", "load_in_"):
+        return None
+    keys.note("the settings of adapters are ignored without use_peft: true: all weights are trained")
+    return "use_peft", True
 
 
 def _extra_bytes(keys: Keys, method: str, loaded: str) -> tuple[tuple[str, float], ...]:

@@ -101,9 +101,12 @@ def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]
 
 def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The changes that help, the smallest first."""
+    failed_but_fits = diagnosis.fits and diagnosis.failure is not None
     if diagnosis.remedies:
-        heading = "faster with" if diagnosis.fits else "fits with"
+        heading = "to try" if failed_but_fits else "faster with" if diagnosis.fits else "fits with"
         return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in diagnosis.remedies)]
+    if failed_but_fits:
+        return [("to try", "what the error says: by its figures this file fits as it is")]
     if diagnosis.fits:
         return [("faster with", "nothing near it that this file can say")]
     of = " that this file can say"

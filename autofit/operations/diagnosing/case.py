@@ -16,14 +16,17 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
-from autofit.prediction.estimation import Estimation
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.calibration import why_not
+from autofit.prediction.estimation import Estimation, calibrated
 from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
-from autofit.trainers.edits import REMOVED, KeyPath, applied, edits_for
+from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
 from autofit.trainers.source_file import SourceFile
+from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17, OLDER
 
 ROOM = 0.08
 """Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
@@ -66,19 +69,22 @@ class Case(Expressible):
         self._extra_bytes = bytes_beyond_formats(self.run, model)
         config = self.run.config
         self._emulated = not where.bf16 and product_format(config) == "bf16"
+        self._only_bf16: str | None = None
+        """Why the trainer can only emulate bf16 on this card; None where it need not."""
         try:
-            self.estimation = Estimation.of(
-                self.options,
-                config.replace(precision="fp16-mixed") if self._emulated else config,
-                hardware=request.hardware,
-                memory_limit_bytes=request.memory_limit_bytes,
+            self.estimation = self._estimation_of(
+                self.options, config.replace(precision="fp16-mixed") if self._emulated else config
             )
         except UsageError as error:
-            if self._emulated:
+            if self._emulated and config["method"] != "full":  # the format of adapters is the trainer's choice
+                self._emulated, self._only_bf16 = False, str(error)
+                self.estimation = self._estimation_of(self.options, config)
+            elif self._emulated:
                 card = "this machine's GPU" if request.hardware == "auto" else request.hardware
                 reason = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
                 raise UsageError(f"{reason}: {error}") from error
-            raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
+            else:
+                raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
         job = self.estimation.job
         self._task = Task(
             config=self.run.config,
@@ -93,6 +99,19 @@ class Case(Expressible):
         """The run that the file then asks for."""
         self._missed_bytes = self._missed_by_prediction() if missed_bytes is None else missed_bytes
 
+    def _estimation_of(self, options: WorkloadOptions, config: Config) -> Estimation:
+        """Raises `UsageError` for a config that cannot work. Emulated bf16 takes the memory of any other; its speed is
+        not known."""
+        hardware, limit = self._request.hardware, self._request.memory_limit_bytes
+        if self._only_bf16 is None:
+            return Estimation.of(options, config, hardware=hardware, memory_limit_bytes=limit)
+        calibration, limit = calibrated(options, hardware, limit, None)
+        job = replace(calibration.job, hardware=replace(calibration.job.hardware, bf16=True))
+        if reason := why_not(config, job):
+            raise UsageError(reason)
+        calibration = replace(calibration, job=job, rates=None)
+        return Estimation(calibration=calibration, config=config, memory_limit_bytes=limit)
+
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
         if self._emulated:
             return self._in_fp16(report)
@@ -102,6 +121,9 @@ class Case(Expressible):
             remedies: Sequence[Remedy] = [
                 self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))
             ]
+        elif self._has_failed and whole.likely_fits:
+            fewer = self._half_as_many_evaluated()
+            remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies if fewer else ()
         else:
             remedies = [r for change in estimate.advice if (r := self._remedy(change)).change.estimate.likely_fits]
         if not whole.likely_fits:
@@ -111,6 +133,10 @@ class Case(Expressible):
                 remedies = _more_faithful(narrower.diagnosed(report).remedies, remedies)
             if fewer := self._fewer_evaluated(estimate):
                 remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies or remedies
+            if self.run.adapters is not None:
+                key, turned_on = self.run.adapters
+                with_adapters = self._edited_by({(key,): turned_on}, Effect.TRAINING)
+                remedies = with_adapters.diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -119,6 +145,7 @@ class Case(Expressible):
             notes=(
                 *self._notes(estimate),
                 *(() if whole.likely_fits or remedies else self._notes_on_adapters()),
+                *_notes_on_versions(remedies),
             ),
             failure=self._request.failure,
         )
@@ -144,10 +171,22 @@ class Case(Expressible):
         powers = (1 << n for n in reversed(range(evaluates.sequences.bit_length())))
         for fewer in (power for power in powers if power < evaluates.sequences):
             options = replace(self.options, eval_batch=fewer)
-            estimation = Estimation.of(options, self.run.config, hardware=self._request.hardware)
+            estimation = self._estimation_of(options, self.run.config)
             if self._evaluation_fits(estimation.estimate()):
                 return {(evaluates.key,): fewer}
         return {}
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the file as it is has run out of memory: what would be faster then is of no use."""
+        return self._request.failure is not None and not self._edited
+
+    def _half_as_many_evaluated(self) -> dict[KeyPath, Any]:
+        """The edit after which evaluation takes less, where it is what failed; none if it cannot take fewer."""
+        failure, evaluates = self._request.failure, self.run.evaluates
+        if failure is None or failure.phase != "evaluation" or evaluates is None or evaluates.sequences == 1:
+            return {}
+        return {(evaluates.key,): evaluates.sequences // 2}
 
     def _evaluation_fits(self, estimate: Estimate) -> bool:
         """Whether evaluation alone stays within the limit, with room for the prediction's error."""
@@ -173,7 +212,7 @@ class Case(Expressible):
         limit, left_out = self.estimation.memory_limit_bytes, self._extra_bytes + self._missed_bytes
         if limit > left_out:
             estimation = replace(self.estimation, memory_limit_bytes=limit - left_out)
-            if self._edited and (estimate := estimation.estimate()).likely_fits:
+            if (self._edited or self._has_failed) and (estimate := estimation.estimate()).likely_fits:
                 return estimate  # the edit is the change
             return estimation.advised(report, self)
         if self.run.narrower is None and limit <= self._extra_bytes:
@@ -218,6 +257,9 @@ class Case(Expressible):
         """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
         model, failure = self.estimation.job.model, self._request.failure
         yield from notes(model)
+        yield from self.run.notes
+        if self._only_bf16 is not None:
+            yield f"bf16 is emulated on {self.estimation.job.hardware.name}, which is slow: {self._only_bf16}"
         for which, size in self.run.beyond:
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:
@@ -231,6 +273,8 @@ class Case(Expressible):
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is None:
             return
+        if failure.phase == "evaluation" and self.run.trainer != "axolotl":
+            yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
         expected = self._step_bytes(estimate)
@@ -255,6 +299,8 @@ class Case(Expressible):
         except UsageError:  # the trainer refuses it
             return None
         if not edits or run.global_batch != self.run.global_batch:
+            return None
+        if self._file.values.keys() & OLDER and _newest_keys(edits):
             return None
         if run.config != self.run.config:
             self._edits.setdefault(run.config, edits)
@@ -284,6 +330,18 @@ class Case(Expressible):
         )
 
 
+def _notes_on_versions(remedies: Sequence[Remedy]) -> Iterator[str]:
+    keys = {key for remedy in remedies for key in _newest_keys({(name,): v for name, v in remedy.settings.items()})}
+    if keys:
+        yield f"{' and '.join(sorted(keys))} need{'s' * (len(keys) == 1)} transformers 5.17 or later"
+
+
+def _newest_keys(edits: Edits) -> set[str]:
+    """The keys that edits set and that not every version of transformers has."""
+    names = {".".join(path) for path, value in edits.items() if value not in (None, REMOVED)}
+    return names & set(OF_TRANSFORMERS_5_17)
+
+
 def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence[Remedy]:
     """The remedies that change less of the training; the first ones if both change as much."""
     if not some or not others:
@@ -293,6 +351,8 @@ def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence
 
 def bytes_beyond_formats(run: Run, model: Model) -> int:
     """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
+    if run.config["offload"] in ("params", "nvme"):
+        return 0  # they are on the host
     counts = shape(model)
     parameters = {
         "all": counts.parameters,

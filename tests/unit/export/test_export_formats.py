@@ -18,6 +18,7 @@ from autofit.export import FORMATS, export, transformers_format, trl_format
 from autofit.export.document import Recommended, collect, fidelity, merge, settings
 from autofit.export.measured_code import excerpt
 from autofit.techniques.habits import TRAINERS
+from autofit.trial.limits.segments import ALLOCATOR
 
 EVERY_TABLE = {name: import_module(f"autofit.export.{name}_format").TABLE for name in FORMATS if name != "json"}
 TABLES = {name: table for name, table in EVERY_TABLE.items() if name in TRAINERS}
@@ -123,6 +124,14 @@ def test_json_is_the_contract() -> None:
     assert json.loads(made.text) == json.loads(json.dumps(recommendation.to_json()))
     assert made.notes == ()
     assert made.text.startswith('{\n  "config": {')
+
+
+@pytest.mark.parametrize("name", ["accelerate", "llamafactory"])
+def test_a_launch_line_sets_the_allocator_under_both_of_its_names(name: str) -> None:
+    for expands in (True, False):
+        text = export(make_recommendation(expandable_segments=expands), format=name, source="x").text
+        launch = next(line for line in text.splitlines() if line.startswith("# Launch:"))
+        assert all((f"{variable}=expandable_segments:True " in launch) is expands for variable in ALLOCATOR)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -29,6 +29,7 @@ from autofit.core.lattice import Config
 from autofit.export import Export, export
 from autofit.export.distributed import FIRST_GPU
 from autofit.techniques.axes.kernels import by_liger
+from autofit.trial.limits.segments import ALLOCATOR
 
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},
@@ -129,13 +130,14 @@ def test_the_first_gpu_is_the_first_that_is_left_visible(before: str | None, cho
 
 
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    for name in ALLOCATOR:
+        os.environ.pop(name, None)
     run(make(make_recommendation()), monkeypatch)
-    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    assert not os.environ.keys() & set(ALLOCATOR)
     made = make(make_recommendation(expandable_segments=True))
     run(made, monkeypatch)
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert made.text.index("PYTORCH_ALLOC_CONF") < made.text.index("import torch")
+    assert {os.environ.get(name) for name in ALLOCATOR} == {"expandable_segments:True"}
+    assert made.text.rindex("ALLOC_CONF") < made.text.index("import torch")
 
 
 def test_cpu_is_named_only_where_it_was_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:

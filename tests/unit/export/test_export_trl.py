@@ -28,6 +28,7 @@ from autofit.core.lattice import Config, Value
 from autofit.export import export
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.selective import SELECTIVE
+from autofit.trial.limits.segments import ALLOCATOR
 
 trl = pytest.importorskip("trl")
 tiny_sft = pytest.importorskip("unit.export.tiny_sft")
@@ -106,11 +107,12 @@ def test_learning_rate_must_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_environment(tmp_path: Path) -> None:
-    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    for name in ALLOCATOR:
+        os.environ.pop(name, None)
     parse(make_recommendation(), tmp_path / "a.yaml")
-    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    assert not os.environ.keys() & set(ALLOCATOR)
     parse(make_recommendation(expandable_segments=True), tmp_path / "b.yaml")
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert {os.environ.get(name) for name in ALLOCATOR} == {"expandable_segments:True"}
 
 
 def test_launch_fixes_the_number_of_processes() -> None:

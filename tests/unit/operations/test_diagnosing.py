@@ -21,6 +21,7 @@ from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis, DiagnosisRequest
+from autofit.operations.diagnosing.case import Case
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
@@ -188,8 +189,19 @@ def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> 
     assert result.estimate.peak_allocated_bytes == 13 * GIB
     assert sum(result.estimate.breakdown.values()) == result.estimate.device_bytes
     assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
-    of_evaluation = short + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
-    assert diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=of_evaluation).fits
+
+
+OF_EVALUATION = ERROR + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
+
+
+def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> None:
+    """Its evaluation takes fewer sequences, where that is what failed."""
+    config.write_text(AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 1\n")
+    result = diagnosed(config, model="smollm2-135m", traceback=OF_EVALUATION)
+    assert result.fits and [remedy.settings for remedy in result.remedies] == [{"eval_batch_size": 4}]
+    of_saving = OF_EVALUATION.replace("evaluation_loop", "save_model")
+    result = diagnosed(config, model="smollm2-135m", traceback=of_saving)
+    assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
@@ -268,6 +280,32 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     assert all(len(r.settings) > 1 for r in smaller.remedies)
     tiny = diagnosed(path, model="smollm2-1.7b", memory_limit="3GiB")  # less than fp32 takes beside 16 bits
     assert not tiny.fits and all(r.settings["dtype"] == "bfloat16" for r in tiny.remedies)
+
+
+def test_adapters_whose_switch_is_missing_are_switched_on_first(tmp_path: Path) -> None:
+    """trl ignores their settings without it; what the file says of them stays."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("use_peft: true\n", "").replace("lora_r: 16", "lora_r: 4") + "dtype: bfloat16\n")
+    result = diagnosed(path, model="smollm2-1.7b", memory_limit="8GiB")
+    assert not result.fits and result.run.config["method"] == "full" and "use_peft: true" in result.notes[0]
+    (remedy,) = result.remedies
+    assert remedy.settings == {"use_peft": True} and remedy.change.effect is Effect.TRAINING
+    assert remedy.change.estimate.config["rank"] == 4 and remedy.change.estimate.likely_fits
+
+
+def test_a_change_that_not_every_transformers_has_says_so_and_is_not_for_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("512", "4096").replace("size: 4", "size: 1") + "dtype: bfloat16\n")
+    new = Case(SourceFile.read(path), reader_of("trl", path))
+    offload = new.run.config.replace(checkpointing="offload")
+    assert new.nearest_expressible(offload) == offload
+    path.write_text(path.read_text().replace("dtype", "torch_dtype"))
+    assert Case(SourceFile.read(path), reader_of("trl", path)).nearest_expressible(offload) is None
+
+
+def reader_of(trainer: str, path: Path) -> RunReader:
+    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+    return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent))
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
@@ -407,6 +445,14 @@ def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
     again = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
     assert again.emulated is None and again.run.config["precision"] == "fp16-mixed"
     assert again.estimate.device_bytes == result.estimate.device_bytes
+
+
+def test_adapters_that_a_trainer_has_in_bf16_alone_are_answered_for_a_card_that_emulates_it(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("512", "256") + "dtype: bfloat16\nload_in_4bit: true\n")
+    result = diagnosed(path, hardware="t4", model="smollm2-135m")
+    assert result.fits and result.emulated is None and result.estimate.tokens_per_second is None
+    assert "emulated on t4, which is slow" in result.notes[0]
 
 
 def test_what_does_not_fit_in_fp16_either_changes_both_at_once(tmp_path: Path) -> None:

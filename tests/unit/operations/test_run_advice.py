@@ -73,12 +73,28 @@ def test_a_faster_config_is_told_at_the_start_and_what_the_run_took_at_its_end(
     assert "(measured: 1,000)" in first and "autofit recommend --model tiny --seq-len 32 --global-batch 4 " in first
     assert "--command 'python train.py {micro_batch} {checkpointing}'" in first
     assert "this run took" in last and "in its trial 1,000 tokens/s and 1.00 GiB" in last
+    assert last.count("tokens/s") == 1  # how long the run's own sequences are is not known
 
 
 def test_the_fastest_config_needs_no_advice(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     measured(store, {2: 1310.0, 4: 1000.0})
     (last,) = train(tmp_path, caplog)
     assert "this run took" in last
+
+
+def test_another_method_is_no_advice(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a model with adapters, what was measured of full training; and the other way round."""
+    job = measured(store, {2: 1000.0})
+    with Store.open(store) as opened:
+        faster = {"method": "lora", "rank": 8, "targets": "all-linear", "micro_batch": 4}
+        opened.add(make_trial(faster, fits(1.0, 2000.0), job=tiny_job(program=job.program), limit=2 * GIB))
+    (last,) = train(tmp_path, caplog)
+    assert "in its trial 1,000 tokens/s" in last
+    caplog.clear()
+    adapted = Model()
+    adapted.peft_config = {"default": None}
+    first, _ = train(tmp_path, caplog, adapted)
+    assert "2,000 tokens/s here" in first and "--method lora" in first
 
 
 def test_a_config_without_a_trial_is_compared_with_none(

@@ -97,6 +97,28 @@ def test_an_edit_is_as_small_as_the_change() -> None:
         assert edits_and_config(trainer, file.values, run, config, where) == (edits, config)
 
 
+def test_an_edit_has_no_key_that_changes_nothing() -> None:
+    """DeepSpeed's own optimizer takes the place of the trainer's, whatever the file says of that."""
+    trainer, where = READERS["trl"], Where(devices=2)
+    deepspeed = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}}
+    values = {"model_name_or_path": "x", "deepspeed": deepspeed, "per_device_train_batch_size": 4}
+    run = trainer.read(values, where)
+    edits, config = edits_and_config(trainer, values, run, run.config.replace(optimizer="lion", micro_batch=2), where)
+    assert ("optim",) not in edits and config == run.config.replace(micro_batch=2)
+
+
+def test_other_names_of_a_key_give_way() -> None:
+    trainer, where = READERS["transformers"], Where()
+    values = {"output_dir": "out", "per_gpu_train_batch_size": 4, "torch_compile_mode": "default"}
+    run = trainer.read(values, where)
+    edits, config = edits_and_config(trainer, values, run, run.config.replace(micro_batch=2, compile=False), where)
+    assert config == run.config.replace(micro_batch=2, compile=False)
+    assert {path[0] for path, value in edits.items() if value is REMOVED} == {
+        "per_gpu_train_batch_size",
+        "torch_compile_mode",
+    }
+
+
 def test_older_spellings_make_room() -> None:
     trainer, where = READERS["axolotl"], Where()
     values = {"base_model": "x", "flash_attention": True, "plugins": ["mine.Plugin"], "micro_batch_size": 1}

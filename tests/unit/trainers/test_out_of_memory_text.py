@@ -91,6 +91,10 @@ def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:
         ),
         (frame("transformers/trainer.py", "train") + frame("transformers/trainer.py", "_save_checkpoint"), "saving"),
         (frame("transformers/modeling_utils.py", "from_pretrained"), "loading"),
+        (
+            frame("transformers/trainer.py", "__init__") + frame("transformers/trainer.py", "_move_model_to_device"),
+            "loading",
+        ),
         (frame("mine.py", "main"), None),
     ],
 )
@@ -98,6 +102,39 @@ def test_the_frames_say_the_phase(frames: str, phase: str | None) -> None:
     result = read_traceback(f"Traceback (most recent call last):\n{frames}{ALONE}")
     assert result.phase == phase
     assert len(result.findings) == (phase is not None)
+
+
+NOTEBOOK = "File /x/{path}:4154, in {name}(self, dataset, **kwargs)\n   4150 start = 0\n-> 4154 output = something(\n"
+OLDER_NOTEBOOK = "/x/{path} in {name}(self, dataset, **kwargs)\n   4153 \n-> 4154 output = something(\n"
+BOXED = "│ /x/{path}:487 in {name}                                                   │\n│ ❱ 487 │   something() │\n"
+
+
+@pytest.mark.parametrize("form", [NOTEBOOK, OLDER_NOTEBOOK, BOXED])
+@pytest.mark.parametrize(
+    ("path", "name", "phase"),
+    [
+        ("transformers/trainer.py", "Trainer.evaluation_loop", "evaluation"),
+        ("torch/autograd/__init__.py", "backward", "backward"),
+        ("torch/optim/adamw.py", "AdamW.step", "optimizer"),
+        ("transformers/trainer.py", "Trainer.train", None),
+    ],
+)
+def test_notebooks_and_boxes_have_frames_too(form: str, path: str, name: str, phase: str | None) -> None:
+    result = read_traceback(
+        form.format(path="transformers/trainer.py", name="train") + form.format(path=path, name=name) + ALONE
+    )
+    assert result.phase == phase
+    assert (result.needed_bytes is None) is (phase in ("evaluation", None))
+
+
+def test_frames_of_no_known_phase_say_nothing_of_a_step() -> None:
+    """Without frames, or with those of a step alone, what was needed is taken to be what a step needs."""
+    assert read_traceback(frame("mine.py", "main") + ALONE).needed_bytes is None
+    assert (
+        read_traceback(ALONE).needed_bytes
+        == read_traceback(TRAIN + ALONE).needed_bytes
+        == int(21.9 * GIB) + int(3.91 * GIB)
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,12 +166,34 @@ def test_the_hosts_memory_is_another_matter() -> None:
         "./train.sh: line 3:  1234 Killed                  python train.py",
         "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.",
         "RuntimeError: DataLoader worker (pid 123) is killed by signal: Killed. ",
+        "[12.3] Out of memory: Killed process 4567 (python) total-vm:1kB, anon-rss:1kB",
+        "[12.3] Memory cgroup out of memory: Killed process 4567 (python) total-vm:1kB, anon-rss:1kB",
+        "torch.distributed.elastic: traceback : Signal 9 (SIGKILL) received by PID 4567",
     ],
 )
 def test_a_killed_process_most_likely_lacked_the_hosts_memory(text: str) -> None:
     result = read_traceback(text)
-    assert result.on_host and result.needed_bytes is None
+    assert result.on_host and result.killed and result.needed_bytes is None
     assert "most likely because the host's memory ran out" in result.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "requested"),
+    [
+        (frame("mine.py", "main") + "MemoryError\n", None),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array", 3 * GIB),
+        ("OSError: [Errno 12] Cannot allocate memory", None),
+        ("RuntimeError: DataLoader worker is killed by signal: Bus error. Workers are out of shared memory.", None),
+    ],
+)
+def test_errors_of_the_hosts_memory_are_sure(text: str, requested: int | None) -> None:
+    result = read_traceback(text)
+    assert (result.on_host, result.killed, result.requested_bytes, result.needed_bytes) == (
+        True,
+        False,
+        requested,
+        None,
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from autofit.trainers.keys import EFFECTS, known_keys
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import OTHERS, READERS, recognised, trainer_named
+from autofit.trainers.training_arguments import OPTIMIZERS, STAND_INS
 
 AXOLOTL = {"base_model": "smollm2-135m", "sequence_len": 512, "micro_batch_size": 2}
 FACTORY = {"model_name_or_path": "smollm2-135m", "stage": "sft", "finetuning_type": "full"}
@@ -52,6 +53,17 @@ def test_every_key_of_the_installed_trainers_is_known() -> None:
     for owner, known in ((TrainingArguments, "transformers"), *((c, "trl") for c in (SFTConfig, ModelConfig))):
         assert {field.name for field in dataclasses.fields(owner)} <= known_keys(known).all
     assert {field.name for field in dataclasses.fields(ScriptArguments)} <= known_keys("trl").all
+
+
+def test_arguments_that_a_script_has_written_are_of_their_trainer(tmp_path: Path) -> None:
+    from transformers import Seq2SeqTrainingArguments
+    from trl import SFTConfig
+
+    own = {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
+    run = read(json.loads(SFTConfig(**own, max_length=512).to_json_string()))
+    assert (run.trainer, run.seq_len, run.config["checkpointing"], run.model) == ("trl", 512, "full", None)
+    assert read(json.loads(Seq2SeqTrainingArguments(**own).to_json_string())).trainer == "transformers"
+    assert read({**ARGUMENTS, "dataset_name": "mine"}).trainer == "transformers"
 
 
 @pytest.mark.parametrize("name", sorted(READERS))
@@ -110,10 +122,56 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**ARGUMENTS, "use_liger_kernel": True}, "loss", "fused"),
         ({**ARGUMENTS, "use_liger_kernel": True}, "kernels", "liger"),
         ({**ARGUMENTS, "torch_compile": True}, "compile", True),
+        ({**ARGUMENTS, "torch_compile_mode": "max-autotune"}, "compile", True),
+        ({**TRL, "torch_compile_backend": "inductor"}, "compile", True),
+        ({**FACTORY, "torch_compile_mode": "default"}, "compile", True),
+        ({**ARGUMENTS, "per_gpu_train_batch_size": 4}, "micro_batch", 4),  # goes before the newer name
+        ({**AXOLOTL, "selective_checkpointing": True}, "checkpointing", "save-attention"),
     ],
 )
 def test_a_key_means_an_axis(values: dict[str, Any], axis: str, value: object) -> None:
     assert read(values).config[axis] == value
+
+
+@pytest.mark.parametrize(
+    ("values", "optimizer", "effect"),
+    [
+        ({**AXOLOTL, "optimizer": "flash_adamw"}, "adamw", "less"),
+        ({**AXOLOTL, "optimizer": "never_heard_of"}, "adamw", "unknown"),
+        ({**TRL, "optim": "rmsprop_bnb_8bit"}, "lion-8bit", "unknown"),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, "adamw-8bit", None),
+    ],
+)
+def test_another_optimizer_has_one_that_stands_for_it(
+    values: dict[str, Any], optimizer: str, effect: str | None
+) -> None:
+    run = read(values)
+    assert run.config["optimizer"] == optimizer
+    assert [part.effect for part in run.not_counted] == ([] if effect is None else [effect])
+
+
+def test_every_optimizer_of_transformers_is_known() -> None:
+    from transformers.training_args import OptimizerNames
+
+    assert {optimizer.value for optimizer in OptimizerNames} <= OPTIMIZERS.keys() | STAND_INS.keys()
+
+
+def test_what_axolotl_calls_offload_is_activation_offloading() -> None:
+    for keys in (
+        {"gradient_checkpointing": "offload"},
+        {"activation_offloading": True, "gradient_checkpointing": True},
+    ):
+        run = read({**AXOLOTL, **keys})
+        assert run.config["checkpointing"] == "offload"
+        assert [part.key for part in run.not_counted] == ["activation_offloading"]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"quantization_bit": "4"}, {"quantization_bit": 4, "quantization_method": "bitsandbytes"}]
+)
+def test_older_spellings_of_4_bits_are_the_same(keys: dict[str, Any]) -> None:
+    run = read({**FACTORY, "finetuning_type": "lora", **keys})
+    assert run.config["method"] == "qlora" and run.not_counted == ()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +223,36 @@ def test_a_part_of_ligers_kernels_is_said() -> None:
 def test_bf16_is_what_the_card_has() -> None:
     assert read(AXOLOTL, bf16=False).config["precision"] == "fp16-mixed"
     assert read({**AXOLOTL, "bf16": True}, bf16=False).config["precision"] == "bf16"
+
+
+def test_adapters_that_trl_is_not_told_to_make_are_said() -> None:
+    idle = read({**TRL, "lora_r": 16})
+    assert idle.config["method"] == "full" and idle.adapters == ("use_peft", True) and "use_peft" in idle.notes[0]
+    for decided in (TRL, {**TRL, "lora_r": 16, "use_peft": False}, {**TRL, "lora_r": 16, "use_peft": True}):
+        assert (read(decided).adapters, read(decided).notes) == (None, ())
+
+
+FLASH = {"attn_implementation": "flash_attention_2"}
+
+
+@pytest.mark.parametrize(
+    ("values", "effect", "mask"),
+    [
+        ({**TRL, "packing": True}, "more", "16 MiB"),  # of 8 x 512 tokens
+        ({**TRL, "packing": True, "max_length": None}, "more", "dense mask"),
+        ({**TRL, "padding_free": True}, "more", "16 MiB"),
+        ({**TRL, "padding_free": True, **FLASH}, "less", ""),
+        ({**TRL, "packing": True, **FLASH}, None, ""),
+        ({**TRL, "packing": True, "packing_strategy": "wrapped"}, None, ""),
+        ({**FACTORY, "neat_packing": True, "cutoff_len": 1024}, "more", "16 MiB"),  # 8 of 1024 x 1024
+        ({**FACTORY, "neat_packing": True, "flash_attn": "fa2"}, "less", ""),
+        ({**FACTORY, "packing": True}, None, ""),
+    ],
+)
+def test_sequences_that_a_mask_keeps_apart_need_more(values: dict[str, Any], effect: str | None, mask: str) -> None:
+    not_counted = read(values).not_counted
+    assert [part.effect for part in not_counted] == ([] if effect is None else [effect])
+    assert all(mask in part.because for part in not_counted)
 
 
 def test_frozen_weights_in_another_format_are_counted() -> None:
@@ -233,6 +321,36 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
         read({**TRL, "deepspeed": "mine.json"}, folder=tmp_path)
     alone = read({**TRL, "deepspeed": "zero3_offload.json"}, devices=1)
     assert (alone.config["sharding"], alone.config["offload"]) == ("none", "params")
+
+
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "settings", "optimizer", "not_counted"),
+    [
+        ({**TRL, "optim": "adamw_bnb_8bit"}, {"optimizer": {"type": "AdamW"}}, "adamw", []),
+        ({**AXOLOTL, "optimizer": "lion_8bit"}, {"optimizer": {"type": "Lion"}}, "lion", []),
+        (TRL, {"optimizer": {"type": "OneBitAdam"}}, "adamw", ["deepspeed.optimizer: OneBitAdam"]),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, {}, "adamw-8bit", []),
+        ({**TRL, "optim": "adamw_bnb_8bit"}, OFFLOADED, "adamw", ["optim: adamw_bnb_8bit"]),
+        ({**TRL, "optim": "adamw_torch"}, OFFLOADED, "adamw", []),
+        (
+            {**TRL, "optim": "adamw_torch"},
+            {**OFFLOADED, "optimizer": {"type": "Lion"}},
+            "adamw",
+            ["deepspeed.optimizer: Lion"],
+        ),
+    ],
+)
+def test_deepspeeds_own_optimizer_takes_the_trainers_place(
+    keys: dict[str, Any], settings: dict[str, Any], optimizer: str, not_counted: list[str]
+) -> None:
+    """On the host its Adam stands for every other, as trials have no other there."""
+    run = read({**keys, "deepspeed": {"zero_optimization": {"stage": 2}, **settings}}, devices=2)
+    assert run.config["optimizer"] == optimizer
+    assert [part.key for part in run.not_counted] == not_counted
+    assert any("own optimizer" in note for note in run.notes) is ("optimizer" in settings)
 
 
 def test_an_unknown_key_is_named_with_the_nearest() -> None:
