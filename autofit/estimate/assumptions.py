@@ -12,12 +12,12 @@ from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.time.guessed_rates import tf32_speedup
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job, unsupported
-from autofit.techniques.axes.attention import keeps_scores
-from autofit.techniques.axes.checkpointing import budget
+from autofit.techniques.axes.attention import attention_format, keeps_scores
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import in_tf32, product_format
+from autofit.techniques.axes.precision import in_tf32
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
+from autofit.techniques.selective import budget
 
 ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
@@ -130,8 +130,8 @@ def _of_packages(config: Config, job: Job) -> list[str]:
 
 def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     sentences = []
-    major = int(compute_capability(job.hardware.capability) or 0)
-    if config["attention"] == "sdpa" and product_format(config) != "fp32" and major in (9, 10):
+    major, attended = int(compute_capability(job.hardware.capability) or 0), attention_format(config, job)
+    if config["attention"] == "sdpa" and attended != "fp32" and major in (9, 10):
         # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
         sentences.append(
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
@@ -145,7 +145,7 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     if config["attention"] == "sdpa" and keeps_scores(config, job):
         refused = unsupported(config.replace(attention="efficient"), job)
         sentences.append(
-            f"torch has no fused attention for the heads of {job.model.name} in {config['precision']} on "
+            f"torch has no fused attention for the heads of {job.model.name} in {attended} on "
             f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time"
             + ("" if refused else "; attention=efficient repeats keys and is spared that")
         )
