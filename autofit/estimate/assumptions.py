@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
@@ -17,6 +18,7 @@ from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import in_tf32
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
+from autofit.techniques.quantisation import BYTES_PER_WEIGHT, SINGLE_BYTES_PER_WEIGHT
 from autofit.techniques.selective import budget
 
 ASSUMED = "assumed"
@@ -92,13 +94,14 @@ def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[
 
 def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
     """What is assumed of `config` however its memory is computed, by a trace or by formula."""
+    scales = _of_scales(job) if config["method"] == "qlora" else ()
     if job.hardware.kind != "cuda":
-        return ()
+        return scales
     context = (
         f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
         f"use, and nothing has shown it on {job.hardware.name}"
     )
-    return *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
+    return *scales, *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
 
 
 def as_probed(job: Job, probe: Probe | None) -> Job:
@@ -117,6 +120,14 @@ def context_bytes(job: Job) -> int:
     if job.hardware.kind != "cuda":
         return 0
     return CONTEXT_BYTES if job.context_bytes is None else job.context_bytes
+
+
+def _of_scales(job: Job) -> tuple[str, ...]:
+    more = shape(job.model).linear_parameters * (SINGLE_BYTES_PER_WEIGHT - BYTES_PER_WEIGHT)
+    return (
+        "method=qlora has double quantisation (bnb_4bit_use_double_quant, off by default in transformers and trl): "
+        f"without it, the weights take {format_bytes(round(more))} more",
+    )
 
 
 def _of_packages(config: Config, job: Job) -> list[str]:

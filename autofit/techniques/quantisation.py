@@ -13,6 +13,8 @@ BLOCK, SCALES_BLOCK = 64, 256
 3)."""
 BYTES_PER_WEIGHT = 0.5 + (1 + 4 / SCALES_BLOCK) / BLOCK
 """4 bits, plus a scale of 8 bits per block, which has its share of an fp32 scale."""
+SINGLE_BYTES_PER_WEIGHT = 0.5 + 4 / BLOCK
+"""4 bits, plus an fp32 scale per block: without double quantisation."""
 
 
 def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
