@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from autofit.catalog.models import shape
 from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
@@ -12,12 +13,13 @@ from autofit.core.units import MIB, format_bytes, round_up
 from autofit.estimate.time.guessed_rates import tf32_speedup
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job, unsupported
-from autofit.techniques.axes.attention import keeps_scores
-from autofit.techniques.axes.checkpointing import budget
+from autofit.techniques.axes.attention import attention_format, keeps_scores
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.precision import in_tf32, product_format
+from autofit.techniques.axes.precision import in_tf32
 from autofit.techniques.axes.sharding import gathers_weights
 from autofit.techniques.job import ranks_per_host
+from autofit.techniques.quantisation import BYTES_PER_WEIGHT, SINGLE_BYTES_PER_WEIGHT
+from autofit.techniques.selective import budget
 
 ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
@@ -92,13 +94,14 @@ def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[
 
 def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
     """What is assumed of `config` however its memory is computed, by a trace or by formula."""
+    scales = _of_scales(job) if config["method"] == "qlora" else ()
     if job.hardware.kind != "cuda":
-        return ()
+        return scales
     context = (
         f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
         f"use, and nothing has shown it on {job.hardware.name}"
     )
-    return *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
+    return *scales, *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
 
 
 def as_probed(job: Job, probe: Probe | None) -> Job:
@@ -119,6 +122,14 @@ def context_bytes(job: Job) -> int:
     return CONTEXT_BYTES if job.context_bytes is None else job.context_bytes
 
 
+def _of_scales(job: Job) -> tuple[str, ...]:
+    more = shape(job.model).linear_parameters * (SINGLE_BYTES_PER_WEIGHT - BYTES_PER_WEIGHT)
+    return (
+        "method=qlora has double quantisation (bnb_4bit_use_double_quant, off by default in transformers and trl): "
+        f"without it, the weights take {format_bytes(round(more))} more",
+    )
+
+
 def _of_packages(config: Config, job: Job) -> list[str]:
     needed = [(axis, package) for axis, value, package in _PACKAGES if config.get(axis) == value]
     return [
@@ -130,8 +141,8 @@ def _of_packages(config: Config, job: Job) -> list[str]:
 
 def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     sentences = []
-    major = int(compute_capability(job.hardware.capability) or 0)
-    if config["attention"] == "sdpa" and product_format(config) != "fp32" and major in (9, 10):
+    major, attended = int(compute_capability(job.hardware.capability) or 0), attention_format(config, job)
+    if config["attention"] == "sdpa" and attended != "fp32" and major in (9, 10):
         # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
         sentences.append(
             f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
@@ -145,7 +156,7 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     if config["attention"] == "sdpa" and keeps_scores(config, job):
         refused = unsupported(config.replace(attention="efficient"), job)
         sentences.append(
-            f"torch has no fused attention for the heads of {job.model.name} in {config['precision']} on "
+            f"torch has no fused attention for the heads of {job.model.name} in {attended} on "
             f"{job.hardware.name}: the scores of all pairs of tokens are kept, which takes memory and time"
             + ("" if refused else "; attention=efficient repeats keys and is spared that")
         )

@@ -13,10 +13,8 @@ from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.techniques import Job
-from autofit.techniques.axes.attention import keeps_scores
-from autofit.techniques.axes.checkpointing import budget, interval
-from autofit.techniques.axes.precision import product_format
-from autofit.techniques.selective import SAVE_ATTENTION
+from autofit.techniques.axes.attention import attention_format, keeps_scores
+from autofit.techniques.selective import SAVE_ATTENTION, budget, interval
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
 """Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
@@ -42,7 +40,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     started = time.monotonic()
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
-    width = 2 if product_format(config) == "fp32" else 1
+    width = 2 if attention_format(config, job) == "fp32" else 1
     layer = int(budget(config) * _layer_bytes(config, job))
     saved_width = model.attention_width if config["checkpointing"] == SAVE_ATTENTION else 0
     kept = CHECKPOINT_BYTES * width * tokens * (model.hidden_size + saved_width)
@@ -101,7 +99,7 @@ def _layer_bytes(config: Config, job: Job) -> int:
     """What one layer keeps from its forward to its backward, if nothing is recomputed."""
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
-    wide = product_format(config) == "fp32"
+    wide = attention_format(config, job) == "fp32"
     per_token = float(LAYER_BYTES * model.hidden_size)
     merged = 0.0
     if model.experts:

@@ -35,13 +35,12 @@ from autofit.estimate.tracing.traces import Traces, alone
 from autofit.estimate.warm import without_collections
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, packs, separates_sequences
-from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import in_tf32, is_mixed, product_format
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
-from autofit.techniques.selective import keeps_results
+from autofit.techniques.selective import interval, keeps_results
 
 CHECKPOINTED_OPERATION, SELECTIVE_OPERATION, QUANTISED_OPERATION = 0.4, 1.5, 0.3
 """Host time that an operation takes besides its own, in units of that, beside an accelerator: in a checkpointed layer,

@@ -18,7 +18,7 @@ from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.warm import context, hide_cards
 from autofit.techniques import Job
-from autofit.techniques.axes.checkpointing import budget
+from autofit.techniques.selective import budget
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator

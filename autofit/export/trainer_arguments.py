@@ -7,11 +7,11 @@ from autofit.export import distributed
 from autofit.export.document import Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
-from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
+from autofit.techniques.selective import BUDGETS
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 FILLED = ("lr", "betas", "eps", "weight_decay")

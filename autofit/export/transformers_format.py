@@ -13,11 +13,10 @@ from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.batching import packs
-from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
-from autofit.techniques.selective import keeps_results
+from autofit.techniques.selective import BUDGETS, keeps_results
 
 CHUNKED_KERNEL = "lighter_cross_entropy"
 """The loss kernel of `chunked`."""

@@ -16,7 +16,8 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
 from autofit.prediction.calibration import why_not
-from autofit.techniques import AXES, complete, holds, lightness
+from autofit.techniques import AXES, Job, complete, holds, lightness
+from autofit.techniques.habits import is_under_autocast, of_formats
 
 if TYPE_CHECKING:
     from autofit.prediction.estimate_cache import CachedEstimator
@@ -57,15 +58,21 @@ def advised(
     return replace(estimate, advice=changes, lightest=None if changes else neighbourhood.lightest())
 
 
-def effect_of(before: Config, after: Config) -> Effect:
-    """The strongest effect of the differences between two configs: none, on the numerics, or on the training."""
-    effects = [Effect.EXACT]
+def effect_of(before: Config, after: Config, job: Job) -> Effect:
+    """The strongest effect of the differences between two configs: none, on the numerics, or on the training. Number
+    formats that the trainer changes with one of them only are numerics."""
+    effects = [Effect.EXACT if _formats(before, job) == _formats(after, job) else Effect.NUMERICS]
     for axis in AXES:
         name = axis.name
         if before.get(name) != after.get(name):
             ends = (axis.effect(config[name]) for config in (before, after) if name in config)
             effects.append(Effect.TRAINING if name == "rank" else max(ends))
     return max(effects)
+
+
+def _formats(config: Config, job: Job) -> tuple[object, ...]:
+    """What the trainer changes of a config's number formats."""
+    return *of_formats(config, job.workload.trainer), is_under_autocast(config, job)
 
 
 class _Neighbourhood:
@@ -101,7 +108,7 @@ class _Neighbourhood:
                     with_step = self._beside_the_lightest_step(effect) if with_step is None else with_step
                     fits += self._fitting(c for c in with_step if _method(c) == method)
                 if staying := self._with_same_offload(fits):
-                    exact = [e for e in offloaded if effect_of(self._base.config, e.config) is Effect.EXACT]
+                    exact = [e for e in offloaded if self._effect_of(e.config) is Effect.EXACT]
                     on_host = effect is Effect.TRAINING and not exact
                     first = self._to_host() if on_host else self._same_training(exact)
                     return (*first, *self._options(staying))
@@ -258,7 +265,10 @@ class _Neighbourhood:
         configs = dict.fromkeys(
             nearest for config in candidates if (nearest := self._expressible.nearest_expressible(config)) is not None
         )
-        return [c for c in configs if c != base and effect_of(base, c) is effect and self._is_possible(c)]
+        return [c for c in configs if c != base and self._effect_of(c) is effect and self._is_possible(c)]
+
+    def _effect_of(self, config: Config) -> Effect:
+        return effect_of(self._base.config, config, self._estimator.job)
 
     def _is_possible(self, config: Config) -> bool:
         """Whether `config` can be estimated and the space's rules exclude none of its new values."""
@@ -305,7 +315,7 @@ class _Neighbourhood:
     def _change(self, estimate: Estimate) -> Change:
         before, after = self._base.config, estimate.config
         values = {a.name: now for a in AXES if (now := a.of(after)) is not None and a.of(before) != now}
-        return Change(values=values, effect=effect_of(before, after), estimate=estimate)
+        return Change(values=values, effect=self._effect_of(after), estimate=estimate)
 
     def _card(self, estimate: Estimate) -> str | None:
         """The smallest card that the estimator covers and that is likely to hold it; the user's own card where only the

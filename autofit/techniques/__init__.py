@@ -15,7 +15,7 @@ from autofit.core.workload import Effect, Goal
 from autofit.techniques import habits
 from autofit.techniques.axes.attention import Attention
 from autofit.techniques.axes.batching import Batching
-from autofit.techniques.axes.checkpointing import Checkpointing, budget
+from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.axes.compilation import Compilation
 from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
@@ -25,6 +25,7 @@ from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
 from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
 from autofit.techniques.job import Job
+from autofit.techniques.selective import budget
 from autofit.techniques.technique import Technique
 from autofit.techniques.trainer_names import not_a_value, not_an_axis
 

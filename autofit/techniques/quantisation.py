@@ -13,19 +13,26 @@ BLOCK, SCALES_BLOCK = 64, 256
 3)."""
 BYTES_PER_WEIGHT = 0.5 + (1 + 4 / SCALES_BLOCK) / BLOCK
 """4 bits, plus a scale of 8 bits per block, which has its share of an fp32 scale."""
+SINGLE_BYTES_PER_WEIGHT = 0.5 + 4 / BLOCK
+"""4 bits, plus an fp32 scale per block: without double quantisation."""
 
 
 def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
     """Replace, on the meta device, every Linear layer except the output head; nf4 with double quantisation.
 
-    The head stays in 16 bits, as in transformers' own quantiser.
+    The head stays in 16 bits, as in transformers' own quantiser, whose mark on the config is set, too. Without it,
+    transformers takes the packed weights' format for that of the products: flash attention would get its queries in it
+    (`get_target_dtype` of integrations/flash_attention.py).
     """
     import bitsandbytes as bnb
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
+        if isinstance(parent, PreTrainedModel):
+            parent.config._is_quantized = True
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or child is head:
                 continue

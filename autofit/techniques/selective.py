@@ -1,4 +1,4 @@
-"""Selective checkpointing: which results of a layer are kept. Exported scripts contain its contexts verbatim."""
+"""Which layers are checkpointed, and which of their results are kept. Exported scripts hold the contexts verbatim."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from autofit.core.lattice import Config
 SAVE_ATTENTION = "save-attention"
 SELECTIVE = (SAVE_ATTENTION, "selective")
 """The values of `checkpointing` under which a layer is recomputed operation by operation, and some results are kept."""
+BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
+"""The share that a compiled layer may keep of what `none` keeps of it, its inputs and weights left aside."""
+
+
+def interval(config: Config) -> int:
+    """Every how many decoder layers one is checkpointed, beginning with the first; 0 where none is."""
+    value = config.text("checkpointing")
+    if value == "none" or value in BUDGETS:
+        return 0
+    return int(value.removeprefix("every-")) if value.startswith("every-") else 1
+
+
+def budget(config: Config) -> float:
+    """The share of its activations that a compiled layer may keep: 1 where torch chooses freely."""
+    return BUDGETS.get(config.text("checkpointing"), 1.0)
 
 
 def keeps_results(config: Config) -> bool:

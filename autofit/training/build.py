@@ -12,10 +12,10 @@ from autofit.catalog.quiet import errors_only
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
-from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.precision import in_tf32
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.habits import habits, masks_padding
+from autofit.techniques.selective import budget
 from autofit.techniques.technique import BuildPlan
 from autofit.training import engines
 from autofit.training.decoder import keep_layers

@@ -57,15 +57,27 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 
 
-def test_a_card_before_ampere_keeps_no_scores_of_repeated_keys(home: Path, tmp_path: Path) -> None:
-    values = {"method": "lora", "precision": "fp16-mixed", "micro_batch": 2, "attention": "efficient"}
+@pytest.mark.parametrize(
+    ("name", "trainer", "tokens", "asked_for"),
+    [
+        ("t4", None, 512, {"method": "lora", "precision": "fp16-mixed"}),
+        # Hidden states are fp32 there.
+        ("a10g", "transformers", 1024, {"method": "qlora", "precision": "bf16", "loss": "chunked"}),
+    ],
+)
+def test_no_scores_of_repeated_keys_are_kept(
+    name: str, trainer: str | None, tokens: int, asked_for: dict[str, str], home: Path, tmp_path: Path
+) -> None:
+    """On a card before Ampere, and in fp32 on any."""
+    values = {**asked_for, "micro_batch": 2, "attention": "efficient"}
     written = ",".join(f"{axis}={value}" for axis, value in values.items())
-    with Machine(home, "t4") as machine:
-        asked = ("trial", *JOB[:2], "--seq-len", "512", *JOB[4:], "--config", written, "--json")
+    habits = ("--for", trainer) if trainer else ()
+    with Machine(home, name) as machine:
+        asked = ("trial", *JOB[:2], "--seq-len", str(tokens), *JOB[4:], *habits, "--config", written, "--json")
         done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["measurement"]["peak_allocated_bytes"]
-    job = {"seq_len": 512, "global_batch": 2, "hardware": "t4", "advice": False}
+    job = {"seq_len": tokens, "global_batch": 2, "hardware": name, "trainer": trainer, "advice": False}
     said = {each: estimate("smollm2-135m", values | {"attention": each}, **job) for each in ("efficient", "sdpa")}
     assert abs(said["efficient"].peak_allocated_bytes / measured - 1.0) < CLOSE
     assert said["sdpa"].peak_allocated_bytes > 1.1 * measured

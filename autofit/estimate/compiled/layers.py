@@ -14,8 +14,9 @@ from autofit.core.lattice import Config
 from autofit.estimate.compiled.fused_graph import FusedGraph
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.recorder import Recorder
-from autofit.techniques.axes.checkpointing import budget, within_budget
+from autofit.techniques.axes.checkpointing import within_budget
 from autofit.techniques.axes.compilation import VARIANTS
+from autofit.techniques.selective import budget
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from autofit.estimate.sharding.zero import Zero
 from autofit.estimate.sharding.zero_amounts import Buckets
 from autofit.estimate.sharding.zero_third import ZeroThree
 from autofit.techniques import Job, needs_process_group
-from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
+from autofit.techniques.selective import interval
 
 
 def library(config: Config, job: Job) -> Library | None:

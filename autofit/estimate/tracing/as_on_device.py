@@ -156,8 +156,11 @@ def _unmasked_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention without dropout, windows and caps on the scores: flash-attn applies these in place, without
-    memory."""
+    memory. Of what is fp32, transformers gives it a copy in the format of the products."""
+    from transformers.integrations.flash_attention import get_target_dtype
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    if (narrow := get_target_dtype(query, module)) is not None:
+        query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
     supported = {name: options[name] for name in ("scaling", "is_causal") if name in options}
     return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **supported))

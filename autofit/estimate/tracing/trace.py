@@ -25,8 +25,8 @@ from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, trac
 from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.attention import keeps_scores
-from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
+from autofit.techniques.selective import interval
 from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind

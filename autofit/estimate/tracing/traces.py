@@ -28,10 +28,10 @@ from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, separates_sequences
-from autofit.techniques.axes.checkpointing import budget
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.habits import masks_padding, of_formats
+from autofit.techniques.selective import budget
 from autofit.training.build import make_plan
 
 V = TypeVar("V")

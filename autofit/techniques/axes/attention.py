@@ -10,6 +10,7 @@ from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques import attention_kernels as kernels
 from autofit.techniques.axes.batching import packs, separates_sequences
 from autofit.techniques.axes.precision import product_format
+from autofit.techniques.habits import widens_attention
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
@@ -74,7 +75,7 @@ def keeps_scores(config: Config, job: Job) -> bool:
         return config["attention"] == "eager"
     width, masked = model.attention_width // model.attention_heads, _is_masked(config, job)
     kernel = kernels.attention_kernel(
-        number_format=product_format(config),
+        number_format=attention_format(config, job),
         width=width,
         value_width=width,
         # Beside a mask, transformers repeats keys (`use_gqa_in_sdpa` of integrations/sdpa_attention.py).
@@ -83,6 +84,12 @@ def keeps_scores(config: Config, job: Job) -> bool:
         capability=job.hardware.capability,
     )
     return kernel is kernels.Attention.MATH
+
+
+def attention_format(config: Config, job: Job) -> str:
+    """The number format of the keys and values that reach torch's attention: that of products, unless the trainer has
+    wider ones and no autocast to narrow them."""
+    return "fp32" if widens_attention(config, job) else product_format(config)
 
 
 def _is_masked(config: Config, job: Job) -> bool:

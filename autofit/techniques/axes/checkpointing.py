@@ -11,11 +11,15 @@ from autofit.core.lattice import Axis, Config, chain, closure
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
-from autofit.techniques.selective import SAVE_ATTENTION, SELECTIVE, keeps_results, selective_contexts
+from autofit.techniques.selective import (
+    BUDGETS,
+    SAVE_ATTENTION,
+    SELECTIVE,
+    interval,
+    keeps_results,
+    selective_contexts,
+)
 from autofit.techniques.technique import BuildPlan, Technique
-
-BUDGETS = {"budget-75": 0.75, "budget-50": 0.5, "budget-25": 0.25}
-"""The share that a compiled layer may keep of what `none` keeps of it, its inputs and weights left aside."""
 
 
 class Checkpointing(Technique):
@@ -86,19 +90,6 @@ class Checkpointing(Technique):
         for layer in layers[:: interval(plan.config)]:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = function
-
-
-def interval(config: Config) -> int:
-    """Every how many decoder layers one is checkpointed, beginning with the first; 0 where none is."""
-    value = config.text("checkpointing")
-    if value == "none" or value in BUDGETS:
-        return 0
-    return int(value.removeprefix("every-")) if value.startswith("every-") else 1
-
-
-def budget(config: Config) -> float:
-    """The share of its activations that a compiled layer may keep: 1 where torch chooses freely."""
-    return BUDGETS.get(config.text("checkpointing"), 1.0)
 
 
 def within_budget(share: float, backend: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,12 +7,11 @@ import os
 from autofit.catalog.models import shape
 from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config, chain
-from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
-from autofit.techniques.selective import keeps_results
+from autofit.techniques.selective import BUDGETS, keeps_results
 from autofit.techniques.technique import BuildPlan, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"

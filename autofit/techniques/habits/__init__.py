@@ -5,7 +5,15 @@ from __future__ import annotations
 from autofit.core.lattice import Config
 from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
-from autofit.techniques.habits.habit import Habit, LogitsInEvaluation, TiledLoss, UnderAutocast, WeightFormat
+from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.habits.habit import (
+    Habit,
+    LogitsInEvaluation,
+    TiledLoss,
+    UnderAutocast,
+    UpcastBeside4Bit,
+    WeightFormat,
+)
 from autofit.techniques.habits.known_trainers import TRAINERS, trainer_by_name
 from autofit.techniques.job import Job
 
@@ -23,6 +31,13 @@ def replaces_loss(job: Job) -> bool:
 def is_under_autocast(config: Config, job: Job) -> bool:
     """Whether the workload's trainer runs the forward pass under autocast, which the config alone would not."""
     return any(isinstance(habit, UnderAutocast) for habit in habits(config, job.workload.trainer))
+
+
+def widens_attention(config: Config, job: Job) -> bool:
+    """Whether queries, keys and values are fp32 because the workload's trainer has hidden states so, without
+    autocast."""
+    widened = any(isinstance(habit, UpcastBeside4Bit) for habit in habits(config, job.workload.trainer))
+    return widened and not is_mixed(config) and not is_under_autocast(config, job)
 
 
 def masks_padding(config: Config, job: Job) -> bool:
@@ -72,4 +87,5 @@ __all__ = [
     "trained_format",
     "trainer_by_name",
     "unsupported",
+    "widens_attention",
 ]

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from autofit.core.lattice import Config
-from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.axes.sharding import has_own_mixed_precision
+from autofit.techniques.selective import interval
 from autofit.techniques.technique import BuildPart, BuildPlan
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.axes.batching import separates_sequences
-from autofit.techniques.axes.checkpointing import BUDGETS
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits.habit import (
     AdaptersInBf16,
@@ -24,7 +23,7 @@ from autofit.techniques.habits.habit import (
     UnderAutocast,
     UpcastBeside4Bit,
 )
-from autofit.techniques.selective import SAVE_ATTENTION
+from autofit.techniques.selective import BUDGETS, SAVE_ATTENTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from autofit.estimate.tracing import trace as tracing
 from autofit.estimate.tracing import traces as traces_of
 from autofit.estimate.tracing.traces import Traces
 from autofit.techniques import complete
-from autofit.techniques.axes.checkpointing import BUDGETS, within_budget
+from autofit.techniques.axes.checkpointing import within_budget
 from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.selective import BUDGETS
 from autofit.training.build import build
 from tests.tiny import CPU, CUDA_HARDWARE, job, model
 

@@ -185,6 +185,23 @@ def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.Monkey
     assert not [sentence for sentence in assumed_of("method=full", CUDA_HARDWARE) if "PCIe 4.0 x16" in sentence]
 
 
+@pytest.mark.parametrize("hardware", [CUDA_HARDWARE, CPU_HARDWARE])
+def test_what_double_quantisation_spares_is_told_of_4_bit_weights(hardware: Hardware) -> None:
+    of = load("llama-3.1-8b")
+    (sentence,) = (s for s in assumptions(complete({"method": "qlora"}), job(of, hardware=hardware)) if "double" in s)
+    weights = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    assert sentence.endswith(f"{format_bytes(weights // 64 * 3 - weights // 64 // 64)} more")
+    assert not any("double" in s for s in assumptions(complete({"method": "lora"}), job(of, hardware=hardware)))
+
+
+@pytest.mark.parametrize("trainer", [None, "transformers"])
+def test_attention_that_a_trainer_widens_is_told_to_have_no_fused_kernel(trainer: str | None) -> None:
+    asked = job(hardware=CUDA_HARDWARE, trainer=trainer)
+    found = assumptions(complete({"method": "qlora", "precision": "bf16"}), asked)
+    told = any("no fused attention" in s and "fp32" in s and "attention=efficient" in s for s in found)
+    assert told is (trainer is not None)
+
+
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16-mixed", "fp32"])
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["grouped", "ungrouped"])

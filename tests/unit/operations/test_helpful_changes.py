@@ -397,8 +397,30 @@ def test_the_time_stated_is_that_of_this_answer_with_its_advice(
     ],
 )
 def test_the_effect_of_a_change_is_its_strongest(before: str, after: str, effect: Effect) -> None:
-    assert effect_of(config(before), config(after)) is effect
-    assert effect_of(config(after), config(before)) is effect
+    job = make_job()
+    assert effect_of(config(before), config(after), job) is effect
+    assert effect_of(config(after), config(before), job) is effect
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "change", "effect"),
+    [
+        # DeepSpeed converts all weights itself; flash attention takes axolotl's in one format.
+        ("transformers", "method=qlora,precision=bf16", {"offload": "optimizer"}, Effect.NUMERICS),
+        ("axolotl", "method=lora,precision=bf16", {"offload": "optimizer"}, Effect.NUMERICS),
+        ("axolotl", "method=full,precision=bf16", {"attention": "flash"}, Effect.NUMERICS),
+        ("transformers", "method=qlora,precision=bf16", {"checkpointing": "full"}, Effect.EXACT),
+        ("transformers", "method=full,precision=bf16", {"offload": "optimizer"}, Effect.EXACT),
+        (None, "method=qlora,precision=bf16", {"offload": "optimizer"}, Effect.EXACT),
+    ],
+)
+def test_what_a_trainer_widens_of_one_config_only_is_numerics(
+    trainer: str | None, text: str, change: dict[str, Value], effect: Effect
+) -> None:
+    job = make_job()
+    job = replace(job, workload=replace(job.workload, trainer=trainer))
+    before, after = config(text), config(text).replace(**change)
+    assert effect_of(before, after, job) is effect_of(after, before, job) is effect
 
 
 def test_lightness_puts_nothing_before_what_needs_less() -> None:

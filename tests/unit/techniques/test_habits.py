@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import CPU, QWEN3_MOE, job
+from tiny import CPU, CUDA_HARDWARE, QWEN3_MOE, job
 
 from autofit.core.errors import UsageError
 from autofit.core.workload import Goal, Workload
+from autofit.estimate.tracing.traces import Traces
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, holds, recipe, unsupported
@@ -97,6 +98,15 @@ def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:
     assert unsupported(complete({"method": "lora", "precision": "fp32"}), llamafactory) == (
         "precision=fp32 is not possible with llamafactory, which keeps frozen weights in the format of the checkpoint"
     )
+
+
+def test_only_flash_attention_takes_a_narrow_copy_of_hidden_states_in_fp32() -> None:
+    """Elsewhere torch has no flash kernel for what peft widens beside a 4-bit base."""
+    traces = Traces(job(hardware=CUDA_HARDWARE, trainer="transformers"))
+    values = {"method": "qlora", "precision": "bf16"}
+    for attention, is_flash in {"flash": True, "sdpa": False, "efficient": False}.items():
+        config = complete({**values, "attention": attention})
+        assert traces.decoder(config, None, accumulates=False).is_flash is is_flash
 
 
 def test_axolotl_has_some_weights_of_full_training_in_fp32_unless_attention_is_flash() -> None:

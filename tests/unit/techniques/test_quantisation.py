@@ -11,6 +11,7 @@ from bitsandbytes.functional import dequantize_4bit
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.integrations.flash_attention import get_target_dtype
 
 from autofit.catalog.models import Model
 from autofit.techniques import quantisation
@@ -69,6 +70,14 @@ def test_packed_weights_spread_as_transformers_would_have_them(tiny: Model) -> N
         weight = dequantize_4bit(layer.weight, layer.weight.quant_state).float()
         assert float(weight.mean()) == pytest.approx(0.0, abs=0.02 / 10)
         assert float(weight.std()) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("trainer", [None, "transformers"])
+def test_flash_attention_takes_the_products_format(trainer: str | None) -> None:
+    """transformers copies fp32 queries for it, into the weights' format unless it knows that these are packed."""
+    step = built(config(method="qlora", precision="bf16"), trainer=trainer)
+    attention = next(m for m in step.module.modules() if type(m).__name__ == "LlamaAttention")
+    assert get_target_dtype(torch.zeros(1), attention) is torch.bfloat16
 
 
 def test_biases_stay_and_are_frozen() -> None:

@@ -16,6 +16,7 @@ from autofit.core.lattice import Axis, Value
 from autofit.core.workload import Effect, Goal
 from autofit.export.trainer_arguments import OPTIMIZERS
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
+from autofit.techniques.axes.attention import attention_format, keeps_scores
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.trainer_names import names_of
 from tests.tiny import COHERE, CPU_HARDWARE, CTRL, CUDA_HARDWARE, GEMMA2, GPT2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
@@ -300,6 +301,32 @@ def test_a_mask_has_transformers_repeat_keys() -> None:
     padded = job(hardware=T4, seq_len=16, lengths=(4, 12, 16), trainer="transformers")
     assert unsupported(config, padded) == of_no_use
     assert unsupported(config.replace(micro_batch=1), padded) is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "values", "widened"),
+    [
+        ("transformers", {"precision": "bf16"}, True),
+        ("transformers", {"precision": "bf16", "sharding": "ddp"}, True),
+        # DeepSpeed converts all weights itself, autocast narrows what enters attention, and trl widens nothing.
+        ("transformers", {"precision": "bf16", "offload": "optimizer"}, False),
+        ("transformers", {"precision": "bf16-mixed"}, False),
+        ("trl", {"precision": "bf16", "loss": "chunked"}, False),
+        (None, {"precision": "bf16"}, False),
+    ],
+)
+def test_attention_is_in_fp32_where_the_trainer_has_hidden_states_so(
+    trainer: str | None, values: dict[str, Value], widened: bool
+) -> None:
+    devices = 2 if "sharding" in values else 1
+    asked = job(hardware=CUDA_HARDWARE, stack=replace(STACK, deepspeed="0.19.8"), trainer=trainer, devices=devices)
+    sdpa = complete({"method": "qlora", **values})
+    assert attention_format(sdpa, asked) == ("fp32" if widened else "bf16")
+    assert keeps_scores(sdpa, asked) is widened
+    assert not keeps_scores(sdpa.replace(attention="efficient"), asked)
+    if trainer != "trl":  # which has no `efficient` anyway
+        assert (unsupported(sdpa.replace(attention="efficient"), asked) is None) is widened
+        assert (unsupported(sdpa.replace(checkpointing="save-attention"), asked) is None) is not widened
 
 
 def test_nothing_is_kept_of_attention_that_no_kernel_fuses() -> None:

@@ -20,8 +20,8 @@ from autofit.catalog.models import Model
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect
 from autofit.techniques import AXES, complete, unsupported
-from autofit.techniques.axes.checkpointing import BUDGETS, budget
 from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.selective import BUDGETS, budget
 from autofit.training.loss_module import LossModule
 from autofit.trial.machine import detection as site
 from tests.tiny import (
