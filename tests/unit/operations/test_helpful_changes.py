@@ -440,11 +440,14 @@ def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
     near = neighbourhood(predicted(HEAVY))
     plain = change(1000.0, Effect.EXACT, checkpointing="none")
     eight_bits = change(1001.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
-    assert near._fastest([eight_bits, plain]) is plain
+    assert near._fastest([eight_bits, plain], ()) is plain
+    other = change(1002.0, Effect.EXACT, loss="fused", attention="flash")
+    assert near._fastest([plain, other], (plain,)) is plain, "shown anyway"
+    assert near._fastest([plain, other], (plain, other)) is other, "none that is shown is faster"
     worth_it = change(1100.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
-    assert near._fastest([worth_it, plain]) is worth_it
+    assert near._fastest([worth_it, plain], ()) is worth_it
     unknown = [change(None, Effect.EXACT, micro_batch=1), change(None, Effect.EXACT, micro_batch=1, rank=8)]
-    assert near._fastest(unknown) is unknown[1], "where no speed is known, what takes the most memory"
+    assert near._fastest(unknown, ()) is unknown[1], "where no speed is known, what takes the most memory"
 
 
 def test_the_lightest_that_fits_trains_what_was_asked_for_if_that_fits_too() -> None:
