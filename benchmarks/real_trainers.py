@@ -134,6 +134,7 @@ def save(model: str, folder: str) -> None:
 def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, device: Any, runner: Any) -> dict[str, Any]:
     """The trial's figures and the trainer's; or what either of them said last."""
     from autofit import techniques
+    from autofit.catalog.models import load
     from autofit.core.errors import AutofitError
     from autofit.export import export
     from autofit.operations.recommendation import of_trial
@@ -144,7 +145,7 @@ def compared(case: dict[str, str], asked: argparse.Namespace, source: Path, devi
     trainer = case["for"]
     values = {"micro_batch": asked.micro_batch, "precision": asked.precision, "loss": LOSS[trainer]}
     values |= {key: value for key, value in case.items() if key != "for"}
-    config = techniques.complete(values, techniques.recipe(device[0], trainer))
+    config = techniques.complete(values, techniques.recipe(device[0], load(str(source)), trainer))
     options = WorkloadOptions(
         model=str(source), seq_len=asked.seq_len, global_batch=asked.global_batch, trainer=trainer
     )

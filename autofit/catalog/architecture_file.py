@@ -74,7 +74,6 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise UsageError(f"{origin} has no model_type, so its architecture is unknown")
-    _check_known(model_type, config, origin)
     text_model = _text_model(config, model_type, origin)
     _check_known(text_model["model_type"], text_model, origin)
     _check_decoder(text_model, origin)

@@ -111,7 +111,9 @@ def card(name: str) -> Card:
     if not any(word.isdigit() for word in _words(name)):
         raise unknown("hardware", name, names)
     # A number that is wrong in one place is a slip; with less in common it is mostly another card.
-    stand_in = "for a card that is not listed, name another with --memory-limit for the memory of yours"
+    stand_in = (
+        "for a card that is not listed, name one with at least its memory, and --memory-limit for the memory of yours"
+    )
     if difflib.get_close_matches(name.lower(), names, cutoff=0.75):
         raise UsageError(f"{unknown('hardware', name, names)} {stand_in.capitalize()}")
     raise UsageError(f"unknown hardware {name!r}: {stand_in}")

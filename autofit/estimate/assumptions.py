@@ -94,7 +94,7 @@ def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[
 
 def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
     """What is assumed of `config` however its memory is computed, by a trace or by formula."""
-    scales = _of_scales(job) if config["method"] == "qlora" else ()
+    scales = (of_scales(job),) if config["method"] == "qlora" else ()
     if job.hardware.kind != "cuda":
         return scales
     context = (
@@ -122,11 +122,12 @@ def context_bytes(job: Job) -> int:
     return CONTEXT_BYTES if job.context_bytes is None else job.context_bytes
 
 
-def _of_scales(job: Job) -> tuple[str, ...]:
+def of_scales(job: Job) -> str:
+    """What is assumed of the scales of weights in 4 bits."""
     more = shape(job.model).linear_parameters * (SINGLE_BYTES_PER_WEIGHT - BYTES_PER_WEIGHT)
     return (
         "method=qlora has double quantisation (bnb_4bit_use_double_quant, off by default in transformers and trl): "
-        f"without it, the weights take {format_bytes(round(more))} more",
+        f"without it, all weights together take {format_bytes(round(more))} more"
     )
 
 

@@ -22,8 +22,7 @@ leaves visible. CUDA by itself numbers them by speed, nvidia-smi by slot."""
 
 
 def allocator(task: Recommended) -> dict[str, str]:
-    """The environment in which CUDA's allocator is as it was in the trial. Both names are set: torch 2.9.1 finds
-    expandable segments under the older one alone (pytorch issue 183387), and 2.13 warns of neither."""
+    """The environment in which CUDA's allocator is as it was in the trial, under both of its names (`ALLOCATOR`)."""
     expands = task.recommendation.point.measurement.expandable_segments
     return dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:True") if expands else {}
 

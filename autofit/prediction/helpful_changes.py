@@ -177,7 +177,8 @@ class _Neighbourhood:
         top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
         least = speed(top.estimate) * (1 - GAIN)
         alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
-        alike = [change for change in alike if change.effect == min(c.effect for c in alike)]
+        least_effect = min(change.effect for change in alike)
+        alike = [change for change in alike if change.effect == least_effect]
         if shown_too := [change for change in shown if change in alike]:
             return max(shown_too, key=lambda change: speed(change.estimate))
         return min(alike, key=lambda c: (self._expressible.edit_count(c), -speed(c.estimate)))

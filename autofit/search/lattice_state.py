@@ -228,8 +228,9 @@ class LatticeState:
         """Mark configs as not worth running, each for its reason; returns those that were open: the others stay what
         they are."""
         were_open = [config for config in reasons if config in self._rulings.open]
-        self._not_worth |= {config: reasons[config] for config in were_open}
-        self.version += 1
+        if were_open:
+            self._not_worth |= {config: reasons[config] for config in were_open}
+            self.version += 1
         return were_open
 
     def does_not_fit(self, trial: Trial) -> bool:
@@ -288,9 +289,9 @@ class LatticeState:
         rulers = [config for config, trial in self.trials.items() if self._rules_out(trial)]
         # If some of what needs no more than a fitting config ran out all the same, the order is wrong there.
         fits = set[Config]().union(*(self._below(c) for c in fitted if self._below(c).isdisjoint(rulers)))
-        out = dict(self._not_worth)
+        out, refuted = dict(self._not_worth), set[Config]().union(*map(self._below, fitted))
         for ruler in rulers:
-            if not any(self.lattice.is_lighter_or_equal(ruler, config) for config in fitted):
+            if ruler not in refuted:
                 reason = f"needs at least the memory of a config that ran out ({ruler})"
                 out |= {config: reason for config in self._above(ruler) if config not in out}
         settled = self.trials.keys() | self.under_way

@@ -67,6 +67,8 @@ class Scheduler:
     """The trials that each worker has run, as they were kept."""
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial was run again after a failure of the machinery."""
+    _workers_cost: Counter[Config] = field(init=False, default_factory=Counter)
+    """How many workers were left out because each config failed there."""
     _failures: FailuresInARow = field(init=False, default_factory=FailuresInARow)
     _doubtful_runs: Counter[Config] = field(init=False, default_factory=Counter)
     """How often each config's trial was run again in a row because its time was in doubt."""
@@ -179,7 +181,7 @@ class Scheduler:
         """Run a trial again if its machinery failed or its time is in doubt, as long as the limits allow; returns
         whether it is run again. Raises `EnvironmentLacks` where no further trial can succeed."""
         if machinery_failed(trial.outcome):
-            is_due = self._leaves_out(worker, trial.outcome) or self._is_due_after_failure(
+            is_due = self._leaves_out(worker, trial.config, trial.outcome) or self._is_due_after_failure(
                 in_flight, trial.config, trial.outcome
             )
         else:
@@ -190,13 +192,17 @@ class Scheduler:
         self._submit(in_flight)
         return True
 
-    def _leaves_out(self, worker: str, outcome: Crashed) -> bool:
+    def _leaves_out(self, worker: str, config: Config, outcome: Crashed) -> bool:
         """Whether the worker gets no more trials: its device is gone, or its machinery has failed twice in a row, and
-        others go on. What has failed there counts against no config, and not as a failure of them all."""
+        others go on. What has failed there counts against no config, and not as a failure of them all. But a config
+        that has cost two workers may be the cause itself: it costs no third."""
         assert self._pool is not None
         is_bad = DEVICE_GONE in outcome.reason or self._has_failed_again(worker)
-        if outcome.worker_lost or not is_bad or not self._pool.leave_out(worker, outcome.reason):
+        if outcome.worker_lost or not is_bad or self._workers_cost[config] == 2:
             return False
+        if not self._pool.leave_out(worker, outcome.reason):
+            return False
+        self._workers_cost[config] += 1
         self._failures.passed()
         self._retried.difference_update(trial.config for trial in self._kept_by_worker[worker])
         return True

@@ -47,7 +47,7 @@ class Token(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited(Document):
-    """Something that was started or ended over HTTP, or was to be."""
+    """Something that was started or ended over HTTP, or a refused attempt to end it."""
 
     number: int
     """Its place among all that is audited."""
@@ -139,8 +139,9 @@ class Access:
 
 
 def askers(connection: Connection, search_id: str) -> set[str]:
-    """The names of the tokens that have asked for a search, and have not cancelled it since."""
-    return {token for token, action in _last_actions(connection, search_id).items() if action == "search"}
+    """The names of the tokens that have asked for a search, and have not cancelled it since; without revoked ones."""
+    asked = {token for token, action in _last_actions(connection, search_id).items() if action == "search"}
+    return asked.difference(connection.scalars(select(TokenRow.name).where(TokenRow.revoked_at.is_not(None))))
 
 
 def add_audit(connection: Connection, token: str | None, action: str, search_id: str) -> None:

@@ -216,7 +216,8 @@ class Store:
     ) -> Frontier | None:
         """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
-        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. The frontier's
+        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. How far speeds tie is as
+        of the workload's last trial there. The frontier's
         `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
         `out_of_memory` count all attempts, its `contradictory` configs.
         """

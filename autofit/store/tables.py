@@ -231,7 +231,7 @@ class TokenRow(Base):
 
 
 class AuditRow(Base):
-    """What someone has started or ended over HTTP."""
+    """What someone has started or ended over HTTP, or was refused to end."""
 
     __tablename__ = "audit"
 
@@ -240,7 +240,7 @@ class AuditRow(Base):
     token: Mapped[str]
     """The token's name, or `access.OPERATOR`."""
     action: Mapped[str]
-    """`search` or `cancel`."""
+    """`search`, `cancel` or `refused`."""
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.search_id"), index=True)
 
 

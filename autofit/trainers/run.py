@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autofit.core.document import Document
 from autofit.core.lattice import Config
+from autofit.techniques.quantisation import BYTES_PER_WEIGHT, SINGLE_BYTES_PER_WEIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ class Evaluates:
 
 EIGHT_BITS = ("linear", -1.0)
 """Frozen weights in 8 bits, where the config has 16."""
-SINGLE_SCALES = ("linear", 4 / 64 - (1 / 64 + 4 / (64 * 256)))
-"""4-bit weights without double quantisation: a scale of 4 bytes for 64 weights, where there are 1 byte and 4 / 256."""
+SINGLE_SCALES = ("linear", SINGLE_BYTES_PER_WEIGHT - BYTES_PER_WEIGHT)
+"""4-bit weights without double quantisation."""
 
 
 def trained_whole(modules: list[str]) -> tuple[tuple[str, float], ...]:

@@ -125,8 +125,9 @@ def recognised(values: Mapping[str, Any]) -> TrainerFiles:
     if not with_model:
         arguments = values.keys() & known_keys("transformers").all
         if "per_device_train_batch_size" in arguments or ("output_dir" in arguments and len(arguments) > 2):
-            marked = (t for t in READERS.values() if t.marks & values.keys())
-            return next(marked, READERS["transformers"])
+            arguments_only = READERS["transformers"]  # where a script makes the model, the file has no keys of it
+            marked = (replace(t, table=arguments_only.table) for t in READERS.values() if t.marks & values.keys())
+            return next(marked, arguments_only)
         first_names = ", ".join(map(str, list(values)[:4])) + (", ..." if len(values) > 4 else "")
         raise UsageError(
             f"no trainer's file has the keys {first_names}: looked for base_model (axolotl), model_name_or_path "

@@ -85,7 +85,9 @@ OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {
 ATTENTION: Mapping[str, str] = {name: value for value, name in IMPLEMENTATIONS.items() if value != "efficient"}
 OF_TRANSFORMERS_5_17 = tuple(f"gradient_checkpointing_kwargs.{name}" for name in ("every_n_layers", "offload"))
 """Keys, in the older of their two names, that transformers before 5.17 lacks: 5.16.1 has but the first, 4.57 none."""
-OLDER = frozenset({"max_seq_length", "evaluation_strategy", "torch_dtype", "per_gpu_train_batch_size"})
+OLDER = frozenset(
+    {"max_seq_length", "evaluation_strategy", "torch_dtype", "per_gpu_train_batch_size", "per_gpu_eval_batch_size"}
+)
 """Keys that show an older transformers or trl."""
 CHECKPOINTING = ("use_reentrant", "every_n_layers", "offload", "selective", "preserve_rng_state", "determinism_check")
 """Arguments of checkpointing (transformers, modeling_utils.py; torch, utils/checkpoint.py; trl's `selective`)."""
@@ -97,16 +99,16 @@ def optimizer(keys: Keys, sharded: Sharded, name: str, value: str) -> str:
 
     DeepSpeed's own optimizer goes first (`deepspeed_optim_sched` of transformers). On the host its Adam stands for all.
     """
+    chosen = OPTIMIZERS.get(value)
     if sharded.optimizer is not None:
         keys.note(f"DeepSpeed's own optimizer, {sharded.optimizer}, is used, whatever {name} says")
         name, value = "deepspeed.optimizer", sharded.optimizer
         chosen = _OF_DEEPSPEED.get(value.lower())
-        if chosen is None:
-            keys.count_not(f"{name}: {value}", "unknown", "another optimizer; optimizer=adamw stands for it")
-    else:
-        chosen = _named(keys, name, value)
-    if sharded.updates_on_host and chosen not in (None, "adamw", "adamw-foreach"):
-        keys.count_not(f"{name}: {value}", "unknown", "its states are on the host; optimizer=adamw stands for it")
+    elif not sharded.updates_on_host:
+        return _named(keys, name, value)
+    if chosen is None or (sharded.updates_on_host and chosen not in ("adamw", "adamw-foreach")):
+        where = "its states are on the host" if sharded.updates_on_host else "another optimizer"
+        keys.count_not(f"{name}: {value}", "unknown", f"{where}; optimizer=adamw stands for it")
     return "adamw" if chosen is None or sharded.updates_on_host else chosen
 
 
@@ -114,7 +116,8 @@ def _named(keys: Keys, name: str, value: str) -> str:
     """The axis's value for the optimizer that a trainer calls so."""
     is_misspelt = bool(difflib.get_close_matches(value, [*OPTIMIZERS, *STAND_INS], cutoff=MISSPELT))
     if value in OPTIMIZERS or (value not in STAND_INS and is_misspelt):
-        return str(keys.one_of(name, OPTIMIZERS, value))
+        stand_ins = {other: stand_in for other, (stand_in, _, _) in STAND_INS.items()}
+        return str(keys.one_of(name, {**stand_ins, **OPTIMIZERS}, value))
     stand_in, effect, because = STAND_INS.get(value, ("adamw", "unknown", "an optimizer that autofit does not know"))
     keys.count_not(f"{name}: {value}", effect, f"{because}; optimizer={stand_in} stands for it")
     return stand_in
@@ -124,7 +127,7 @@ def trainers_optimizer(keys: Keys, sharded: Sharded) -> str:
     """The optimizer that Trainer's `optim` names. In transformers 4 its default with torch before 2.8 is
     `adamw_torch`."""
     value = "adafactor" if keys.flag("adafactor") else keys.text("optim")
-    if value is None:
+    if value is None and sharded.optimizer is None:
         keys.assume("optim is adamw_torch_fused unless it is set")
     return optimizer(keys, sharded, "optim", value or "adamw_torch_fused")
 

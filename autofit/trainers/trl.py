@@ -40,7 +40,7 @@ def read(keys: Keys, where: Where) -> Run:
     size, accumulation = args.batch(keys)
     seq_len = _seq_len(keys)
     attention = args.attention(keys, "attn_implementation", keys.text("attn_implementation"))
-    _count_mask(keys, attention, None if seq_len is None else size * seq_len)
+    _count_mask(keys, attention, size, seq_len)
     return Run(
         trainer="trl",
         model=keys.text("model_name_or_path"),
@@ -81,15 +81,15 @@ def _seq_len(keys: Keys) -> int | None:
     return keys.count("max_length" if keys.value("max_seq_length") is None else "max_seq_length", 1024)
 
 
-def _count_mask(keys: Keys, attention: str, tokens: int | None) -> None:
-    """Packing, but for `wrapped`, and `padding_free` make one row of a micro-batch (sft_trainer.py), of so many tokens.
-    Only flash attention keeps its sequences apart without a dense mask (transformers' masking_utils.py)."""
+def _count_mask(keys: Keys, attention: str, size: int, seq_len: int | None) -> None:
+    """Packing, but for `wrapped`, and `padding_free` make one row of the `size` sequences of a micro-batch
+    (sft_trainer.py). Only flash attention keeps several apart without a dense mask (transformers' masking_utils.py)."""
     packs = keys.flag("packing") and keys.text("packing_strategy") != "wrapped"
-    if not packs and not keys.flag("padding_free"):
+    if not packs and (not keys.flag("padding_free") or size == 1):
         return
     key = "packing" if packs else "padding_free"
     if attention != "flash":
-        mask = "a dense mask" if tokens is None else f"a mask of at least {format_bytes(tokens**2)}"
+        mask = "a dense mask" if seq_len is None else f"a mask of at least {format_bytes((size * seq_len) ** 2)}"
         keys.count_not(key, "more", f"one row of each micro-batch, under {mask} but with flash attention")
     elif not packs:
         keys.count_not(key, "less", "no memory for padding")
@@ -98,8 +98,9 @@ def _count_mask(keys: Keys, attention: str, tokens: int | None) -> None:
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
     """The method, and what goes with adapters."""
     if not keys.flag("use_peft"):
-        if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
-            keys.count_not("load_in_4bit", "unknown", "quantised weights cannot be trained without use_peft")
+        for key in ("load_in_4bit", "load_in_8bit"):
+            if keys.flag(key):
+                keys.count_not(key, "unknown", "quantised weights cannot be trained without use_peft: true")
         return "full", {}
     targets = keys.targets("lora_target_modules")
     method = "qlora" if keys.flag("load_in_4bit") else "lora"
@@ -111,7 +112,8 @@ def _idle_adapters(keys: Keys) -> tuple[str, object] | None:
     (`get_peft_config` of model_config.py)."""
     if keys.value("use_peft") is not None or not keys.has_set("lora_", "load_in_"):
         return None
-    keys.note("the settings of adapters are ignored without use_peft: true: all weights are trained")
+    if not keys.flag("load_in_4bit") and not keys.flag("load_in_8bit"):  # of which more is said
+        keys.note("the settings of adapters are ignored without use_peft: true: all weights are trained")
     return "use_peft", True
 
 

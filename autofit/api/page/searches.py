@@ -53,7 +53,7 @@ def search_page(request: Request, search: StoredSearch) -> Response:
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
 def cancel(request: Request, search: StoredSearch, store: OpenedStore, token: MayRun) -> Response:
     if searches.cancel(search, store, token).state not in ENDINGS:
-        return sentence(request, "it goes on for others that have asked for it", 200)
+        return sentence(request, "The search goes on: others want it too.", 200)
     return _go_to(request, f"/searches/{search.search_id}")
 
 

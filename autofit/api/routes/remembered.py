@@ -16,7 +16,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from autofit import __version__
-from autofit.core.units import MIB
+from autofit.core.units import KIB, MIB
 from autofit.core.workload import Workload
 from autofit.operations.recommendation import WorkloadQuestion, find_hardware, search_command
 from autofit.store import Store
@@ -32,6 +32,11 @@ class Content:
     body: bytes | str
     media_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes here, with a kilobyte for all that is not its body."""
+        return len(self.body) + KIB
 
     @classmethod
     def json(cls, document: Any) -> Content:
@@ -54,12 +59,12 @@ class Answers:
 
     def keep(self, tag: str, content: Content) -> None:
         with self._lock:
-            if tag in self._by_tag:
-                return  # somebody else asked at the same time
+            if tag in self._by_tag or content.size > MOST_BYTES:
+                return  # somebody else asked at the same time, or it would drive out all others
             self._by_tag[tag] = content
-            self._bytes += len(content.body)
+            self._bytes += content.size
             while self._bytes > MOST_BYTES:
-                self._bytes -= len(self._by_tag.popitem(last=False)[1].body)
+                self._bytes -= self._by_tag.popitem(last=False)[1].size
 
 
 class Tagged:

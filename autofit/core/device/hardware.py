@@ -74,8 +74,10 @@ class Hardware(LastingDocument):
 
     @property
     def share_of_card(self) -> float:
-        """The share of a card's processors that it has: an A30 is divided into four slices, the others into seven."""
-        return 1.0 if self.slices is None else self.slices / (4 if "A30" in self.device_name else 7)
+        """The share of a card's processors that it has: an A30 and an RTX PRO 6000 are divided into four slices, the
+        others into seven (NVIDIA's MIG user guide)."""
+        of = 4 if re.search(r"\bA30\b|RTX PRO 6000", self.device_name) else 7
+        return 1.0 if self.slices is None else self.slices / of
 
     @property
     def is_nvidia(self) -> bool:

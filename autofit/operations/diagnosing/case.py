@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, PHASES
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect
+from autofit.estimate.assumptions import of_scales
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
@@ -22,6 +24,7 @@ from autofit.prediction.estimation import Estimation, calibrated
 from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
+from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
@@ -76,7 +79,8 @@ class Case(Expressible):
                 self.options, config.replace(precision="fp16-mixed") if self._emulated else config
             )
         except UsageError as error:
-            if self._emulated and config["method"] != "full":  # the format of adapters is the trainer's choice
+            # With loss scaling, a trainer cannot have its adapters in bf16.
+            if self._emulated and trained_format(config, self.options.trainer) == "bfloat16":
                 self._emulated, self._only_bf16 = False, str(error)
                 self.estimation = self._estimation_of(self.options, config)
             elif self._emulated:
@@ -135,8 +139,9 @@ class Case(Expressible):
                 remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies or remedies
             if self.run.adapters is not None:
                 key, turned_on = self.run.adapters
-                with_adapters = self._edited_by({(key,): turned_on}, Effect.TRAINING)
-                remedies = with_adapters.diagnosed(report).remedies or remedies
+                with suppress(UsageError):  # the trainer or the card may be unable to do what the file then asks for
+                    with_adapters = self._edited_by({(key,): turned_on}, Effect.TRAINING)
+                    remedies = with_adapters.diagnosed(report).remedies or remedies
         return Diagnosis(
             run=self.run,
             options=self.options,
@@ -226,8 +231,10 @@ class Case(Expressible):
         """`estimate` with what the frozen weights' format adds and what predictions missed, under the real limit."""
         extra = bytes_beyond_formats(run, self.estimation.job.model)
         more, parts = extra + self._missed_bytes, estimate.breakdown
+        stated = of_scales(self.estimation.job)  # by the file: where it has single scales, they are counted
         return replace(
             estimate,
+            assumptions=tuple(sentence for sentence in estimate.assumptions if sentence != stated),
             memory_limit_bytes=self.estimation.memory_limit_bytes,
             device_bytes=estimate.device_bytes + more,
             peak_allocated_bytes=estimate.peak_allocated_bytes + more,

@@ -25,7 +25,7 @@ class RunReader:
     trainer: TrainerFiles
     request: DiagnosisRequest
     where: Where
-    _models: dict[str, Model | None] = field(default_factory=dict, compare=False)
+    _models: dict[str, Model | None] = field(init=False, default_factory=dict, compare=False)
     """What was loaded, by what names it."""
 
     def read(self, values: Mapping[str, Any]) -> Run:
@@ -34,9 +34,15 @@ class RunReader:
         model = self._model(run)
         if model is not None and run.config["method"] == "lora" and (in_four_bits := self._in_four_bits(model)):
             run = self.trainer.read({**values, **in_four_bits}, self.where)
-        insists = "sdpa" in values.values() or values.get("sdp_attention")
-        if not insists and run.config["attention"] == "sdpa" and model is not None and not shape(model).sdpa:
-            run = replace(run, config=run.config.replace(attention="eager"))  # as transformers does
+            run = replace(run, notes=(*run.notes, "the checkpoint is in 4 bits: adapters on it are QLoRA"))
+        if run.config["attention"] == "sdpa" and model is not None and not shape(model).sdpa and not _says_sdpa(values):
+            run = replace(
+                run,
+                config=run.config.replace(attention="eager"),
+                assumed=tuple(
+                    s.replace("is sdpa unless", "is eager, as the model has no sdpa, unless") for s in run.assumed
+                ),
+            )
         if by_liger(run.config) and not self._has_known_kernels(run, model):
             key = next(key for key in values if "liger" in key)
             not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
@@ -102,6 +108,11 @@ class RunReader:
             devices=run.devices,
             eval_batch=None if run.evaluates is None else run.evaluates.sequences,
         )
+
+
+def _says_sdpa(values: Mapping[str, Any]) -> bool:
+    """Whether a file asks for sdpa. Where it leaves that open, transformers takes eager for a model without it."""
+    return "sdpa" in (values.get("attn_implementation"), values.get("flash_attn")) or bool(values.get("sdp_attention"))
 
 
 def _with_habits(run: Run) -> str | None:

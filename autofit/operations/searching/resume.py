@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import AutofitError, NothingFits, StoreError, in_one_line
+from autofit.core.errors import AutofitError, NothingFits, StoreError, UsageError, in_one_line
 from autofit.operations.service.submission import digest_of
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import Limits, Plan, resolve_for
@@ -76,10 +76,15 @@ def answered_plan(request: SearchRequest) -> Plan | None:
     _, workload = request.workload.resolve()
     with suppress(NoStore), Store.open(request.store, create=False) as store:
         stored = store.searches(stack_key=installed_stack().key, workload_key=workload.key)
-        sites = [(s.hardware, s.stack) for s in stored if s.hardware is not None and s.stack is not None]
+        answers = filter(_is_answer, stored)
+        sites = [(s.hardware, s.stack) for s in answers if s.hardware is not None and s.stack is not None]
         for hardware, stack in dict.fromkeys(site for site in sites if site[0].name == wanted.name):
             job = request.workload.job((hardware, stack))
-            plan = resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, workload.devices))
+            try:
+                limit = memory_limit(request.memory_limit_bytes, job.hardware, workload.devices)
+                plan = resolve_for(request, job, limit)
+            except (UsageError, NothingFits):  # today's nodes may have more
+                continue
             question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
             alike = [earlier for earlier in stored if earlier.request.get("question") == question]
             if _already_answered(alike, request) is not None:

@@ -83,8 +83,8 @@ def check_limit(limit_bytes: int | None, hardware: str) -> None:
     """Raises `UsageError` for a limit above the memory of the catalog's card: whoever drives it would refuse it."""
     found = matching_cards(hardware)
     if limit_bytes is not None and len(found) == 1 and limit_bytes > found[0].memory_bytes:
-        there_is = f"{format_bytes(found[0].memory_bytes)} of {found[0].name}"
-        raise UsageError(f"memory-limit {format_bytes(limit_bytes)} is more than the {there_is}")
+        memory = f"{format_bytes(found[0].memory_bytes)} of {found[0].name}"
+        raise UsageError(f"memory-limit {format_bytes(limit_bytes)} is more than the {memory}")
 
 
 def submit(

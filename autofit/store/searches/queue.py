@@ -102,7 +102,8 @@ class SearchQueue:
         to_text(dict(request))
 
         def create(connection: Connection) -> str:
-            asked = select(AuditRow.search_id).where(AuditRow.token == by, AuditRow.action == "search")
+            last = select(func.max(AuditRow.id)).where(AuditRow.token == by).group_by(AuditRow.search_id)
+            asked = select(AuditRow.search_id).where(AuditRow.id.in_(last), AuditRow.action == "search")
             waiting = select(func.count()).where(SearchRow.state == "queued", SearchRow.search_id.in_(asked))
             if (connection.scalar(waiting) or 0) >= MOST_WAITING:
                 raise QueueFull(f"{MOST_WAITING} of your searches wait already", remedy="wait, or cancel one of them")
@@ -120,16 +121,12 @@ class SearchQueue:
                     raise KeyReused(f"the idempotency key {key!r} was used for another request")
                 return str(row.search_id)
             submitted = _join(connection, digest, hardware_name, request) or create(connection)
+            add_audit(connection, by, "search", submitted)
             if key:
                 connection.execute(insert(KeyRow).values(digest=digest, search_id=submitted, **given))
             return submitted
 
-        def work(connection: Connection) -> str:
-            submitted = find_or_create(connection)
-            add_audit(connection, by, "search", submitted)
-            return submitted
-
-        return self._database.commit(work)
+        return self._database.commit(find_or_create)
 
     def claim(
         self, owner: str, hardware: Collection[str] | None = None, *, search_id: str | None = None
@@ -194,7 +191,8 @@ class SearchQueue:
                 return _lease(row)
             if row.state == "running" and row.held and not is_gone(row.lease_owner):
                 raise UnderWay(row.search_id, row.lease_owner)
-            restart = {"spent_seconds": 0.0, "spent_trials": 0} if row.state in ENDINGS else {}
+            anew = {"spent_seconds": 0.0, "spent_trials": 0, "hardware_name": None}
+            restart = anew if row.state in ENDINGS else {}
             return _take_over(connection, row, owner, digest=digest, **values, **restart)
 
         return self._database.commit(work)
@@ -276,7 +274,12 @@ class SearchQueue:
             if state in ENDINGS:
                 return
             add_audit(connection, by, "cancel", search_id)
-            if for_all or not (askers(connection, search_id) or _is_on_command_line(connection, search_id)):
+            if not for_all and askers(connection, search_id):
+                return
+            if not for_all and _is_on_command_line(connection, search_id):
+                alone = update(SearchRow).where(SearchRow.search_id == search_id)
+                connection.execute(alone.values(hardware_name=None))  # no runner is to take it on any more
+            else:
                 seq = update_search(connection, search_id, state="cancelled", ended_at=precise_now())
                 add_event(connection, search_id, seq or 0, "cancelled", {})
 

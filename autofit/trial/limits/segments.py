@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where CUDA's allocator finds its settings: in the second, torch's older name, if the first is not set."""
+"""Where CUDA's allocator finds its settings: in the second, torch's older name, if the first is not set. torch 2.9.1
+finds expandable segments under the second alone (pytorch issue 183387), and 2.13 warns of neither."""
 EXPANDABLE = "expandable_segments"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
 _EXPANDABLE_ON = re.compile(rf"{EXPANDABLE}\s*:\s*True")

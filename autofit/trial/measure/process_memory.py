@@ -26,7 +26,7 @@ class ProcessMemory:
     """Bytes, from /proc/self/status."""
 
     peak_resident: int
-    """Swapped pages of now are added to this, too: the kernel keeps no peak of them."""
+    """With what is swapped out now, of which the kernel keeps no peak: at most this was taken at once."""
     resident: int
     anonymous: int
     """Memory that no file backs, resident or swapped out, including pages shared with the parent since the fork."""

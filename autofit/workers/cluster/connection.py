@@ -57,8 +57,9 @@ class Connection:
                 _joined = None
                 if self.is_ours:
                     self.ray.shutdown()
+                if self.folder is not None:
+                    _read_authentication_anew()
             if self.folder is not None:
-                _read_authentication_anew()
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -112,6 +113,8 @@ def _join(address: str | None) -> Connection:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
         logs = "" if folder is None else f" (its logs are in {folder})"
+        if folder is not None:
+            _read_authentication_anew()
         raise EnvironmentLacks(
             f"Ray cannot be reached: {lines_of(error)[-1]}{logs}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"

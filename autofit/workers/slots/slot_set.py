@@ -121,9 +121,11 @@ class SlotSet:
         slot = usable.pop(worker, None)
         if slot is None or not usable:
             return False
-        self._say(f"a worker on {self.host(slot)} is left out: {reason}")
+        nodes = set(slot.node_ids)
+        self._say(f"a worker on {', '.join(sorted(map(self._host, nodes)))} is left out: {reason}")
         self.left_out.add(worker)
-        self.wanted.left_out.update(slot.node_ids)
+        if len(nodes) == 1:  # of several it is not known which has failed
+            self.wanted.left_out |= nodes
         if slot.state is State.IDLE:
             self.drop(slot)
         return True

@@ -25,6 +25,7 @@ from autofit.api.routes import answers, remembered
 from autofit.api.routes.answers import NOTES_HEADER
 from autofit.api.schema import documents
 from autofit.core.errors import NotMeasured, UsageError
+from autofit.core.units import KIB
 from autofit.operations import SearchRequest, WorkloadOptions
 from autofit.operations.service import prediction_process
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess
@@ -73,7 +74,7 @@ def test_an_answer_is_made_once_until_a_trial_comes(
 
 
 def test_of_many_answers_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST_BYTES", 20)
+    monkeypatch.setattr(remembered, "MOST_BYTES", 2 * (KIB + 10))
     kept, content = remembered.Answers(), remembered.Content(b"0123456789", "text/plain")
     for tag in ("a", "b", "c"):
         kept.keep(tag, content)

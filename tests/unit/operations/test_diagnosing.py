@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ def test_adapters_of_a_checkpoint_in_4_bits_are_qlora(
         return RunReader(trainer=READERS[trainer], request=request, where=Where())
 
     run = reader({"quantization_config": stored}).read(keys)
-    assert run.config["method"] == "qlora" and run == reader({}).read({**keys, **in_four_bits})
+    stated = reader({}).read({**keys, **in_four_bits})
+    assert run.config["method"] == "qlora" and replace(run, notes=stated.notes) == stated
+    assert [note for note in run.notes if "adapters on it are QLoRA" in note]
     assert reader({}).read(keys).config["method"] == "lora"
     gptq = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     assert reader(gptq).read(keys).config["method"] == "lora"
@@ -151,6 +154,8 @@ def test_attention_that_the_file_leaves_open_is_what_the_model_has(tmp_path: Pat
     request = DiagnosisRequest(model=str(model_in(tmp_path, tiny.GEMMA2.config)))
     read = RunReader(trainer=READERS["trl"], request=request, where=Where()).read
     assert read({}).config["attention"] == "eager"
+    assert not any("is sdpa" in sentence for sentence in read({}).assumed)
+    assert read({"run_name": "sdpa"}).config["attention"] == "eager"
     assert read({"attn_implementation": "sdpa"}).config["attention"] == "sdpa"
 
 

@@ -178,6 +178,15 @@ def test_what_a_bad_worker_has_failed_counts_against_no_config(truth: Truth) -> 
     assert not isinstance(run.search.state.trials[config].outcome, Crashed)
 
 
+def test_a_config_that_fails_everywhere_costs_two_workers_at_most(truth: Truth) -> None:
+    run, pool = with_bad(truth, {})
+    pool.special = lambda request: FAILS if request.config == pool.ran[0][1].config else None
+    run.search.run()
+    config = pool.ran[0][1].config
+    assert isinstance(run.search.state.trials[config].outcome, Crashed)
+    assert len(pool.names) == DEVICES - 2
+
+
 @pytest.mark.parametrize("outcome", [FAILS, GONE], ids=["fail", "gone"])
 def test_workers_that_are_all_bad_end_the_search_with_the_reason(truth: Truth, outcome: Crashed) -> None:
     run, pool = with_bad(truth, {f"w{number}": outcome for number in range(DEVICES)})

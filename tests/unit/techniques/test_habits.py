@@ -67,7 +67,7 @@ def test_a_search_for_trl_has_only_what_trl_trains() -> None:
 
 def test_the_recipe_is_one_that_the_trainer_trains() -> None:
     trl_job = job(trainer="trl")
-    config = complete({"method": "lora"}, recipe(trl_job.hardware, "trl"))
+    config = complete({"method": "lora"}, recipe(trl_job.hardware, trl_job.model, "trl"))
     assert config["loss"] == "chunked" and unsupported(config, trl_job) is None
     reason = unsupported(config.replace(loss="full"), trl_job)
     assert reason == "loss=full is not possible with trl, which always chunks the loss"
