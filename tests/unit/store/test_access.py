@@ -7,12 +7,12 @@ from leases import begin, expire
 from unit.store.conftest import a_trial
 
 from autofit.core.errors import UsageError
-from autofit.store import OPERATOR, Store
+from autofit.store import OPERATOR, QueueFull, Store
 
 
-def queued(store: Store, by: str | None) -> str:
-    request = {"asked": {"model": "m"}}
-    return store.queue.submit(digest="d", workload=a_trial().workload, request=request, hardware_name="t4", by=by)
+def queued(store: Store, by: str | None, digest: str = "d", key: str | None = None) -> str:
+    request, workload = {"asked": {"model": "m"}}, a_trial().workload
+    return store.queue.submit(digest=digest, workload=workload, request=request, hardware_name="t4", by=by, key=key)
 
 
 def test_a_token_is_known_until_it_is_revoked(store: Store) -> None:
@@ -91,3 +91,41 @@ def test_who_joins_a_command_line_cannot_end_its_search(store: Store) -> None:
     expire(store)  # it is not there any more
     store.queue.cancel("d", by="ann", for_all=False)
     assert store.searches()[0].state == "cancelled"
+
+
+def test_who_has_joined_a_command_line_and_withdrawn_hands_nothing_to_runners(store: Store) -> None:
+    lease = begin(store, a_trial(), "d")
+    queued(store, "ann")
+    store.queue.cancel("d", by="ann", for_all=False)
+    store.queue.interrupt(lease, {})
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_a_repeated_key_asks_for_nothing_again(store: Store) -> None:
+    search_id = queued(store, "ann", key="k")
+    queued(store, "bob")
+    store.queue.cancel(search_id, by="ann", for_all=False)
+    assert queued(store, "ann", key="k") == search_id
+    store.queue.cancel(search_id, by="bob", for_all=False)
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_a_revoked_token_holds_no_search(store: Store) -> None:
+    store.access.create("ann", "run")
+    search_id = queued(store, "ann")
+    queued(store, "bob")
+    store.access.revoke("ann")
+    store.queue.cancel(search_id, by="bob", for_all=False)
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_what_a_token_has_withdrawn_from_takes_no_place_in_its_queue(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofit.store.searches.queue.MOST_WAITING", 1)
+    first = queued(store, "ann")
+    with pytest.raises(QueueFull):
+        queued(store, "ann", "another")
+    queued(store, "bob")
+    store.queue.cancel(first, by="ann", for_all=False)
+    assert queued(store, "ann", "another") != first
