@@ -463,3 +463,12 @@ def test_evaluation_is_read_as_each_trainer_decides_it(
 ) -> None:
     evaluates = read(values).evaluates
     assert (None if evaluates is None else (evaluates.key, evaluates.sequences)) == evaluation
+
+
+def test_the_arguments_that_a_script_has_written_are_edited_in_their_own_keys() -> None:
+    """They hold no keys of the model: `SFTConfig` would refuse `use_peft` or `attn_implementation`."""
+    arguments = {"output_dir": "o", "per_device_train_batch_size": 8, "packing_strategy": "bfd", "max_length": 512}
+    trainer = recognised(arguments)
+    assert trainer.name == "trl" and trainer.read(arguments, Where()).seq_len == 512
+    assert trainer.table is READERS["transformers"].table
+    assert recognised({**arguments, "model_name_or_path": "m"}).table is READERS["trl"].table
