@@ -91,7 +91,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "measured": [SITE["hardware"]],
     },
     "SpaceAnswer": {"name": "cpu", "purpose": "Small models on a machine without a GPU", "devices": 1, "configs": 672},
-    "Audited": {"at": AT, "token": "ci", "action": "search", "search_id": SEARCH_ID},
+    "Audited": {"number": 1, "at": AT, "token": "ci", "action": "search", "search_id": SEARCH_ID},
     "HealthAnswer": {"status": "ok", "version": __version__},
     "ReadyAnswer": {"status": "ok", "store": "ok", "runner": "ok"},
 }  # fmt: skip

@@ -101,7 +101,7 @@ def _is_masked(config: Config, job: Job) -> bool:
 
 def _why_not_repeat(config: Config, job: Job) -> str | None:
     """Why keys need not be repeated, or why that is of no help."""
-    place = f"in {attention_format(config, job)} on {job.hardware.name}"
+    place = f"in {'fp32' if widens_attention(config, job) else config['precision']} on {job.hardware.name}"
     if job.hardware.kind != "cuda":
         return f"attention=efficient is for NVIDIA and AMD GPUs, not for {job.hardware.name}: use sdpa"
     if not keeps_scores(config.replace(attention="sdpa"), job):
