@@ -126,25 +126,15 @@ def search_over_hardware(
         requests = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
         ids = {name: submit(named_request, store, campaign_id=campaign_id) for name, named_request in requests.items()}
         current = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
-        runners = [
-            Runner(
-                request.store,
-                ray_address=request.ray_address,
-                in_place=request.in_place,
-                workers=request.workers,
-                device=request.device,
-                search_id=search_id,
-            )
-            for search_id in ids.values()
-        ]
-        with running(runners) as failures:
+        with running([_runner(request, search_id) for search_id in ids.values()]) as failures:
             while True:
                 for standing in current:
                     standing.look(store)
                 report(current)
-                if all(standing.state in ENDINGS for standing in current):
+                unfinished = [standing for standing in current if standing.state not in ENDINGS]
+                if not unfinished:
                     break
-                if failures:
+                if len(failures) >= len(unfinished):  # nobody is left to drive them
                     raise EnvironmentLacks(f"no search can be driven here: {failures[0]}", remedy=RESUMES)
                 time.sleep(LOOK_SECONDS)
         standings = {standing.hardware: standing for standing in current}
@@ -162,6 +152,18 @@ def search_over_hardware(
     if all(row.recommendation is None for row in explained):
         raise _failure(explained, standings)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
+
+
+def _runner(request: SearchRequest, search_id: str) -> Runner:
+    """Drives one of a request's searches, with the workers that it asks for."""
+    return Runner(
+        request.store,
+        ray_address=request.ray_address,
+        in_place=request.in_place,
+        workers=request.workers,
+        device=request.device,
+        search_id=search_id,
+    )
 
 
 def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:

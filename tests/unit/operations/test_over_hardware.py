@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,31 @@ def test_what_ends_a_runner_ends_the_wait_for_its_search(
     drives(monkeypatch, drive)
     with pytest.raises(EnvironmentLacks, match="No space left"):
         search_over_hardware(request_, NAMES[:2])
+
+
+def test_what_ends_a_runner_does_not_end_the_others_search(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, has_failed, seen = 0, threading.Event(), threading.Event()
+
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        if name == "l40s":
+            has_failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert seen.wait(60.0), "the wait has ended with the failed one"
+        store.queue.end(lease, "succeeded", {})
+
+    def report(standings: Sequence[Standing]) -> None:
+        nonlocal looks
+        looks += has_failed.is_set()
+        if looks == 3:
+            seen.set()
+
+    drives(monkeypatch, drive)
+    with pytest.raises(EnvironmentLacks, match="No space left"):
+        search_over_hardware(request_, NAMES[:2], report)
+    with Store.open(request_.store) as store:
+        assert {search.state for search in store.searches()} >= {"succeeded"}
 
 
 def test_drivers_get_what_was_asked_of_them(request_: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
