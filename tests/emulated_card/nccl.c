@@ -112,7 +112,10 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int how, s
     any_asked |= how == MAX && count * sizes[type] == 1;
     return called(of, (struct call){1, type, how, 0, count}, 2 * share(of) * count * sizes[type], from);
 }
+/* Longer than torch's watchdog sleeps, which releases what earlier collectives keep: DDP makes new buckets after one. */
+#define BROADCAST_MICROSECONDS 150000
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, struct communicator *of, void *stream) {
+    usleep(BROADCAST_MICROSECONDS);
     int error = called(of, (struct call){2, type, root, 0, count}, count * sizes[type], from);
     receive(of, root, to, count * sizes[type]);
     return error;
