@@ -8,11 +8,12 @@ last one accumulate into gradients of their own.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
-from autofit.estimate.sharding.edit import ROOT, Edit, plain
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, plain
 from autofit.estimate.sharding.library import Holdings, Library, Traffic
 
 
@@ -36,14 +37,11 @@ class Ddp(Library):
         edit = Edit(trace)
         edit.allocate(edit.trained_sizes(), None, holds=Category.GRADIENTS)
         gradients = edit.gradients("backward-1")
-        if not accumulates:
-            into_buckets(edit, "backward-1", {index for indices in gradients.values() for index in indices})
-            return edit.trace
-        for layer in edit.layers:
-            edit.free(edit.at_end(Place("backward-2", layer)), gradients[layer])
-        heads = [index for index in gradients[ROOT] if _of_head(edit, index) and not is_tied(edit, index)]
-        edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
-        edit.free(edit.after_stage("backward-2"), [index for index in gradients[ROOT] if index not in heads])
+        every = {index for indices in gradients.values() for index in indices}
+        if accumulates:
+            sums_into_buckets(edit, gradients, every)
+        else:
+            into_buckets(edit, "backward-1", every)
         return edit.trace
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
@@ -65,8 +63,27 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
                 if _of_head(edit, event.storage) and is_tied(edit, event.storage):
                     at_end.append(event.storage)
                 else:
-                    events.insert(len(events) if place.layer in OUTSIDE else at + 1, Event(event.storage, False))
+                    end = len(events) if place.layer in OUTSIDE else end_of_operation(events, at)
+                    events.insert(end, Event(event.storage, False))
     edit.free(edit.after_stage(stage), at_end)
+
+
+def sums_into_buckets(edit: Edit, gradients: Mapping[Unit, Sequence[int]], which: Container[int]) -> None:
+    """As `into_buckets`, in the second micro-step, those of the `gradients` of each unit that the first has left and
+    that are in `which`."""
+    for layer in edit.layers:
+        edit.free(edit.at_end(Place("backward-2", layer)), [index for index in gradients[layer] if index in which])
+    root = [index for index in gradients[ROOT] if index in which]
+    heads = [index for index in root if _of_head(edit, index) and not is_tied(edit, index)]
+    edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
+    edit.free(edit.after_stage("backward-2"), [index for index in root if index not in heads])
+
+
+def end_of_operation(events: Sequence[Event], at: int) -> int:
+    """Where the backward of the operation ends that allocates a gradient at `at`: it then frees what is older. Until
+    then a bias's gradient is summed up beside that of its weight."""
+    younger = {event.storage for event in events[at:] if event.allocates}
+    return next((i + 1 for i in range(at + 1, len(events)) if events[i].storage not in younger), len(events))
 
 
 def _of_head(edit: Edit, gradient: int) -> bool:

@@ -16,12 +16,12 @@ runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model (`_setu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
-from autofit.estimate.sharding.ddp import into_buckets
+from autofit.estimate.sharding.ddp import end_of_operation, into_buckets, sums_into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
@@ -74,6 +74,12 @@ class Zero(ZeroAmounts):
         """On which gradients are reduced, and what that takes is allocated: stage 3 gathers on the first."""
         return (2 if self.stage == 3 else 1) * self.buckets.overlaps
 
+    @property
+    def _bucket_bytes(self) -> int:
+        """A gradient that is larger is reduced by itself; others are copied into a bucket of this size, and dropped
+        (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+        return self.buckets.reduce * self.width
+
     def _bucket(self, edit: Edit, stage: str) -> Sequence[int]:
         """The reduction's buffers."""
         return edit.allocate([self.buckets.reduce * self.width * (1 + self.buckets.overlaps)], Place(stage, AFTER))
@@ -93,7 +99,7 @@ class Zero(ZeroAmounts):
         (`copy_grads_in_partition`), at the rank where that is most."""
         trained = _trained(edit)
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
-        large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
+        large = [i >= first and self.bytes(p) > self._bucket_bytes for i, p in enumerate(trained)]
         parts = self.parts([self.bytes(p) for p in trained])
         kept = max(
             ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
@@ -128,8 +134,7 @@ class Zero(ZeroAmounts):
             if self.updaters and (number == 1 or not self.mixed):
                 partition = self._partition(edit, trained, stage)
             at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
-            if partition:
-                self._first_reduction(edit, stage).extend(Event(index, True) for index in partition)
+            self._at_first_reduction(edit, stage, gradients, [Event(index, True) for index in partition])
             into_buckets(edit, stage, gradients - stay)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
@@ -144,14 +149,24 @@ class Zero(ZeroAmounts):
                 self._flattened(edit, stage, trained, sums)
         return edit, trained
 
-    def _first_reduction(self, edit: Edit, stage: str) -> list[Event]:
-        """A list for events at the first reduction of a backward: when a gradient no longer fits in the bucket."""
+    def _at_first_reduction(self, edit: Edit, stage: str, gradients: Container[int], events: list[Event]) -> None:
+        """Insert `events` at the first reduction of a backward: when one of its `gradients` no longer fits in the bucket
+        with those before. Where they are added to those of the first micro-step, which has them in the same order, it is
+        known by the layer."""
         held = 0
-        for parameter in reversed(_trained(edit)):
-            if held and held + self.bytes(parameter) > self.buckets.reduce * self.width:
-                return edit.at_start(Place(stage, edit.layers[-1] if parameter.layer is None else parameter.layer))
-            held += self.bytes(parameter)
-        return edit.after_stage(stage)
+        for place, of_place in edit.trace.segments:
+            for at, event in enumerate(of_place):
+                if event.allocates and event.storage in gradients:
+                    size = self.bytes(edit.trace.storages[event.storage])
+                    if held and held + size > self._bucket_bytes:
+                        if place.stage == stage:
+                            end = end_of_operation(of_place, at)
+                            of_place[end:end] = events
+                        else:
+                            edit.at_start(Place(stage, place.layer)).extend(events)
+                        return
+                    held += size
+        edit.after_stage(stage).extend(events)
 
     def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], partition: Sequence[int]) -> None:
         """Where the update takes a flat copy of a rank's gradients, they are given back once it is made (`step`)."""
@@ -216,28 +231,36 @@ class Zero(ZeroAmounts):
         most: its own part, which is allocated with the first of it, beside what has not yet been copied there."""
         edit = Edit(trace)
         trained = edit.trained_sizes()
-        gradients = [index for indices in edit.gradients("backward-1").values() for index in indices]
+        left = edit.gradients("backward-1")
+        gradients = [index for indices in left.values() for index in indices]
         every = _trained(edit)
         part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
         copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
-        if self.mixed and self.updaters:
-            for index in (*gradients, *bucket):
-                edit.trace.storages[index].bytes *= self.masters
+        sums = self.mixed and self.updaters > 0
+        small = set() if sums else {i for i in gradients if self.bytes(edit.trace.storages[i]) <= self._bucket_bytes}
+        copied = {index: unit for index, unit in copied.items() if index not in small}
         at_first(edit, "backward-1", set(gradients), [Event(index, True) for index in bucket])
+        if last == "backward-2":
+            sums_into_buckets(edit, left, small)
+        else:
+            into_buckets(edit, last, small)
         partition: Sequence[int] = ()
         if self.updaters:
             partition = self._partition(edit, trained, last)
-            begin = self._first_reduction(edit, last)
-            begin += [Event(index, True) for index in partition]
+            begin = [Event(index, True) for index in partition]
             if self.mixed:
                 # Reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`).
                 passing = [max(map(self.bytes, part)) * (1 + self.masters)]
                 edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
             for index, unit in copied.items():
                 edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
-        if not self.mixed or not self.updaters:  # else they stay until the next forward (`clear_backward_seen_flag`)
-            edit.free(edit.after_stage(last), [index for index in gradients if index not in copied])
+            self._at_first_reduction(edit, last, gradients, begin)
+        if sums:  # they stay until the next forward (`clear_backward_seen_flag`)
+            for index in (*gradients, *bucket):
+                edit.trace.storages[index].bytes *= self.masters
+        else:
+            edit.free(edit.after_stage(last), [i for i in gradients if i not in copied and i not in small])
         edit.free(edit.after_stage(last), bucket)
         self.norm(edit, last)
         self._flattened(edit, last, trained, partition)

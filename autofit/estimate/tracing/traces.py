@@ -199,8 +199,7 @@ class Traces:
         config, job = alone(config, library), self._job(library)
         if config["loss"] == "chunked" and chunks_are_one(config, self.job):
             config = config.replace(loss="full")
-        # What is trained needs its inputs anyway.
-        keeps_inputs = library is not None and library.keeps_inputs and config["method"] != "full"
+        keeps_inputs = library is not None and library.keeps_inputs
         # A single sequence has no padding, of whatever micro-batch the trace is.
         masked = masks_padding(config, self.job) and config["micro_batch"] != 1
         key = self._decoder_key(config), keeps_inputs, job.workload.trainer, masked
