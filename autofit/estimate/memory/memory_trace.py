@@ -61,6 +61,8 @@ class Storage:
     """Whether a parameter is trained; None for everything but parameters."""
     item_bytes: int = 1
     """Bytes of a parameter's element."""
+    stacked: bool = False
+    """Whether a parameter has the weights of several experts, each of which is used as a slice of it."""
     shares: int = 1
     """Number of ranks that it is divided among: each holds an equal share."""
     holds: Category | None = None

@@ -8,12 +8,12 @@ last one accumulate into gradients of their own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, plain
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
+from autofit.estimate.sharding.edit import ROOT, Edit, plain
 from autofit.estimate.sharding.library import Holdings, Library, Traffic
 
 
@@ -36,12 +36,8 @@ class Ddp(Library):
         """The trace with the buckets added, into which the last micro-step moves the gradients as they come."""
         edit = Edit(trace)
         edit.allocate(edit.trained_sizes(), None, holds=Category.GRADIENTS)
-        gradients = edit.gradients("backward-1")
-        every = {index for indices in gradients.values() for index in indices}
-        if accumulates:
-            sums_into_buckets(edit, gradients, every)
-        else:
-            into_buckets(edit, "backward-1", every)
+        gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
+        into_buckets(edit, "backward-2" if accumulates else "backward-1", gradients)
         return edit.trace
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
@@ -53,30 +49,22 @@ class Ddp(Library):
 
 def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
     """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it: with that of a head which is
-    the input embedding, too, at the end, when both have added to it."""
-    at_end = []
+    the input embedding, too, at the end, when both have added to it; with those of an earlier micro-step, to which this
+    one adds, at the end of their layer."""
+    homes = {index: edit.trace.storages[index].allocated or Place(stage, AFTER) for index in gradients}
+    tied = {index for index, home in homes.items() if home.layer == LOSS and is_tied(edit, index)}
+    for index, home in homes.items():
+        if index not in tied and home.stage != stage:
+            at_end = (
+                edit.after_stage(stage) if home.layer in (BEFORE, AFTER) else edit.at_end(home._replace(stage=stage))
+            )
+            edit.free(at_end, [index])
     for place, events in edit.trace.segments:
-        if place.stage != stage:
-            continue
-        for at, event in reversed(list(enumerate(events))):
-            if event.allocates and event.storage in gradients:
-                if _of_head(edit, event.storage) and is_tied(edit, event.storage):
-                    at_end.append(event.storage)
-                else:
-                    end = len(events) if place.layer in OUTSIDE else end_of_operation(events, at)
-                    events.insert(end, Event(event.storage, False))
-    edit.free(edit.after_stage(stage), at_end)
-
-
-def sums_into_buckets(edit: Edit, gradients: Mapping[Unit, Sequence[int]], which: Container[int]) -> None:
-    """As `into_buckets`, in the second micro-step, those of the `gradients` of each unit that the first has left and
-    that are in `which`."""
-    for layer in edit.layers:
-        edit.free(edit.at_end(Place("backward-2", layer)), [index for index in gradients[layer] if index in which])
-    root = [index for index in gradients[ROOT] if index in which]
-    heads = [index for index in root if _of_head(edit, index) and not is_tied(edit, index)]
-    edit.free(edit.at_end(Place("backward-2", LOSS)), heads)
-    edit.free(edit.after_stage("backward-2"), [index for index in root if index not in heads])
+        for at, event in reversed(list(enumerate(events if place.stage == stage else ()))):
+            if event.allocates and event.storage in homes and event.storage not in tied:
+                end = len(events) if place.layer in OUTSIDE else end_of_operation(events, at)
+                events.insert(end, Event(event.storage, False))
+    edit.free(edit.after_stage(stage), tied)
 
 
 def end_of_operation(events: Sequence[Event], at: int) -> int:
@@ -84,11 +72,6 @@ def end_of_operation(events: Sequence[Event], at: int) -> int:
     then a bias's gradient is summed up beside that of its weight."""
     younger = {event.storage for event in events[at:] if event.allocates}
     return next((i + 1 for i in range(at + 1, len(events)) if events[i].storage not in younger), len(events))
-
-
-def _of_head(edit: Edit, gradient: int) -> bool:
-    allocated = edit.trace.storages[gradient].allocated
-    return allocated is not None and allocated.layer == LOSS
 
 
 def is_tied(edit: Edit, gradient: int) -> bool:

@@ -1,8 +1,8 @@
 """PyTorch's `fully_shard`: a layer's parameters are gathered while it runs, its gradients scattered once it has run.
 
 Taken from torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup` gathers into one flat buffer and copies
-out of it into the parameters (`wait_for_unshard`). The forward frees the flat buffer once the next layer's is there,
-the backward at once; it gathers the preceding layer meanwhile (`_backward_prefetch`). `foreach_reduce` copies a layer's
+out of it into the parameters (`wait_for_unshard`). The forward frees the flat buffer once the next layer is there, the
+backward at once; it gathers the preceding layer meanwhile (`_backward_prefetch`). `foreach_reduce` copies a layer's
 gradients into the input of its reduce-scatter, which is kept until the next layer's.
 """
 
@@ -129,11 +129,12 @@ class _MicroStep:
             self._edit.free(after, self._whole.pop(ROOT))
 
     def _gather(self, unit: Unit, events: list[Event], *, keeps: bool = False) -> None:
-        """The forward `keeps` the flat buffer until the next one is there."""
+        """The forward `keeps` the flat buffer until the next one has been copied out of: a variable of
+        `wait_for_unshard` holds it."""
         previous = self._flat
         self._collect(unit, events)
-        self._edit.free(events, previous)
         self._lay_out(unit, events)
+        self._edit.free(events, previous)
         if not keeps:
             self._drop_flat(events)
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from autofit.estimate.memory.memory_trace import AFTER, BEFORE, SETUP, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
-from autofit.estimate.sharding.ddp import end_of_operation, into_buckets, sums_into_buckets
+from autofit.estimate.sharding.ddp import end_of_operation, into_buckets, is_tied
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
@@ -150,13 +150,15 @@ class Zero(ZeroAmounts):
         return edit, trained
 
     def _at_first_reduction(self, edit: Edit, stage: str, gradients: Container[int], events: list[Event]) -> None:
-        """Insert `events` at the first reduction of a backward: when one of its `gradients` no longer fits in the bucket
-        with those before. Where they are added to those of the first micro-step, which has them in the same order, it is
-        known by the layer."""
+        """Insert `events` at the first reduction of a backward: when one of its `gradients` no longer fits in the
+        bucket with those before. Where they are added to those of the first micro-step, which has them in the same
+        order, it is known by the layer."""
         held = 0
         for place, of_place in edit.trace.segments:
             for at, event in enumerate(of_place):
                 if event.allocates and event.storage in gradients:
+                    if place.layer == LOSS and is_tied(edit, event.storage):  # it comes last, with the embedding's
+                        continue
                     size = self.bytes(edit.trace.storages[event.storage])
                     if held and held + size > self._bucket_bytes:
                         if place.stage == stage:
@@ -226,41 +228,39 @@ class Zero(ZeroAmounts):
         return edit, trained
 
     def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
-        """Gradients stay whole until the last micro-step reduces them; in mixed precision their sums are fp32
-        (`_fill_param_grad_accum_attribute`), and so are the buckets. Then the rank that has the end of the model holds
-        most: its own part, which is allocated with the first of it, beside what has not yet been copied there."""
+        """Gradients stay whole until the last micro-step reduces them. In mixed precision their sums are fp32
+        (`_fill_param_grad_accum_attribute`), and so are the buckets; they stay until the next forward
+        (`clear_backward_seen_flag`). Else those that fit leave through the bucket.
+
+        The rank that has the end of the model holds most: its own part, which is allocated with the first reduction,
+        beside what has not yet been copied there."""
         edit = Edit(trace)
-        trained = edit.trained_sizes()
-        left = edit.gradients("backward-1")
-        gradients = [index for indices in left.values() for index in indices]
-        every = _trained(edit)
-        part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
-        copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
+        trained, every = edit.trained_sizes(), _trained(edit)
+        gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
+        widens = self.mixed and self.updaters > 0
+        leave = set() if widens else {i for i in gradients if self.bytes(edit.trace.storages[i]) <= self._bucket_bytes}
         bucket = self._bucket(edit, last)
-        sums = self.mixed and self.updaters > 0
-        small = set() if sums else {i for i in gradients if self.bytes(edit.trace.storages[i]) <= self._bucket_bytes}
-        copied = {index: unit for index, unit in copied.items() if index not in small}
-        at_first(edit, "backward-1", set(gradients), [Event(index, True) for index in bucket])
-        if last == "backward-2":
-            sums_into_buckets(edit, left, small)
-        else:
-            into_buckets(edit, last, small)
+        at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
+        into_buckets(edit, last, leave)
         partition: Sequence[int] = ()
+        copied: dict[int, Unit] = {}
         if self.updaters:
             partition = self._partition(edit, trained, last)
             begin = [Event(index, True) for index in partition]
-            if self.mixed:
+            part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
+            if widens:
                 # Reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`).
                 passing = [max(map(self.bytes, part)) * (1 + self.masters)]
                 edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
+            copied = {i: unit for i, unit in self._gradients(edit, "backward-1", part).items() if i not in leave}
             for index, unit in copied.items():
                 edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
             self._at_first_reduction(edit, last, gradients, begin)
-        if sums:  # they stay until the next forward (`clear_backward_seen_flag`)
+        if widens:
             for index in (*gradients, *bucket):
                 edit.trace.storages[index].bytes *= self.masters
         else:
-            edit.free(edit.after_stage(last), [i for i in gradients if i not in copied and i not in small])
+            edit.free(edit.after_stage(last), gradients - leave - copied.keys())
         edit.free(edit.after_stage(last), bucket)
         self.norm(edit, last)
         self._flattened(edit, last, trained, partition)

@@ -124,24 +124,33 @@ class ZeroThree(Zero):
         lead, rest = self._around(edit)
         head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
         room = self.buckets.live - sum(map(self._elements, rest))
-        packed: dict[Unit, Sequence[int]] = {}
+        kept: dict[Unit, Sequence[int]] = {}
         for layer in edit.layers:
             start_of, end_of = edit.at_start(Place(forward, layer)), edit.at_end(Place(forward, layer))
             following = [p for later in edit.layers[layer:] for p in self._gathered(edit, later)]
-            packed[layer] = self._fetch(edit, filter(_is_packed, self._gathered(edit, layer)), start_of)
-            largest = max(self._gathered(edit, layer), key=self._elements, default=None)
-            ahead = self._ahead(following, room) or ([largest] if largest else [])
-            whole = self._fetch(edit, ahead, start_of)
-            edit.free(end_of, whole)
+            kept[layer] = self._fetch(edit, filter(self._is_kept, self._gathered(edit, layer)), start_of)
+            ahead = [p for p in self._live(following, room, layer) if p.layer != layer or not self._is_kept(p)]
+            edit.free(end_of, self._fetch(edit, ahead, start_of))
         edit.free(edit.at_start(Place(forward, 0)), embedded)  # counts among what may be live: layers take its place
         whole = self._fetch(edit, self._ahead(self._backwards(edit, edit.layers), room), end_of)
         for layer in reversed(edit.layers):
             start_of, end_of = edit.at_start(Place(backward, layer)), edit.at_end(Place(backward, layer))
             edit.free(start_of, whole)
             whole = self._fetch(edit, self._behind(edit, layer, room), start_of)
-            edit.free(end_of, packed[layer])
+            edit.free(end_of, kept[layer])
         edit.free(end_of, whole)
         return (*self._fetch(edit, lead, last), *head)
+
+    def _recomputes(self, layer: int) -> bool:
+        return self.interval > 0 and layer % self.interval == 0
+
+    def _is_kept(self, parameter: Storage) -> bool:
+        """Whether what was gathered of it in the forward is kept for the backward. Of 4-bit weights it is, checkpointed
+        or not: outside of what autograd saves (`ctx.tensors` of bitsandbytes' MatMul4Bit). Of stacked experts autograd
+        saves slices, which are part of what was gathered; a whole parameter it finds again."""
+        if parameter.stacked and parameter.layer is not None:
+            return not self._recomputes(parameter.layer)
+        return parameter.item_bytes == 1
 
     def _gathered(self, edit: Edit, unit: Unit) -> list[Storage]:
         return [p for p in edit.parameters(unit) if not self._persists(p)]
@@ -157,13 +166,20 @@ class ZeroThree(Zero):
 
     def _behind(self, edit: Edit, layer: int, room: int) -> list[Storage]:
         """What is whole when a layer's backward begins."""
+        if not self._recomputes(layer):
+            return self._live(self._backwards(edit, edit.layers[: layer + 1]), room, layer)
         parameters = self._gathered(edit, layer)
-        recomputes = self.interval and layer % self.interval == 0
-        left = room - sum(self._elements(p) for p in parameters if p.trained or not recomputes)
+        left = room - sum(self._elements(p) for p in parameters if p.trained)
         return [*parameters, *self._ahead(self._backwards(edit, edit.layers[:layer]), left)]
 
     def _backwards(self, edit: Edit, layers: range) -> list[Storage]:
         return [parameter for layer in reversed(layers) for parameter in reversed(self._gathered(edit, layer))]
+
+    def _live(self, parameters: Sequence[Storage], room: int, layer: int) -> list[Storage]:
+        """What of the parameters, in their order, is whole while a layer runs: what fits, and in any case the layer's
+        largest."""
+        of_layer = [p for p in parameters if p.layer == layer]
+        return self._ahead(parameters, room) or sorted(of_layer, key=self._elements)[-1:]
 
     def _ahead(self, parameters: Iterable[Storage], room: int) -> list[Storage]:
         """The first of the parameters, in their order, that fill `room` elements."""
@@ -181,9 +197,3 @@ class ZeroThree(Zero):
         buffers = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
         events += [Event(index, True) for index in buffers]
         return buffers
-
-
-def _is_packed(parameter: Storage) -> bool:
-    """Whether it holds 4-bit weights: what was gathered of them in the forward is kept for the backward, outside of
-    what autograd saves (`ctx.tensors` of bitsandbytes' MatMul4Bit), checkpointed or not."""
-    return parameter.item_bytes == 1

@@ -74,6 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage.layer = layer
         if isinstance(tensor, torch.nn.Parameter):
             storage.trained, storage.item_bytes = tensor.requires_grad, tensor.element_size()
+            storage.stacked = tensor.dim() == 3 and tensor.shape[1] > 1  # a convolution's has one channel there
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Record nothing of this tensor's storage."""
