@@ -80,15 +80,8 @@ def _reason(outcome: Outcome) -> str:
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    return {
-        "config": trial.config.to_json(),
-        "workload": trial.workload.to_json(),
-        "memory_limit_bytes": trial.memory_limit_bytes,
-        "seconds": trial.seconds,
-        "device_state": None if trial.device_state is None else trial.device_state.to_json(),
-        "doubts": list(trial.doubts),
-        **trial.outcome.to_json(),
-    }
+    body = {**trial.to_json(), "doubts": list(trial.doubts)}
+    return {name: value for name, value in body.items() if name not in ("hardware", "stack", "trial_id")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from autofit.catalog.space import ADAPTER_AXES
@@ -73,18 +74,9 @@ def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], 
 
 
 def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
-    trial, predicted = bench.tried(bench.job(), complete({axis.name: value}), until=until)
-    refused = unfit(trial)
-    if refused is not None:
-        return refused
-    reason = bench.emulation(str(value))
-    return Finding(
-        verdict=Verdict.WORKS if reason is None else Verdict.EMULATED,
-        figure=tiny_figure(trial, bench.fitted("precision=fp32")),
-        reason=reason or "",
-        trials=(trial,),
-        predicted=predicted,
-    )
+    finding = _against(bench, complete({axis.name: value}), bench.fitted("precision=fp32"), None, until)
+    emulated = bench.emulation(str(value)) if finding.verdict is Verdict.WORKS else None
+    return replace(finding, verdict=Verdict.EMULATED, reason=emulated) if emulated else finding
 
 
 def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
@@ -103,17 +95,18 @@ def _sharding(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
 
 
 def _against(
-    bench: Bench, config: Config, plain: Trial | None, effect: Effect, until: float, devices: int = 1
+    bench: Bench, config: Config, plain: Trial | None, effect: Effect | None, until: float, devices: int = 1
 ) -> Finding:
-    """The finding of `config`, compared as far as its effect allows with the plain run."""
+    """The finding of `config`, compared with the plain run as far as its `effect` allows; not at all without one."""
     trial, predicted = bench.tried(bench.job(devices=devices), config, until=until)
     refused = unfit(trial)
     if refused is not None:
         return refused
     # Other methods train other parameters; what they compute is checked within their own trial, as is what has no
     # plain run to be compared with.
-    comparable = plain is not None and trial.config["method"] == plain.config["method"]
-    reason = same(trial, plain, updates_alike=effect is Effect.EXACT) if plain is not None and comparable else None
+    reason = None
+    if plain is not None and effect is not None and trial.config["method"] == plain.config["method"]:
+        reason = same(trial, plain, updates_alike=effect is Effect.EXACT)
     return Finding(
         verdict=Verdict.WORKS if reason is None else Verdict.DIFFERS,
         figure=tiny_figure(trial, plain),
