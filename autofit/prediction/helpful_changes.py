@@ -17,7 +17,7 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
 from autofit.prediction.calibration import why_not
-from autofit.techniques import AXES, Job, complete, holds, lightness
+from autofit.techniques import AXES, AXIS, Job, complete, holds, lightness
 from autofit.techniques.habits import is_under_autocast, of_formats
 
 if TYPE_CHECKING:
@@ -216,10 +216,10 @@ class _Neighbourhood:
     def _lightest_steps(self) -> list[dict[str, Value]]:
         """The smallest micro-batch with every layer recomputed, and the same with layer inputs on the host. Only values
         lighter than the present ones are in a step. Steps leave the training as it is."""
-        base, axes = self._base.config, {axis.name: axis for axis in AXES}
+        base = self._base.config
         steps = ({"micro_batch": 1, "checkpointing": checkpointing} for checkpointing in ("full", "offload"))
         return [
-            {name: value for name, value in step.items() if axes[name].place(value) < axes[name].place(base[name])}
+            {name: value for name, value in step.items() if AXIS[name].place(value) < AXIS[name].place(base[name])}
             for step in steps
         ]
 

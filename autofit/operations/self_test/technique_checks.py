@@ -14,7 +14,7 @@ from autofit.core.workload import Effect
 from autofit.operations.self_test.bench import TINY_BATCH, Bench
 from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
 from autofit.search.correctness import against, first_known
-from autofit.techniques import AXES, complete
+from autofit.techniques import AXES, AXIS, complete
 from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE, allowed
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
@@ -29,7 +29,7 @@ Heads that share keys have no fused kernel in fp32 on any GPU, and none in fp16 
 
 def precisions() -> Iterator[Check]:
     """fp32 first: other formats are judged against it."""
-    axis = _axis("precision")
+    axis = AXIS["precision"]
     for value in ("fp32", *(v for v in axis.values if v != "fp32")):
         # The first trial of all waits for the fork server's imports.
         yield _check(axis, value, _precision, most_seconds=120.0 if value == "fp32" else 45.0)
@@ -38,7 +38,7 @@ def precisions() -> Iterator[Check]:
 def methods() -> Iterator[Check]:
     """Adapters; the plain recipe is full fine-tuning."""
     for value in ("lora", "qlora"):
-        yield _check(_axis("method"), value, _value)
+        yield _check(AXIS["method"], value, _value)
 
 
 def others() -> Iterator[Check]:
@@ -52,14 +52,10 @@ def others() -> Iterator[Check]:
 
 def slow_ones() -> Iterator[Check]:
     """Compilation, and what needs several processes."""
-    yield _check(_axis("compile"), True, _value, most_seconds=180.0)
+    yield _check(AXIS["compile"], True, _value, most_seconds=180.0)
     # Against ddp, the plainest of them, as ranks see tokens of their own.
-    for value in ("ddp", *(v for v in _axis("sharding").values if v not in ("ddp", "none"))):
-        yield _check(_axis("sharding"), value, _sharding, most_seconds=90.0)
-
-
-def _axis(name: str) -> Axis:
-    return next(axis for axis in AXES if axis.name == name)
+    for value in ("ddp", *(v for v in AXIS["sharding"].values if v not in ("ddp", "none"))):
+        yield _check(AXIS["sharding"], value, _sharding, most_seconds=90.0)
 
 
 def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], Finding], **times: float) -> Check:
@@ -99,8 +95,7 @@ def _against(
 ) -> Finding:
     """The finding of `config`, compared with the plain run as far as its `effect` allows; not at all without one."""
     trial, predicted = bench.tried(bench.job(devices=devices), config, until=until)
-    refused = unfit(trial)
-    if refused is not None:
+    if refused := unfit(trial):
         return refused
     # Other methods train other parameters; what they compute is checked within their own trial, as is what has no
     # plain run to be compared with.
