@@ -16,6 +16,7 @@ from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 from autofit.core.outcome import Crashed, Fits, OutOfMemory, Trial
 from autofit.core.prediction import Prediction
 from autofit.operations import read_table
+from autofit.store.exchange import line_of, opening_line
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
@@ -146,6 +147,19 @@ def test_a_missed_target_and_nothing_to_judge_are_told_by_the_exit_status(
     monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", "--least", str(least), "--json", str(file)])
     assert script.main() == 1
     assert [table["table"] for table in json.loads(file.read_text())["tables"]] == ["t.jsonl", "all on cpu"]
+
+
+def test_stored_predictions_are_judged_as_they_are(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trials.jsonl"
+    trials = [predicted(1.1, kind="cuda"), make_trial({}, fits(20, 512))]
+    file.write_text(opening_line() + "".join(map(line_of, trials)))
+    monkeypatch.setattr("sys.argv", ["estimate_trials.py", str(file), "--stored"])
+    assert script.main() == 0
+    everything = json.loads(capsys.readouterr().out)[0]
+    assert everything["fit"]["judged"] == 1
+    assert everything["errors"]["device_bytes"]["worst"] == pytest.approx(0.1)
 
 
 def test_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:
