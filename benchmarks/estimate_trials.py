@@ -202,6 +202,16 @@ def figures_of(name: str, trials: Sequence[Trial], least: int, more: dict[str, A
     return {"table": name, "targets": targets, **more, "groups": found}
 
 
+def predicted(rows: Sequence[Row]) -> list[Trial]:
+    """Each trial with its prediction, calibrated on all others; prints each one's errors."""
+    timed = [row for row in rows if row.is_timed]
+    found = [row.predicted([other for other in timed if other is not row]) for row in rows]
+    for trial in found:
+        own = {of: round(error, 4) for of, error in errors(trial).items()} or trial.outcome.kind
+        print(json.dumps({"config": str(trial.config), "errors": own, "misjudged": fit([trial])["misjudged"]}))
+    return found
+
+
 def main() -> int:
     """Predict, compare, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -222,12 +232,7 @@ def main() -> int:
                 print(json.dumps({"config": str(trial.config), "not compared": trial.outcome.kind}))
         for group in latest(trials):
             rows = compared(group, probe)
-            timed = [row for row in rows if row.is_timed]
-            found = [row.predicted([other for other in timed if other is not row]) for row in rows]
-            for trial in found:
-                own = {of: round(error, 4) for of, error in errors(trial).items()} or trial.outcome.kind
-                misjudged = fit([trial])["misjudged"]
-                print(json.dumps({"config": str(trial.config), "errors": own, "misjudged": misjudged}))
+            found = predicted(rows)
             more = {"between_sizes": between_sizes(rows), **speeds(rows)}
             about = {part: getattr(group[0], part).to_json() for part in ("hardware", "stack", "workload")}
             documents.append({**about, **figures_of(table.name, found, asked.least, more)})

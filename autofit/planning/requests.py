@@ -195,12 +195,16 @@ def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) ->
     return requested
 
 
-def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
-    """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
+def memory_limit_here(requested: int | None, hardware: Hardware, devices: int = 1) -> int:
+    """`memory_limit` on this machine's devices. Without a `requested` one, what a display or another program uses of
+    the trial's GPUs is left alone: the limit is what is left of the fullest of them.
 
     Rounded down to a multiple of 512 MiB, so that small changes in what a display takes do not turn every
     search into a new question.
     """
+    limit = memory_limit(requested, hardware, devices)
+    if requested is not None:
+        return limit
     for number in range(devices if hardware.kind == "cuda" else 0):
         device = visible(number)
         if device is not None and device.held_bytes > BUSY_BYTES:
