@@ -267,25 +267,33 @@ class Acquisition:
         for method in np.unique(methods).tolist():
             of_method = np.flatnonzero(methods == method)
             front = self._front_to_beat(method, fronts)
-            if front is not None:
-                for part, chance, claimed in _split_where_claims_differ(claims, of_method):
-                    figures = time.part(part), claimed[part], memory[part]
-                    gain[part] += chance * expected_gain(front, *figures, limit, area_weight=self._area_weight)
-                continue
-            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-expected_time[of_method])
-            gain[of_method] = 2.0 * speed / speed.max()
-            # A cheaper trial is no reason to begin with it.
-            judged_seconds[of_method] = np.maximum(seconds[of_method], np.median(seconds[of_method]))
-            bounds = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
-            if bounds:
-                # One has been begun, and would take long: what may be much faster comes before it is finished, which
-                # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
+            if front is None:
+                # A cheaper trial is no reason to begin with it.
+                judged_seconds[of_method] = np.maximum(seconds[of_method], np.median(seconds[of_method]))
                 figures = time.part(of_method), least[of_method], memory[of_method]
-                faster = expected_gain(Front.of([(0.0, min(bounds))]), *figures, limit, area_weight=0.0)
-                gain[of_method] = np.maximum(faster, 0.05 * speed / speed.max())
-                finishing[of_method[speed.argmax()]] = True
+                gain[of_method], begun = self._gain_of_first(method, expected_time[of_method], figures)
+                if begun is not None:
+                    finishing[of_method[begun]] = True
+                continue
+            for part, chance, claimed in _split_where_claims_differ(claims, of_method):
+                figures = time.part(part), claimed[part], memory[part]
+                gain[part] += chance * expected_gain(front, *figures, limit, area_weight=self._area_weight)
         return gain, judged_seconds, finishing
+
+    def _gain_of_first(
+        self, method: str, expected_time: Array, figures: tuple[Mixture, Array, Array]
+    ) -> tuple[Array, int | None]:
+        """What configs of a method of which nothing is measured may gain: the fastest that is likely to fit comes
+        first. And, if one has been begun, which of them would finish that: where it would take long, what may be much
+        faster comes before it is finished, which gains 5 %; of a method that is only shown beside the recommended one,
+        that is not worth it."""
+        speed = np.exp(-expected_time)
+        bounds = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
+        if not bounds:
+            return 2.0 * speed / speed.max(), None
+        begun, limit = Front.of([(0.0, min(bounds))]), float(self._state.memory_limit_bytes)
+        faster = expected_gain(begun, *figures, limit, area_weight=0.0)
+        return np.maximum(faster, 0.05 * speed / speed.max()), int(speed.argmax())
 
     def _recommended(
         self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
