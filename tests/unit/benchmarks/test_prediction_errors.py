@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import prediction_errors
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
 from autofit.core.outcome import Outcome, OutOfMemory, Trial
 from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("prediction_errors")
 
 
 def predicted(
@@ -52,9 +40,9 @@ def group(found: list[dict[str, Any]], technique: str) -> dict[str, Any]:
     return next(one for one in found if (one["hardware"], one["technique"]) == (HARDWARE.name, technique))
 
 
-def test_a_distribution_by_hand(script: ModuleType) -> None:
+def test_a_distribution_by_hand() -> None:
     errors = [0.01 * number for number in range(1, 20)] + [-0.5]
-    assert script.distribution(errors) == {
+    assert prediction_errors.distribution(errors) == {
         "count": 20,
         "median": pytest.approx(0.095),
         "median_absolute": pytest.approx(0.105),
@@ -62,12 +50,12 @@ def test_a_distribution_by_hand(script: ModuleType) -> None:
         "worst": -0.5,
     }
     alone = dict.fromkeys(("median", "median_absolute", "p95_absolute", "worst"), 0.25)
-    assert script.distribution([0.25]) == {"count": 1, **alone}
+    assert prediction_errors.distribution([0.25]) == {"count": 1, **alone}
 
 
-def test_errors_per_hardware_method_and_technique(script: ModuleType) -> None:
+def test_errors_per_hardware_method_and_technique() -> None:
     lora, full = {"method": "lora", "rank": 8}, {"method": "full", "checkpointing": "full"}
-    result = script.groups(
+    result = prediction_errors.groups(
         [
             predicted(lora, fits(10, 512), 11, seconds=1.5, calibrated_on=5),
             predicted(full, fits(20, 512, allocated=10), 18, seconds=0.5),
@@ -94,25 +82,25 @@ def test_errors_per_hardware_method_and_technique(script: ModuleType) -> None:
     assert group(result, "compile=false")["fit"]["judged"] == 2
 
 
-def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it(script: ModuleType) -> None:
+def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() -> None:
     trial = predicted({}, fits(10, 512), 11)
     assert trial.prediction is not None
     older = replace(trial, prediction=replace(trial.prediction, peak_reserved_bytes=None))
-    assert group(script.groups([trial, older]), "all")["errors"]["peak_reserved_bytes"]["count"] == 1
-    assert "peak_reserved_bytes" not in group(script.groups([older]), "all")["errors"]
+    assert group(prediction_errors.groups([trial, older]), "all")["errors"]["peak_reserved_bytes"]["count"] == 1
+    assert "peak_reserved_bytes" not in group(prediction_errors.groups([older]), "all")["errors"]
 
 
-def test_predictions_of_another_version_are_not_compared(script: ModuleType) -> None:
+def test_predictions_of_another_version_are_not_compared() -> None:
     trial = predicted({}, fits(10, 512), 11)
     assert trial.prediction is not None
     older, by_formula = replace(trial.prediction, work=OLDER), replace(trial.prediction, work=None, memory_error=0.5)
-    found = script.groups([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)])
+    found = prediction_errors.groups([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)])
     assert group(found, "all")["fit"]["judged"] == 2
 
 
-def test_fit_misjudged_both_ways(script: ModuleType) -> None:
+def test_fit_misjudged_both_ways() -> None:
     limit, host = 24 * GIB, OutOfMemory(reason="the host is out of memory", host=True)
-    result = script.groups(
+    result = prediction_errors.groups(
         [
             predicted({"micro_batch": 1}, fits(20, 512), 24, limit=limit),
             predicted({"micro_batch": 2}, fits(23, 512), 24.5, limit=limit),
@@ -127,7 +115,7 @@ def test_fit_misjudged_both_ways(script: ModuleType) -> None:
     assert group(result, "micro_batch=4")["errors"] == {}
 
 
-def test_groups_stand_in_the_techniques_order(script: ModuleType) -> None:
+def test_groups_stand_in_the_techniques_order() -> None:
     other = make_job(hardware=replace(HARDWARE, name="a100-80g"))
     trial = predicted({"method": "lora", "rank": 16}, fits(10, 512), 10)
     trials = [
@@ -137,7 +125,7 @@ def test_groups_stand_in_the_techniques_order(script: ModuleType) -> None:
         replace(trial, hardware=other.hardware),
         replace(trial, config=trial.config.replace(fabric="wool")),
     ]
-    names = [(one["hardware"], one["technique"]) for one in script.groups(trials)]
+    names = [(one["hardware"], one["technique"]) for one in prediction_errors.groups(trials)]
     assert len(names) == len(set(names))
     assert [name for hardware, name in names if hardware == "a100-80g"][:2] == ["all", "method=lora"]
     here = [name for hardware, name in names if hardware == HARDWARE.name]
