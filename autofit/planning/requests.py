@@ -147,6 +147,8 @@ class SearchRequest:
     predict: bool = True
     """Estimate every config before the first trial. Otherwise the search learns from trials alone, and a config is
     ruled out before it runs only if its bare weights, gradients and states do not fit."""
+    campaign_id: str | None = None
+    """Shared by searches that are asked for together; no part of the question."""
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:

@@ -120,11 +120,12 @@ def search_over_hardware(
 
         names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex
+    request = replace(request, campaign_id=campaign_id)
     with Store.open(request.store) as store:
         if not all(map(matching_cards, names)):  # the name of this machine's own device, which no catalog has
             store.queue.announce(detect(request.device)[0])
         submitted = [
-            Standing(hardware=name, search_id=submit(replace(request, hardware=name), store, campaign_id=campaign_id))
+            Standing(hardware=name, search_id=submit(replace(request, hardware=name), store))
             for name in dict.fromkeys(names)
         ]
         _drive(submitted, request, store, report)
