@@ -18,7 +18,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess, TooLate
-from autofit.planning.requests import left_by_others, memory_limit
+from autofit.planning.requests import memory_limit_here
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
@@ -90,7 +90,7 @@ class Bench:
             with suppress(EnvironmentLacks):  # one card, or cards that differ: sharding is not checked
                 check_devices(self.hardware, 2)
                 self.ranks = 2
-        self.limit = left_by_others(memory_limit(None, self.hardware), self.hardware)
+        self.limit = memory_limit_here(None, self.hardware)
 
     def start(self) -> None:
         """Start the processes now, so that their imports overlap."""
