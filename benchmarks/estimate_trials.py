@@ -1,6 +1,7 @@
 """Predictions beside the measurements of recorded trials, on whatever hardware they ran.
 
     python benchmarks/estimate_trials.py [TABLE ...] [--least 60] [--json FILE]
+    python benchmarks/estimate_trials.py EXPORT ... --stored
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one, every recorded table of a processor
 with two cores. Nothing is run and no device is needed. Each config is predicted anew: its last full measurement counts.
@@ -13,7 +14,8 @@ Prints every config with its errors, then the figures of each workload and of al
   of 20 draws; uncalibrated: of all trials, by the table's own probe or else by the data sheet.
 
 Figures of as many configs that trained as --least says are held to the targets. Exits with 0 only if some are and all
-are reached. One to two seconds per config.
+are reached. One to two seconds per config. With --stored nothing is predicted: the groups are those of the predictions
+that searches stored with the trials.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prediction_errors import errors, fit, groups
+
 from autofit.catalog.models import load
 from autofit.core.device.probe import Probe
 from autofit.core.outcome import Fits, Measurement, OutOfMemory, Trial
@@ -40,7 +44,6 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
-from autofit.operations.prediction_residuals import judged
 from autofit.operations.recording.table_file import is_table, read_table
 from autofit.prediction.calibration import with_observed_allocator
 from autofit.prediction.probing import rates_of
@@ -185,10 +188,10 @@ def figures_of(name: str, trials: Sequence[Trial], least: int, more: dict[str, A
     """All figures of some predicted trials, and those that have targets beside these; none where too few trained."""
     kind = trials[0].hardware.kind
     together = [replace(trial, hardware=replace(trial.hardware, name=name)) for trial in trials]
-    groups = judged(together).to_json()["groups"]
-    every = groups[0]
+    found = groups(together)
+    every = found[0]
     known = {"fit_misjudged": every["fit"]["misjudged"] / every["fit"]["judged"]}
-    known |= {f"{of} {name}": value for of, errors in every["errors"].items() for name, value in errors.items()}
+    known |= {f"{of} {name}": value for of, spread in every["errors"].items() for name, value in spread.items()}
     known |= {name: value["median"] for name, value in more.items() if name.startswith("calibrated")}
     targets = []
     if sum(isinstance(trial.outcome, Fits) for trial in trials) >= least:
@@ -196,7 +199,17 @@ def figures_of(name: str, trials: Sequence[Trial], least: int, more: dict[str, A
             reached = known[figure] >= target if "tau" in figure else known[figure] <= target
             targets.append({"figure": figure, "found": known[figure], "target": target, "reached": reached})
     print(json.dumps({"table": name, **every, **more, "targets": targets}, indent=1))
-    return {"table": name, "targets": targets, **more, "groups": groups}
+    return {"table": name, "targets": targets, **more, "groups": found}
+
+
+def predicted(rows: Sequence[Row]) -> list[Trial]:
+    """Each trial with its prediction, calibrated on all others; prints each one's errors."""
+    timed = [row for row in rows if row.is_timed]
+    found = [row.predicted([other for other in timed if other is not row]) for row in rows]
+    for trial in found:
+        own = {of: round(error, 4) for of, error in errors(trial).items()} or trial.outcome.kind
+        print(json.dumps({"config": str(trial.config), "errors": own, "misjudged": fit([trial])["misjudged"]}))
+    return found
 
 
 def main() -> int:
@@ -205,7 +218,12 @@ def main() -> int:
     parser.add_argument("tables", nargs="*", type=Path, metavar="TABLE", default=RECORDED)
     parser.add_argument("--least", type=int, default=60)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--stored", action="store_true", help="judge the predictions that exported trials have")
     asked = parser.parse_args()
+    if asked.stored:
+        found = groups(trial for table in asked.tables for trial in read(table)[0])
+        print(json.dumps(found, indent=1))
+        return 0 if found else 1
     documents, every = [], defaultdict(list)
     for table in asked.tables:
         trials, probe = read(table)
@@ -214,12 +232,7 @@ def main() -> int:
                 print(json.dumps({"config": str(trial.config), "not compared": trial.outcome.kind}))
         for group in latest(trials):
             rows = compared(group, probe)
-            timed = [row for row in rows if row.is_timed]
-            found = [row.predicted([other for other in timed if other is not row]) for row in rows]
-            for trial in found:
-                own = judged([trial]).groups[0]
-                errors = {of: round(error.worst, 4) for of, error in own.errors.items()} or trial.outcome.kind
-                print(json.dumps({"config": str(trial.config), "errors": errors, "misjudged": own.fit.misjudged}))
+            found = predicted(rows)
             more = {"between_sizes": between_sizes(rows), **speeds(rows)}
             about = {part: getattr(group[0], part).to_json() for part in ("hardware", "stack", "workload")}
             documents.append({**about, **figures_of(table.name, found, asked.least, more)})

@@ -174,11 +174,13 @@ def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int
     import trl
     from transformers import TrainerCallback
 
+    from autofit.trial.measure import process_memory
+
     trl.SFTTrainer  # noqa: B018  # trl loads what is asked for
     made_by = {"transformers": from_script, "trl": from_yaml}[trainer]
     words = torch.randint(64, (steps * global_batch, seq_len), generator=torch.Generator().manual_seed(0))
     on_card = torch.cuda.is_available()
-    before = resident("VmRSS")
+    before = process_memory.read().resident
     made = made_by(file, words, steps)
     made.args.output_dir = str(Path(file).with_suffix(""))
 
@@ -193,7 +195,7 @@ def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int
             began.append(time.perf_counter())
 
     made.add_callback(Clock())
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
+    process_memory.reset_peak()  # forget that of loading
     if on_card:
         torch.cuda.reset_peak_memory_stats()
     made.train()
@@ -203,15 +205,9 @@ def trained(trainer: str, file: str, seq_len: int, global_batch: int, steps: int
         found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
         found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
     else:
-        found["peak_reserved_bytes"] = resident("VmHWM") - before
+        found["peak_reserved_bytes"] = process_memory.read().peak_resident - before
     found["losses"] = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
     return found
-
-
-def resident(key: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key + ":"))
-    return int(line.split()[1]) * 1024
 
 
 def prepared(args: Any, steps: int) -> Any:

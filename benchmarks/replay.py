@@ -27,9 +27,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from autofit.bench import ours
 from autofit.bench.oracle import searched
 from autofit.bench.recorded import Recorded
@@ -267,6 +264,9 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 
 def picture(file: Path, store: str | None, svg: Path) -> None:
     """One search of full fine-tuning over a table: all configs, the frontier, and its trials numbered in order."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     (table,) = read([file])
     recorded = next(r for r in problems_of([table]) if r.problem.method == "full")
     recorded = replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(table, store=store)))

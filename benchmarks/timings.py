@@ -83,7 +83,6 @@ def search(asked: argparse.Namespace) -> dict[str, Any]:
     """One search in a fresh store."""
     *before, timed = JOBS[asked.job]
     with tempfile.TemporaryDirectory() as folder:
-        exported = Path(folder) / "trials.jsonl"
 
         def autofit(*words: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run([*AUTOFIT, *words, "--store", f"{folder}/store.db"], capture_output=True, text=True)
@@ -93,18 +92,15 @@ def search(asked: argparse.Namespace) -> dict[str, Any]:
         started, began = time.monotonic(), datetime.now(UTC)
         done = autofit(*timed, "--json")
         seconds = round(time.monotonic() - started, 1)
-        autofit("db", "export", str(exported))
-        lines = [json.loads(line) for line in exported.read_text().splitlines()] if exported.exists() else []
-    trials = [line for line in lines if "outcome" in line and datetime.fromisoformat(line["recorded_at"]) > began]
-    first = None
-    if trials:
-        ended = datetime.fromisoformat(trials[0]["recorded_at"])
-        first = round((ended - began).total_seconds() - trials[0]["seconds"], 1)
+        with Store.open(f"{folder}/store.db") as store:
+            stored = [(datetime.fromisoformat(trial.recorded_at), trial) for trial in store.stream()]
+    ran = [(ended, trial) for ended, trial in stored if ended > began]
+    first = round((ran[0][0] - began).total_seconds() - ran[0][1].seconds, 1) if ran else None
     return {
         "job": asked.job,
         "seconds": seconds,
         "first_trial_after": first,
-        "trials": [{name: trial[name] for name in ("config", "outcome", "seconds")} for trial in trials],
+        "trials": [{"config": t.config.to_json(), "outcome": t.outcome.kind, "seconds": t.seconds} for _, t in ran],
         "answer": done.stderr[-1000:] if done.returncode else json.loads(done.stdout),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,7 +12,6 @@ from autofit.bench.oracle import CannotRun, Oracle, Stated
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import Probe
 from autofit.core.errors import AutofitError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Fits, TimedOut, Trial
@@ -26,7 +25,7 @@ from autofit.techniques import AXES, Job, holds
 from autofit.trial.attempt import Attempt
 from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, micro_steps_run, warm_ups
 from autofit.trial.request import TrialRequest
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, Pool
 
 
 def search(
@@ -86,13 +85,12 @@ def job_of(problem: Problem) -> Job:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReplayPool:
+class ReplayPool(Pool):
     """Workers whose trials are looked up, and take their recorded seconds of the pool's own time."""
 
     job: Job
     oracle: Oracle
     size: int = 1
-    set_aside: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     """The pool's time: since the first trial could begin."""
     ran: list[tuple[float, float]] = field(default_factory=list)
@@ -107,12 +105,6 @@ class ReplayPool:
 
     def cannot(self, config: Config, job: Job) -> str | None:
         return None
-
-    def leave_out(self, worker: str, reason: str) -> bool:
-        return False
-
-    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
-        """Nobody else replays it."""
 
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; a config that is submitted twice is meant to run twice."""

@@ -131,21 +131,21 @@ def replay(
         files = {key: folder / _file_name(problems[key.problem], key) for key in keys}
         lacking = [key for key in keys if not files[key].exists()]
         ours = {problems[key.problem].problem.table for key in lacking if key.method in OURS}
-        foreseen = _with_predictions(
-            problems, [table for table in recorded_tables if table.name in ours], store, report
-        )
+        searched_by_us = [table for table in recorded_tables if table.name in ours]
+        foreseen = _with_predictions(problems, searched_by_us, store, report)
         cannot = _run_lacking(foreseen, lacking, files, jobs, report)
-        judged = []
-        for name, recorded in problems.items():
-            scores: dict[str, Score | str] = {}
-            for method in names:
-                trace_files = [files[Wanted(name, method, seed)] for seed in range(seeds)]
-                scores[method] = cannot.get((name, method)) or score(
-                    recorded, [pickle.loads(file.read_bytes()) for file in trace_files]
-                )
-            judged.append(Judged(recorded=recorded, scores=scores))
+
+        def judge(problem: str, method: str) -> Score | str:
+            """The method's score, or why it cannot run here."""
+            traces = (files[Wanted(problem, method, seed)].read_bytes() for seed in range(seeds))
+            return cannot.get((problem, method)) or score(problems[problem], [*map(pickle.loads, traces)])
+
+        judged = tuple(
+            Judged(recorded=recorded, scores={method: judge(name, method) for method in names})
+            for name, recorded in problems.items()
+        )
     left_out = tuple(recorded.problem.name for recorded in every if not recorded.points)
-    return ReplayResult(seeds=seeds, problems=tuple(judged), left_out=left_out)
+    return ReplayResult(seeds=seeds, problems=judged, left_out=left_out)
 
 
 def _with_predictions(

@@ -28,16 +28,15 @@ def axes(
       autofit axes checkpointing                       its values one by one, and what trainers call it
       autofit axes --json
     """
-    from autofit.techniques import AXES
+    from autofit.techniques import AXES, AXIS
     from autofit.techniques.trainer_names import not_an_axis
 
-    by_name = {axis.name: axis for axis in AXES}
     if name is None:
         print_json([_document(axis) for axis in AXES]) if as_json else print(_list(AXES))
         return
-    if name not in by_name:
-        raise not_an_axis(name, "", by_name)
-    print_json(_document(by_name[name])) if as_json else print(_in_full(by_name[name]))
+    if name not in AXIS:
+        raise not_an_axis(name, "", AXIS)
+    print_json(_document(AXIS[name])) if as_json else print(_in_full(AXIS[name]))
 
 
 def _document(axis: Axis) -> dict[str, Any]:

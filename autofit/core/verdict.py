@@ -9,8 +9,9 @@ ran out, the config counts as out of memory until enough trials have shown other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from autofit.core.outcome import (
@@ -45,22 +46,22 @@ def verdict(
     is in doubt (`Trial.doubts`) to one whose time is not; one that is set aside settles nothing. Where one ran out of
     device memory, a fit counts only once that is disproved (`ran_out`).
     """
+    settling = list(_settling(attempts, memory_limit_bytes, deadline_seconds))
+    fits = list(takewhile(lambda trial: isinstance(trial.outcome, Fits), settling))  # those since the last failure
+    if fits:
+        return max(fits, key=lambda trial: (trial.timed_in_full and not trial.doubts, trial.timed_in_full))
+    return settling[0] if settling else None
+
+
+def _settling(attempts: Sequence[Trial], memory_limit_bytes: int, deadline_seconds: float) -> Iterator[Trial]:
+    """The attempts that settle the config, the latest first."""
     refuted = bool(ran_out(attempts, memory_limit_bytes))
-    lesser: Trial | None = None
     for trial in reversed(attempts):
         if isinstance(trial.outcome, OutOfMemory) and trial.memory_limit_bytes >= memory_limit_bytes:
             refuted = True  # of the host's memory, too
-        if not _settles_alone(trial, memory_limit_bytes, deadline_seconds):
-            continue
-        if refuted and trial.fits_within(memory_limit_bytes):
-            continue
-        if not isinstance(trial.outcome, Fits):
-            return lesser or trial
-        if trial.timed_in_full and not trial.doubts:
-            return trial
-        if lesser is None or (trial.timed_in_full and not lesser.timed_in_full):
-            lesser = trial
-    return lesser
+        is_refuted = refuted and trial.fits_within(memory_limit_bytes)
+        if _settles_alone(trial, memory_limit_bytes, deadline_seconds) and not is_refuted:
+            yield trial
 
 
 def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | None:
@@ -70,9 +71,8 @@ def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | 
     if within is not None and within.fits_within(memory_limit_bytes):
         return within
     beyond = verdict(attempts, most_memory(attempts))
-    if beyond is None or not isinstance(beyond.outcome, Fits) or beyond.fits_within(memory_limit_bytes):
-        return None
-    return beyond
+    takes_more = beyond is not None and beyond.measurement is not None and not beyond.fits_within(memory_limit_bytes)
+    return beyond if takes_more else None
 
 
 def most_memory(attempts: Sequence[Trial]) -> int:
@@ -89,14 +89,10 @@ def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Tri
     """
     return tuple(
         trial
-        for number, trial in enumerate(attempts)
+        for number, trial in enumerate(attempts, start=1)
         if trial.ran_out_on_device
         and trial.memory_limit_bytes >= memory_limit_bytes
-        and sum(
-            later.timed_in_full and later.memory_limit_bytes <= trial.memory_limit_bytes
-            for later in attempts[number + 1 :]
-        )
-        < 2
+        and sum(t.timed_in_full and t.memory_limit_bytes <= trial.memory_limit_bytes for t in attempts[number:]) < 2
     )
 
 

@@ -3,7 +3,6 @@ from autofit.operations.diagnosing.diagnosis import Diagnosis as Diagnosis
 from autofit.operations.diagnosing.diagnosis import DiagnosisRequest as DiagnosisRequest
 from autofit.operations.explaining import Comparison as Comparison
 from autofit.operations.explaining import Explanation as Explanation
-from autofit.operations.prediction_residuals import residuals as residuals
 from autofit.operations.recommendation import frontier as frontier
 from autofit.operations.recommendation import recommend as recommend
 from autofit.operations.recording.record import record as record

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported
-from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
+from autofit.planning.requests import WorkloadOptions, memory_limit_here
 from autofit.store.trial_log import StoredTrials
 from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
@@ -52,45 +52,50 @@ def trial(
     check_devices(job.hardware, options.devices)
     if job.workload.program is not None:
         Command.parse(job.workload.program).check_found()
-        if snapshot is not None or profile is not None:
-            raise UsageError("--snapshot and --profile record autofit's own step: leave them out with --command")
-    if snapshot is not None and job.hardware.kind != "cuda":
-        raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
-    recordings = {name: path for name, path in (("--snapshot", snapshot), ("--profile", profile)) if path is not None}
-    for name, path in recordings.items():
-        check_writable(path, name)
-    before = {path: modified(path) for path in recordings.values()}
-    limit = memory_limit(memory_limit_bytes, job.hardware, options.devices)
-    if memory_limit_bytes is None:
-        limit = left_by_others(limit, job.hardware, options.devices)
     request = TrialRequest(
         job=job,
         config=config,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=memory_limit_here(memory_limit_bytes, job.hardware, options.devices),
         deadline_seconds=deadline_seconds,
         compares_gradient=True,
         snapshot=snapshot,
         profile=profile,
     )
-    reason = why_not_trainable(config, job)
-    if reason is not None:
-        attempt, was_interrupted = Attempt(outcome=Unsupported(reason=reason), seconds=0.0), False
-    else:
-        with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
-            attempt, was_interrupted = _attempt(runner, request)
+    recordings = _recordings(request)
+    before = {path: modified(path) for path in recordings.values()}
+    attempt, was_interrupted = _attempt(request)
     done = request.trial(attempt)
     if was_interrupted:
         raise TrialInterrupted(done)
     stored = log.keep(done) if log is not None and not isinstance(done.outcome, Unsupported) else done
-    for name, path in recordings.items():
+    for option, path in recordings.items():
         if modified(path) == before[path]:
-            _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, done.outcome.kind)
+            _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", option, path, done.outcome.kind)
     return stored
 
 
-def _attempt(runner: GroupRunner, request: TrialRequest) -> tuple[Attempt, bool]:
+def _recordings(request: TrialRequest) -> dict[str, str]:
+    """The files to record in, by option. Raises `UsageError` for what cannot be recorded, or written."""
+    if request.records and request.job.workload.program is not None:
+        raise UsageError("--snapshot and --profile record autofit's own step: leave them out with --command")
+    if request.snapshot is not None and request.job.hardware.kind != "cuda":
+        raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
+    options = {"--snapshot": request.snapshot, "--profile": request.profile}
+    files = {option: path for option, path in options.items() if path is not None}
+    for option, path in files.items():
+        check_writable(path, option)
+    return files
+
+
+def _attempt(request: TrialRequest) -> tuple[Attempt, bool]:
     """The attempt, and whether the user has interrupted it. Made in a thread, so that this one can have it end."""
-    with ThreadPoolExecutor(1, thread_name_prefix="autofit-trial") as threads:
+    job = request.job
+    if (reason := why_not_trainable(request.config, job)) is not None:
+        return Attempt(outcome=Unsupported(reason=reason), seconds=0.0), False
+    with (
+        GroupRunner(kind=job.hardware.kind, ranks=job.workload.devices) as runner,
+        ThreadPoolExecutor(1, thread_name_prefix="autofit-trial") as threads,
+    ):
         try:
             running = threads.submit(runner.attempt, request)
             try:

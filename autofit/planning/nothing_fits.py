@@ -15,7 +15,7 @@ from autofit.core.outcome import EVALUATION, Fits, OutOfMemory, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.memory.deviation import NOTHING_COMPARED
-from autofit.techniques import AXES
+from autofit.techniques import AXIS
 
 USUAL_RANK = Goal().min_rank
 WITH_OFFLOAD = "--space offload"
@@ -184,5 +184,4 @@ def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
 
 def _memory_order(config: Config) -> tuple[int, ...]:
     """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
-    axes = {axis.name: axis for axis in AXES}
-    return tuple(axes[name].place(config.get(name)) for name in MEMORY_LEVERS)
+    return tuple(AXIS[name].place(config.get(name)) for name in MEMORY_LEVERS)

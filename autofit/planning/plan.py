@@ -16,7 +16,7 @@ from autofit.core.workload import Goal, digest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space, narrow
 from autofit.planning.nothing_fits import WITH_OFFLOAD, Shortfall, further_memory, holder, wider
-from autofit.planning.requests import SearchRequest, left_by_others, memory_limit
+from autofit.planning.requests import SearchRequest, memory_limit, memory_limit_here
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.machine.detection import check_alike, check_devices, detect, requested_card
@@ -85,9 +85,8 @@ def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
             Command.parse(job.workload.program).check_found()
         if request.workers != 1 and not request.in_place:
             check_alike(job.hardware)
-    limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
-    if request.memory_limit_bytes is None and pool is None:
-        limit = left_by_others(limit, job.hardware, devices)
+    limit_of = memory_limit_here if pool is None else memory_limit
+    limit = limit_of(request.memory_limit_bytes, job.hardware, devices)
     return resolve_for(request, job, limit, cannot=why_not_trainable if pool is None else pool.cannot)
 
 

@@ -147,6 +147,8 @@ class SearchRequest:
     predict: bool = True
     """Estimate every config before the first trial. Otherwise the search learns from trials alone, and a config is
     ruled out before it runs only if its bare weights, gradients and states do not fit."""
+    campaign_id: str | None = None
+    """Shared by searches that are asked for together; no part of the question."""
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
@@ -195,12 +197,16 @@ def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) ->
     return requested
 
 
-def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
-    """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
+def memory_limit_here(requested: int | None, hardware: Hardware, devices: int = 1) -> int:
+    """`memory_limit` on this machine's devices. Without a `requested` one, what a display or another program uses of
+    the trial's GPUs is left alone: the limit is what is left of the fullest of them.
 
     Rounded down to a multiple of 512 MiB, so that small changes in what a display takes do not turn every
     search into a new question.
     """
+    limit = memory_limit(requested, hardware, devices)
+    if requested is not None:
+        return limit
     for number in range(devices if hardware.kind == "cuda" else 0):
         device = visible(number)
         if device is not None and device.held_bytes > BUSY_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
 from autofit.prediction.calibration import why_not
-from autofit.techniques import AXES, Job, complete, holds, lightness
+from autofit.techniques import AXES, AXIS, Job, complete, holds, lightness
 from autofit.techniques.habits import is_under_autocast, of_formats
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
 WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 """Axes that can be varied without tracing the decoder again (`Estimator`)."""
+Tier = tuple[Effect, int]
+"""What changes do to the training, and the method's place in `METHODS`: the lowest tier is the most faithful."""
 
 
 class Expressible:
@@ -95,42 +98,39 @@ class _Neighbourhood:
 
     def that_fit(self) -> tuple[Change, ...]:
         """The most faithful changes that are likely to make it fit: of one or two values, else of one value and the
-        lightest step. Moving states or weights to the host may take many times as long. Where nothing else trains
-        exactly the same, such a change comes first, before those that keep them where they are."""
-        offloaded: list[Estimate] = []
-        for effect in Effect:
-            lighter = [config for changes in (1, 2) for config in self._lighter(effect, changes)]
-            with_step: list[Config] | None = None
-            for method in range(len(METHODS)):
-                self._grant_traces()
-                fits = self._fitting(c for c in lighter if _method(c) == method)
-                if not self._with_same_offload(fits):
-                    with_step = self._beside_the_lightest_step(effect) if with_step is None else with_step
-                    fits += self._fitting(c for c in with_step if _method(c) == method)
-                if staying := self._with_same_offload(fits):
-                    exact = [e for e in offloaded if self._effect_of(e.config) is Effect.EXACT]
-                    on_host = effect is Effect.TRAINING and not exact
-                    first = self._to_host() if on_host else self._same_training(exact)
-                    return (*first, *self._options(staying))
-                offloaded = offloaded or fits
-        return self._options(offloaded) if offloaded else self._to_host()
+        lightest step. Moving states or weights to the host may take many times as long: where nothing else trains
+        exactly the same, such a change comes first, and it is the only one where nothing else fits."""
+        near, beside_step = self._by_tier(self._lighter()), self._by_tier(self._beside_the_lightest_step())
+        moved: list[Estimate] = []
+        for effect, method in sorted({*near, *beside_step}):
+            self._grant_traces()
+            fits = self._fitting(near[effect, method])
+            if not self._unmoved(fits):
+                fits += self._fitting(beside_step[effect, method])
+            if unmoved := self._unmoved(fits):
+                same = [fit for fit in moved if self._effect_of(fit.config) is Effect.EXACT]
+                if effect is Effect.TRAINING and not same:
+                    same = self._moved_to_host()
+                return (*self._same_training(same), *self._options(unmoved))
+            moved = moved or fits
+        return self._options(moved) if moved else self._same_training(self._moved_to_host())
 
-    def _with_same_offload(self, fits: list[Estimate]) -> list[Estimate]:
+    def _unmoved(self, fits: list[Estimate]) -> list[Estimate]:
         """The estimates that keep states and weights where they are."""
         return [fit for fit in fits if fit.config["offload"] == self._base.config["offload"]]
 
-    def _same_training(self, fits: list[Estimate]) -> tuple[Change, ...]:
-        """The change to the fastest of `fits`, which all train exactly the same; none if there are none."""
-        return (replace(self._change(max(fits, key=_speed_or_memory)), roles=("same training",)),) if fits else ()
-
-    def _to_host(self) -> tuple[Change, ...]:
-        """The fastest change that moves states or weights to the host, which no default space of one card does."""
+    def _moved_to_host(self) -> list[Estimate]:
+        """What fits with states or weights on the host, where no default space of one card puts them."""
         if self._estimator.job.hardware.kind == "cpu":
-            return ()  # whose host is where everything is anyway
+            return []  # whose host is where everything is anyway
         steps: list[dict[str, Value]] = [{}, {"checkpointing": "full"}, *self._lightest_steps()]
         changes = [{"offload": offload, **step} for offload in ("optimizer", "params") for step in steps]
         self._grant_traces()
-        return self._same_training(self._fitting(self._changed_by(changes, Effect.EXACT)))
+        return self._fitting(self._by_tier(changes)[self._tier(Effect.EXACT)])
+
+    def _same_training(self, fits: list[Estimate]) -> tuple[Change, ...]:
+        """The change to the fastest of `fits`, which all train exactly the same; none if there are none."""
+        return (self._change(max(fits, key=_speed_or_memory), "same training"),) if fits else ()
 
     def faster(self) -> tuple[Change, ...]:
         """Changes that are likely to fit and gain enough: exact ones, else those in numerics. Some also need a lighter
@@ -138,138 +138,125 @@ class _Neighbourhood:
         if self._base.tokens_per_second is None:
             return ()
         for effect in (Effect.EXACT, Effect.NUMERICS):
+            tier = self._tier(effect)
             self._grant_traces()
-            fits = self._fitting(self._not_sure_to_be_slower(effect))
-            fits += self._fitting(self._faster_with_lighter_value(effect))
-            faster = [estimate for estimate in fits if self._is_faster(estimate)]
-            if faster:
+            fits = self._fitting(self._by_tier(self._not_sure_to_be_slower())[tier])
+            fits += self._fitting(self._by_tier(self._faster_with_lighter_value())[tier])
+            if faster := [estimate for estimate in fits if self._is_faster(estimate)]:
                 return self._options(faster)
         return ()
 
     def _is_faster(self, estimate: Estimate) -> bool:
         return speed(estimate) >= speed(self._base) * (1 + GAIN)
 
-    def _faster_with_lighter_value(self, effect: Effect) -> list[Config]:
-        """The configs that would be faster but are not likely to fit, with one more value lighter."""
-        faster = [e.config for e in self._estimates.values() if not e.likely_fits and self._is_faster(e)]
-        base = self._base.config
-        differences = [{axis: c[axis] for axis in c if c[axis] != base.get(axis)} for c in faster]
-        return self._changed_by(
-            ({**values, a: v} for values in differences for a, v in self._lighter_values() if a not in values), effect
-        )
+    def _options(self, fits: Sequence[Estimate]) -> tuple[Change, ...]:
+        """The smallest, fastest and safest change to what fits, all of one tier; one may be several of these."""
+        smallest = max(fits, key=lambda fit: (-self._edit_count(fit), *_speed_or_memory(fit)))
+        safest = max(fits, key=lambda fit: (fit.headroom_bytes, speed(fit)))
+        best = {"smallest": smallest, "fastest": self._fastest(fits, (smallest, safest)), "safest": safest}
+        roles: dict[Config, list[str]] = {}
+        for role, fit in best.items():
+            roles.setdefault(fit.config, []).append(role)
+        return tuple(self._change(self._estimates[config], *of_it) for config, of_it in roles.items())
 
-    def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
-        """The smallest, fastest and safest change with the most faithful method; one may be several of these."""
-        first = min(_method(estimate.config) for estimate in fits)
-        changes = [self._change(estimate) for estimate in fits if _method(estimate.config) == first]
-        smallest = max(changes, key=lambda c: (-self._expressible.edit_count(c), *_speed_or_memory(c.estimate)))
-        safest = max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate)))
-        best = {"smallest": smallest, "fastest": self._fastest(changes, (smallest, safest)), "safest": safest}
-        options: dict[Config, Change] = {}
-        for role, change in best.items():
-            option = options.setdefault(change.estimate.config, change)
-            options[change.estimate.config] = replace(option, roles=(*option.roles, role))
-        return tuple(options.values())
-
-    def _fastest(self, changes: Sequence[Change], shown: Sequence[Change]) -> Change:
-        """The change with the least effect among those whose speed nobody could tell from the highest; one that is
-        `shown` anyway if it is among them."""
-        top = max(changes, key=lambda change: _speed_or_memory(change.estimate))
-        least = speed(top.estimate) * (1 - GAIN)
-        alike = [change for change in changes if speed(change.estimate) >= least > 0] or [top]
-        least_effect = min(change.effect for change in alike)
-        alike = [change for change in alike if change.effect == least_effect]
-        if shown_too := [change for change in shown if change in alike]:
-            return max(shown_too, key=lambda change: speed(change.estimate))
-        return min(alike, key=lambda c: (self._expressible.edit_count(c), -speed(c.estimate)))
+    def _fastest(self, fits: Sequence[Estimate], shown: Sequence[Estimate]) -> Estimate:
+        """What takes the fewest edits among those whose speed nobody could tell from the highest; one that is `shown`
+        anyway if it is among them."""
+        top = max(fits, key=_speed_or_memory)
+        alike = [fit for fit in fits if speed(fit) >= speed(top) * (1 - GAIN) > 0] or [top]
+        shown_too = [fit for fit in shown if fit in alike]
+        return max(shown_too, key=speed) if shown_too else min(alike, key=lambda f: (self._edit_count(f), -speed(f)))
 
     def lightest(self) -> Lightest:
         """The config with every axis at the lightest value that can be estimated here. If it is likely to fit, as much
         of the training as still fits then stays as it was."""
         config = self._base.config
         for axis in AXES:
-            if (present := axis.of(config)) is not None:
-                lighter = [changed(config, {axis.name: value}) for value in self._values(axis, below=present)]
-                expressible = (
-                    self._expressible.nearest_expressible(candidate)
-                    for candidate in lighter
-                    if self._is_possible(candidate)
-                )
-                config = next((lighter for lighter in expressible if lighter is not None), config)
+            lighter = (self._reached(changed(config, {axis.name: value})) for value in self._lighter_than(axis, config))
+            config = next(filter(None, lighter), config)
         estimate = self._estimate(config)
         for name in ("method", "rank", "targets", "optimizer"):
             kept = self._base.config.get(name)
             if estimate.likely_fits and kept is not None and estimate.config.get(name) not in (None, kept):
-                candidate = changed(estimate.config, {name: kept})
-                nearest = self._expressible.nearest_expressible(candidate) if self._is_possible(candidate) else None
+                nearest = self._reached(changed(estimate.config, {name: kept}))
                 if nearest is not None and (other := self._estimate(nearest)).likely_fits:
                     estimate = other
         return Lightest(estimate=estimate, card=self._card(estimate))
 
-    def _lighter(self, effect: Effect, changes: int) -> list[Config]:
-        """The configs with `changes` lighter values whose strongest effect is `effect`."""
-        combinations = [dict(pairs) for pairs in itertools.combinations(self._lighter_values(), changes)]
-        return self._changed_by((values for values in combinations if len(values) == changes), effect)
+    def _lighter(self) -> list[dict[str, Value]]:
+        """Every one lighter value, and every two of different axes."""
+        combinations = (pairs for n in (1, 2) for pairs in itertools.combinations(self._lighter_values(), n))
+        return [values for pairs in combinations if len(values := dict(pairs)) == len(pairs)]
 
-    def _beside_the_lightest_step(self, effect: Effect) -> list[Config]:
-        """The configs with one of the lightest steps and one lighter value whose strongest effect is `effect`."""
-        steps, moves = self._lightest_steps(), self._lighter_values()
-        return self._changed_by(({**step, name: v} for name, v in moves for step in steps if name not in step), effect)
+    def _beside_the_lightest_step(self) -> list[dict[str, Value]]:
+        """Every one lighter value with each of the lightest steps."""
+        steps = self._lightest_steps()
+        return [{**step, name: value} for name, value in self._lighter_values() for step in steps if name not in step]
+
+    def _faster_with_lighter_value(self) -> list[dict[str, Value]]:
+        """What would be faster but is not likely to fit, with one more value lighter."""
+        base = self._base.config
+        faster = [e.config for e in self._estimates.values() if not e.likely_fits and self._is_faster(e)]
+        differences = [{axis: c[axis] for axis in c if c[axis] != base.get(axis)} for c in faster]
+        return [{**some, name: v} for some in differences for name, v in self._lighter_values() if name not in some]
+
+    def _not_sure_to_be_slower(self) -> list[dict[str, Value]]:
+        """Every other value of one axis, except those that merely recompute more or launch more operations."""
+        return [
+            {axis.name: value}
+            for axis in AXES
+            if (present := axis.of(self._base.config)) is not None
+            for value in self._values(axis)
+            if not (axis.name in ("checkpointing", "micro_batch") and axis.is_lighter_or_equal(value, present))
+        ]
 
     def _lighter_values(self) -> list[tuple[str, Value]]:
-        return [(a.name, value) for a, present in self._current_values() for value in self._values(a, below=present)]
+        return [(axis.name, value) for axis in AXES for value in self._lighter_than(axis, self._base.config)]
 
     def _lightest_steps(self) -> list[dict[str, Value]]:
         """The smallest micro-batch with every layer recomputed, and the same with layer inputs on the host. Only values
         lighter than the present ones are in a step. Steps leave the training as it is."""
+        base = self._base.config
         steps = ({"micro_batch": 1, "checkpointing": checkpointing} for checkpointing in ("full", "offload"))
-        present = self._current_values()
         return [
-            {
-                a.name: values[a.name]
-                for a, now in present
-                if a.name in values and a.place(values[a.name]) < a.place(now)
-            }
-            for values in steps
+            {name: value for name, value in step.items() if AXIS[name].place(value) < AXIS[name].place(base[name])}
+            for step in steps
         ]
 
-    def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
-        """The configs that differ in one value, except those that merely recompute more or launch more operations."""
-        moves = [
-            (axis, value)
-            for axis, present in self._current_values()
-            for value in self._values(axis)
-            if not (axis.name in ("checkpointing", "micro_batch") and axis.is_lighter_or_equal(value, present))
-        ]
-        return self._changed_by(({axis.name: value} for axis, value in moves), effect)
+    def _lighter_than(self, axis: Axis, config: Config) -> list[Value]:
+        """The values lighter than a config's; none of an axis that does not apply to it."""
+        return [value for value in self._values(axis) if axis.place(value) < axis.place(axis.of(config))]
 
-    def _current_values(self) -> list[tuple[Axis, Value]]:
-        config = self._base.config
-        return [(axis, present) for axis in AXES if (present := axis.of(config)) is not None]
-
-    def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
-        """The default space's values of an axis, lightest first; with `below`, only those before it."""
-        listed: Iterable[Value] = self._space.axes.get(axis.name, ())
+    def _values(self, axis: Axis) -> Sequence[Value]:
+        """The default space's values of an axis, lightest first."""
+        listed: Sequence[Value] = self._space.axes.get(axis.name, ())
         if axis.name == "attention" and listed:
-            listed = ("efficient", *listed)  # which a search takes in place of sdpa where that helps
+            return ("efficient", *listed)  # which a search takes in place of sdpa where that helps
         if axis.name == "micro_batch":
             batch = self._estimator.job.workload.batch_per_device
-            among = set(listed) or range(1, batch + 1)
-            listed = [size for size in range(1, batch + 1) if batch % size == 0 and size in among]
-        if below is None:
-            return list(listed)
-        return [value for value in listed if axis.place(value) < axis.place(below)]
+            return [n for n in range(1, batch + 1) if batch % n == 0 and (not listed or n in listed)]
+        return listed
 
-    def _changed_by(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
-        base = self._base.config
-        candidates = dict.fromkeys(changed(base, values) for values in changes)
-        configs = dict.fromkeys(
-            nearest for config in candidates if (nearest := self._expressible.nearest_expressible(config)) is not None
-        )
-        return [c for c in configs if c != base and self._effect_of(c) is effect and self._is_possible(c)]
+    def _by_tier(self, changes: Iterable[dict[str, Value]]) -> defaultdict[Tier, list[Config]]:
+        """The possible configs that changes lead to, by what those do to the training."""
+        candidates = dict.fromkeys(changed(self._base.config, values) for values in changes)
+        tiers: defaultdict[Tier, list[Config]] = defaultdict(list)
+        for config in dict.fromkeys(map(self._reached, candidates)):
+            if config is not None and config != self._base.config:
+                tiers[self._effect_of(config), METHODS.index(config.text("method"))].append(config)
+        return tiers
+
+    def _tier(self, effect: Effect) -> Tier:
+        """The tier of changes that keep the method."""
+        return effect, METHODS.index(self._base.config.text("method"))
 
     def _effect_of(self, config: Config) -> Effect:
         return effect_of(self._base.config, config, self._estimator.job)
+
+    def _reached(self, config: Config) -> Config | None:
+        """The nearest config that the user can write; None where there is none, or it is not possible."""
+        nearest = self._expressible.nearest_expressible(config)
+        return nearest if nearest is not None and self._is_possible(nearest) else None
 
     def _is_possible(self, config: Config) -> bool:
         """Whether `config` can be estimated and the space's rules exclude none of its new values."""
@@ -313,10 +300,13 @@ class _Neighbourhood:
             self._report(len(self._estimates))
         return self._estimates[config]
 
-    def _change(self, estimate: Estimate) -> Change:
+    def _change(self, estimate: Estimate, *roles: str) -> Change:
         before, after = self._base.config, estimate.config
         values = {a.name: now for a in AXES if (now := a.of(after)) is not None and a.of(before) != now}
-        return Change(values=values, effect=self._effect_of(after), estimate=estimate)
+        return Change(values=values, effect=self._effect_of(after), estimate=estimate, roles=roles)
+
+    def _edit_count(self, estimate: Estimate) -> int:
+        return self._expressible.edit_count(self._change(estimate))
 
     def _card(self, estimate: Estimate) -> str | None:
         """The smallest card that the estimator covers and that is likely to hold it; the user's own card where only the
@@ -348,7 +338,3 @@ def changed(config: Config, values: Mapping[str, Value]) -> Config:
 def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:
     """A sort key by speed. Where no speed is known, the config that needs the most memory is likely the fastest."""
     return speed(estimate), estimate.device_bytes
-
-
-def _method(config: Config) -> int:
-    return METHODS.index(config.text("method"))

@@ -180,14 +180,11 @@ class Store:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
         return self._read_trials(select(TrialRow).order_by(TrialRow.id))
 
-    def predicted(self, *, hardware_key: str | None = None, latest: int | None = None) -> Iterator[Trial]:
-        """The trials that were predicted before they ran, on one hardware if given, in the manner of `stream`; with
-        `latest`, only that many of the newest, newest first.
-        """
+    def predicted(self, *, latest: int, hardware_key: str | None = None) -> Iterator[Trial]:
+        """The latest so many trials that were predicted before they ran, on one hardware if given, newest first, in the
+        manner of `stream`."""
         of_hardware = _where({"hardware_key": hardware_key})
         query = select(TrialRow).where(TrialRow.prediction.is_not(null()), *of_hardware)
-        if latest is None:
-            return self._read_trials(query.order_by(TrialRow.id))
         return self._read_trials(query.order_by(TrialRow.id.desc()).limit(latest))
 
     def attempts(

@@ -48,6 +48,8 @@ TECHNIQUES: tuple[Technique, ...] = (
 """One technique per axis, in the order in which they are applied in a build."""
 
 AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
+AXIS: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
+"""Each axis by its name."""
 
 
 def lightness(config: Config) -> tuple[int, ...]:
@@ -105,11 +107,10 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
 
     Raises `UsageError` for an unknown axis or value, and for `rank` or `targets` with method `full`.
     """
-    axes = {axis.name: axis for axis in AXES}
     for name, value in values.items():
-        if name not in axes:
-            raise not_an_axis(name, value, axes)
-    checked = {name: axes[name].check(value) for name, value in values.items()}
+        if name not in AXIS:
+            raise not_an_axis(name, value, AXIS)
+    checked = {name: AXIS[name].check(value) for name, value in values.items()}
     filled: dict[str, Value] = {}
     for technique in TECHNIQUES:
         name = technique.axis.name
@@ -135,17 +136,16 @@ def recipe(on: Hardware | Card, model: Model, trainer: str | None = None) -> Map
 
 def parse(text: str) -> dict[str, object]:
     """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
-    axes = {axis.name: axis for axis in AXES}
     values: dict[str, object] = {}
     errors: list[UsageError] = []
     for name, value in pairs(text).items():
-        if name not in axes:
-            errors.append(not_an_axis(name, value, axes))
+        if name not in AXIS:
+            errors.append(not_an_axis(name, value, AXIS))
             continue
         try:
-            values[name] = axes[name].parse(value)
+            values[name] = AXIS[name].parse(value)
         except UsageError as error:
-            errors.append(not_a_value(error, axes[name], value))
+            errors.append(not_a_value(error, AXIS[name], value))
     if errors:
         raise errors[0] if len(errors) == 1 else UsageError("; ".join(map(str, errors)))
     return values
@@ -184,6 +184,7 @@ def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
 
 __all__ = [
     "AXES",
+    "AXIS",
     "TECHNIQUES",
     "Job",
     "changes",

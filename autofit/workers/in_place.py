@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from types import MappingProxyType
 
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import Probe
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import why_not_trainable
@@ -15,14 +12,13 @@ from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, Pool
 
 
-class InPlacePool:
+class InPlacePool(Pool):
     """One trial at a time, each on the same devices of this machine."""
 
     size = 1
-    set_aside: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, *, device: str = "auto", devices: int = 1) -> None:
         """A pool for trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
@@ -39,12 +35,6 @@ class InPlacePool:
 
     def cannot(self, config: Config, job: Job) -> str | None:
         return why_not_trainable(config, job)
-
-    def leave_out(self, worker: str, reason: str) -> bool:
-        return False
-
-    def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
-        """Nothing of an earlier driver outlives it here."""
 
     def submit(self, request: TrialRequest) -> None:
         self._running[self._thread.submit(self._runner.attempt, request)] = request

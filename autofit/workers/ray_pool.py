@@ -25,7 +25,7 @@ from autofit.workers.cluster import nodes as cluster
 from autofit.workers.cluster.connection import connect
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, Pool
 from autofit.workers.slots.missing import MissingRequirements
 from autofit.workers.slots.running_trial import RunningTrial
 from autofit.workers.slots.slot import Slot, State
@@ -48,7 +48,7 @@ class _Queued:
         return time.monotonic() - self.since
 
 
-class RayPool:
+class RayPool(Pool):
     """Workers on Ray: a private single-machine Ray without dashboard, on loopback, unless an address is given."""
 
     def __init__(

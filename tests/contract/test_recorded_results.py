@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import estimate_emulated
+import many_workers
 import pytest
+import replay
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECORDED = BENCHMARKS / "recorded"
@@ -20,22 +21,16 @@ def figures(name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("replay")
-
-
-def test_figures_are_of_the_tables_as_they_are(program: ModuleType) -> None:
+def test_figures_are_of_the_tables_as_they_are() -> None:
     tables = figures("replay-results.json")["tables"]
-    assert tables == {file.stem: sha256(file.read_bytes()).hexdigest() for file in program.TABLES}, (
+    assert tables == {file.stem: sha256(file.read_bytes()).hexdigest() for file in replay.TABLES}, (
         "a table has changed since: run `make results`"
     )
 
 
-def test_the_page_is_of_its_figures(program: ModuleType) -> None:
-    _, mark, written = (BENCHMARKS / "RESULTS.md").read_text().partition(program.MARK)
-    assert mark and written == f"\n{program.tables_of(figures('replay-results.json'))}"
+def test_the_page_is_of_its_figures() -> None:
+    _, mark, written = (BENCHMARKS / "RESULTS.md").read_text().partition(replay.MARK)
+    assert mark and written == f"\n{replay.tables_of(figures('replay-results.json'))}"
 
 
 def test_the_made_devices_in_the_readme_are_their_record() -> None:
@@ -52,17 +47,14 @@ def test_the_made_devices_in_the_readme_are_their_record() -> None:
         assert sentence in text
 
 
-def test_the_many_workers_in_the_docs_are_their_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, page = importlib.import_module("many_workers"), BENCHMARKS.parent / "docs" / "admin" / "ray.md"
-    assert script.table_of(figures("many-workers.json")) in page.read_text()
+def test_the_many_workers_in_the_docs_are_their_record() -> None:
+    page = BENCHMARKS.parent / "docs" / "admin" / "ray.md"
+    assert many_workers.table_of(figures("many-workers.json")) in page.read_text()
 
 
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("*/figures.json")), ids=lambda file: file.parent.name)
-def test_the_emulated_cards_in_the_readme_are_their_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = importlib.import_module("estimate_emulated")
-    assert script.table_of(json.loads(file.read_text())) in (BENCHMARKS / "README.md").read_text()
+def test_the_emulated_cards_in_the_readme_are_their_record(file: Path) -> None:
+    assert estimate_emulated.table_of(json.loads(file.read_text())) in (BENCHMARKS / "README.md").read_text()
 
 
 @pytest.mark.parametrize("file", ["killed-searches.jsonl", "killed-searches-real.jsonl"])

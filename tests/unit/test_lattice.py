@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Axis, Config, Lattice, Value, chain, closure
-from autofit.techniques import AXES, complete, holds, parse
+from autofit.techniques import AXES, AXIS, complete, holds, parse
 from tests.tiny import job
 
-BY_NAME = {axis.name: axis for axis in AXES}
 NUMBERS: tuple[Value, ...] = (1, 2, 8, 16, 64)
 
 
@@ -39,8 +38,8 @@ def related(draw: st.DrawFn, count: int) -> tuple[Config, ...]:
     names = draw(st.lists(st.sampled_from(sorted(base)), max_size=3))
     drawn = []
     for _ in range(count):
-        changed = {name: draw(st.sampled_from(values_of(BY_NAME[name]))) for name in names}
-        drawn.append(_applicable({**{name: values_of(BY_NAME[name])[0] for name in BY_NAME}, **base, **changed}))
+        changed = {name: draw(st.sampled_from(values_of(AXIS[name]))) for name in names}
+        drawn.append(_applicable({**{name: values_of(AXIS[name])[0] for name in AXIS}, **base, **changed}))
     return tuple(drawn)
 
 
@@ -221,25 +220,25 @@ def test_every_value_of_an_axis_is_accepted_and_read_back_from_text(axis: Axis) 
 )
 def test_a_wrong_value_is_refused_with_the_nearest_ones(name: str, value: object, nearest: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        BY_NAME[name].check(value)
+        AXIS[name].check(value)
     assert f"unknown value of {name} {value!r}: " in str(refusal.value)
     assert nearest in str(refusal.value)
 
 
 def test_a_number_that_no_tensor_can_have_is_refused() -> None:
     with pytest.raises(UsageError, match="value of rank is 2147483648: it must be at most 2147483647"):
-        BY_NAME["rank"].check(2**31)
+        AXIS["rank"].check(2**31)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e3", "x", "1" * 5000, "³", "true"])
 def test_a_number_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="value of micro_batch"):
-        BY_NAME["micro_batch"].parse(text)
+        AXIS["micro_batch"].parse(text)
 
 
 @given(st.integers(1, 10**9 - 1))
 def test_whole_numbers_are_read_from_text(number: int) -> None:
-    assert BY_NAME["rank"].parse(str(number)) == number
+    assert AXIS["rank"].parse(str(number)) == number
 
 
 @given(configs())
@@ -282,7 +281,7 @@ def test_a_config_answers_for_its_axes() -> None:
     config = complete({"method": "lora", "rank": 16, "compile": True})
     assert config["rank"] == config.get("rank") == config.number("rank") == 16
     assert config.text("method") == "lora"
-    assert set(config) == set(BY_NAME) - {"batching", "kernels"}
+    assert set(config) == set(AXIS) - {"batching", "kernels"}
     assert list(config) == sorted(config)
     assert config.replace(rank=32).number("rank") == 32
     assert config.number("rank") == 16

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autofit.core.errors import StoreError
-from autofit.operations.prediction_residuals import LATEST, prediction_errors
+from autofit.operations.prediction_errors import LATEST, prediction_errors
 from autofit.store import Store
 
 LOG = logging.getLogger("autofit.api.requests")

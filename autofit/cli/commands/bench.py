@@ -10,23 +10,13 @@ import typer
 
 from autofit import operations
 from autofit.cli import options
-from autofit.cli.output import columns, print_json, resumable
+from autofit.cli.output import print_json, resumable
 from autofit.core.errors import UsageError
 from autofit.core.units import parse_duration
 
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
-    from autofit.operations.prediction_residuals import Group, Residuals
     from autofit.operations.recording.record import RecordResult
-
-TITLES = {
-    "peak_allocated_bytes": "Peak allocated",
-    "peak_reserved_bytes": "Peak reserved",
-    "device_bytes": "Device memory",
-    "step_seconds": "Step time, calibrated",
-    "step_seconds_uncalibrated": "Step time, guessed from data sheets",
-}
-"""Title of each predicted quantity's table, in printing order."""
 
 group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
 Out = Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")]
@@ -100,7 +90,6 @@ def record(
 
 
 def _seconds(budget: str | None) -> float | None:
-
     return None if budget is None else parse_duration(budget)
 
 
@@ -123,13 +112,7 @@ def _recorded(done: int, total: int, last: Trial | None) -> None:
 
 @group.command()
 def replay(
-    with_residuals: Annotated[
-        bool, typer.Option("--residuals", help="Compare the predictions of trials with their measurements.")
-    ] = False,
-    table: Annotated[
-        list[Path] | None,
-        typer.Option("--table", help="Recorded table or, with --residuals, exported trials; may be repeated."),
-    ] = None,
+    table: Annotated[list[Path] | None, typer.Option("--table", help="Recorded table; may be repeated.")] = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -151,24 +134,18 @@ def replay(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Drive search methods over recorded tables, or compare predictions with measurements.
+    """Drive search methods over recorded tables.
 
     Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to
     come within 1 % of the best, for each training method of a table and for all together. Without --table, all
     tables of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to
-    resume. With --residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit
-    db export`, and how often fit was misjudged.
+    resume.
 
     \b
     Examples:
       autofit bench replay --table t.jsonl --methods autofit,optuna-tpe
       autofit bench replay --memory-limit 1GiB --seeds 20 --json
-      autofit bench replay --residuals
-      autofit bench replay --residuals --table trials.jsonl --json
     """
-    if with_residuals:
-        _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
-        return
     from autofit.bench.replay import SEEDS
     from autofit.bench.replay import replay as replayed
     from autofit.catalog.answer_cache import cache_folder
@@ -190,40 +167,3 @@ def replay(
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
     print_json(result.to_json()) if as_json else print(replay_text(result))
-
-
-def _residuals(tables: list[Path], of_searches: tuple[object, ...], store: str | None, as_json: bool) -> None:
-    if any(option is not None for option in of_searches):
-        raise UsageError(
-            "--residuals compares what was measured: leave --methods, --seeds, --keep, --jobs and --memory-limit out"
-        )
-    if tables and store is not None:
-        raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
-    result = operations.residuals(store, tables=tables)
-    print_json(result.to_json()) if as_json else print(residuals_text(result))
-
-
-def residuals_text(result: Residuals) -> str:
-    """One table for each predicted quantity, and one for predictions of fit."""
-    parts = [f"{result.trials:,} trials with a prediction; errors are predicted / measured - 1"]
-    for quantity, title in TITLES.items():
-        rows = [_errors(group, quantity) for group in result.groups if quantity in group.errors]
-        if rows:
-            heading = ("hardware", "technique", "trials", "median", "median abs", "p95 abs", "worst")
-            parts.append(f"{title}\n{columns([heading, *rows], right=frozenset(range(2, 7)))}")
-    fit_heading = ("hardware", "technique", "trials", "misjudged", "ran out unforeseen", "fitted unforeseen")
-    fits = [_fit(group) for group in result.groups]
-    parts.append(f"Fit\n{columns([fit_heading, *fits], right=frozenset(range(2, 6)))}")
-    return "\n\n".join(parts)
-
-
-def _errors(group: Group, quantity: str) -> tuple[str, ...]:
-    e = group.errors[quantity]
-    shares = (f"{e.median:+.1%}", f"{e.median_absolute:.1%}", f"{e.p95_absolute:.1%}", f"{e.worst:+.1%}")
-    return (group.hardware, group.technique, f"{e.count:,}", *shares)
-
-
-def _fit(group: Group) -> tuple[str, ...]:
-    fit = group.fit
-    wrong = f"{fit.misjudged:,} ({fit.misjudged / fit.judged:.1%})"
-    return (group.hardware, group.technique, f"{fit.judged:,}", wrong, f"{fit.too_hopeful:,}", f"{fit.too_careful:,}")

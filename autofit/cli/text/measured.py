@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import median
 
 from autofit.cli.output import columns
@@ -10,6 +9,7 @@ from autofit.cli.text.phrases import (
     EMULATED,
     alternative_line,
     devices_text,
+    frontier_heading,
     on_each,
     points_table,
     step_text,
@@ -31,27 +31,22 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
     """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked.
     With several devices, memory is per device, and speed is given both in total and per device."""
     workload = frontier.workload
-    limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
+
+    def spread(point: Point) -> str:
+        return spread_text(point.relative_spread)
+
+    def config(point: Point) -> str:
+        is_over = memory_limit_bytes is not None and point.device_bytes > memory_limit_bytes
+        return short(point.config) + (" (over the limit)" if is_over else "")
+
     tables = [
-        _measured_table(method, points, workload.devices, memory_limit_bytes)
+        points_table(points, workload.devices, {"spread": spread, method: config})
         for method, points in by_method(frontier.points).items()
     ]
-    heading = (
-        f"Frontier of {devices_text(frontier.hardware.name, workload.devices)} for {workload.model}, "
-        f"{step_text(workload)}, within {limit}{on_each(workload.devices)}:"
-    )
+    limit = memory_limit_bytes or frontier.hardware.memory_bytes
+    heading = frontier_heading("Frontier", frontier.hardware.name, workload, limit)
     remarks = [EMULATED] if frontier.hardware.is_emulated else []
-    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *remarks])
-
-
-def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
-    rows = []
-    for point in points:
-        m = point.measurement
-        beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
-        config = short(point.config) + (" (over the limit)" if beyond else "")
-        rows.append((m.device_bytes, m.tokens_per_second, (spread_text(point.relative_spread), config)))
-    return points_table(rows, devices, ("spread", method))
+    return "\n\n".join([f"{heading}:", *(tables or ["nothing that was measured fits"]), *remarks])
 
 
 def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
@@ -64,7 +59,7 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
         "",
         f"  {answer.point.config}",
         "",
-        f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
+        f"  {total_text(m.tokens_per_second, answer.workload.devices)}, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
         f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autofit.cli.output import columns
 from autofit.core.frontier import Alternative, C
@@ -43,14 +43,18 @@ def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> 
     return f"{tokens_per_second:,.{decimals}f} tokens/s{per_device}"
 
 
-def points_table(
-    points: Iterable[tuple[int, float | None, tuple[str, ...]]], devices: int, more: tuple[str, ...]
-) -> str:
-    """Bytes, tokens per second in total and, with several devices, of each, and `more` columns."""
+def frontier_heading(what: str, hardware: str, workload: Workload, memory_limit_bytes: int) -> str:
+    where, limit = devices_text(hardware, workload.devices), format_bytes(memory_limit_bytes)
+    return f"{what} of {where} for {workload.model}, {step_text(workload)}, within {limit}{on_each(workload.devices)}"
+
+
+def points_table(points: Iterable[C], devices: int, more: Mapping[str, Callable[[C], str]]) -> str:
+    """Memory, speed in total and, with several devices, of each, and `more` columns by their headings."""
     rows = [("memory of each", "tokens/s", "of each", *more) if devices > 1 else ("memory", "tokens/s", *more)]
-    for size, speed, rest in points:
+    for point in points:
+        speed = point.tokens_per_second
         speeds = ["?" if speed is None else f"{speed / ranks:,.0f}" for ranks in sorted({1, devices})]
-        rows.append((format_bytes(size), *speeds, *rest))
+        rows.append((format_bytes(point.device_bytes), *speeds, *(cell(point) for cell in more.values())))
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 

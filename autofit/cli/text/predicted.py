@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -11,6 +10,7 @@ from autofit.cli.text.phrases import (
     EFFECTS,
     alternative_line,
     devices_text,
+    frontier_heading,
     on_each,
     points_table,
     step_text,
@@ -203,14 +203,14 @@ def change_text(change: Change) -> str:
 
 def predicted_frontier_text(frontier: PredictedFrontier) -> str:
     """A predicted frontier as `frontier_text` shows a measured one, and what would be recommended."""
-    workload, hardware = frontier.plan.job.workload, frontier.plan.job.hardware
-    where = devices_text(hardware.name, workload.devices)
-    parts = [f"Predicted frontier of {where} for {workload.model} (nothing is run):"]
+    plan, workload = frontier.plan, frontier.plan.job.workload
+    heading = frontier_heading("Predicted frontier", plan.job.hardware.name, workload, plan.limits.memory_bytes)
+    parts = [f"{heading} (nothing is run):"]
     of_methods = by_method(frontier.points)
     for method in METHODS:
         if method in of_methods:
-            parts.append(_predicted_table(method, of_methods[method], workload.devices))
-        elif any(config["method"] == method for config in frontier.plan.lattice.configs):
+            parts.append(points_table(of_methods[method], workload.devices, {method: _config_text}))
+        elif any(config["method"] == method for config in plan.lattice.configs):
             parts.append(f"No config of {method} is predicted to fit.")
     if not frontier.points:
         parts.append("nothing can be predicted here")
@@ -224,13 +224,9 @@ def predicted_frontier_text(frontier: PredictedFrontier) -> str:
     return "\n\n".join(parts)
 
 
-def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> str:
-    rows = []
-    for point in points:
-        fit = fit_text(point)
-        config = short(point.config) + ("" if fit == "fits" else f" ({fit})")
-        rows.append((point.device_bytes, point.tokens_per_second, (config,)))
-    return points_table(rows, devices, (method,))
+def _config_text(estimate: Estimate) -> str:
+    fit = fit_text(estimate)
+    return short(estimate.config) + ("" if fit == "fits" else f" ({fit})")
 
 
 def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:

@@ -61,34 +61,17 @@ class Case(Expressible):
     ) -> None:
         """With `edited`, the file with these edits, whose effect is `effect`: changes are then those edits and what
         helps beside them. `missed_bytes` are what predictions missed of the file as it is."""
-        request, where = reader.request, reader.where
-        self._file, self._reader, self._request = file, reader, request
+        self._file, self._reader, self._request = file, reader, reader.request
         self._edited, self._effect = dict(edited or {}), effect
         self._values = applied(file.values, self._edited)
-        self._in_text = settings_in_text(self._values, where)
+        self._in_text = settings_in_text(self._values, reader.where)
         self.run = reader.read(self._values)
         self.options = reader.options(self.run)
         model, _ = self.options.resolve()
         self._extra_bytes = bytes_beyond_formats(self.run, model)
-        config = self.run.config
-        self._emulated = not where.bf16 and product_format(config) == "bf16"
         self._only_bf16: str | None = None
         """Why the trainer can only emulate bf16 on this card; None where it need not."""
-        try:
-            self.estimation = self._estimation_of(
-                self.options, config.replace(precision="fp16-mixed") if self._emulated else config
-            )
-        except UsageError as error:
-            # With loss scaling, a trainer cannot have its adapters in bf16.
-            if self._emulated and trained_format(config, self.options.trainer) == "bfloat16":
-                self._emulated, self._only_bf16 = False, str(error)
-                self.estimation = self._estimation_of(self.options, config)
-            elif self._emulated:
-                card = "this machine's GPU" if request.hardware == "auto" else request.hardware
-                reason = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
-                raise UsageError(f"{reason}: {error}") from error
-            else:
-                raise UsageError(f"what {file.name} asks for cannot be estimated: {error}") from error
+        self.estimation = self._estimation()
         job = self.estimation.job
         self._task = Task(
             config=self.run.config,
@@ -102,6 +85,24 @@ class Case(Expressible):
         self._runs = {self.run.config: self.run}
         """The run that the file then asks for."""
         self._missed_bytes = self._missed_by_prediction() if missed_bytes is None else missed_bytes
+
+    def _estimation(self) -> Estimation:
+        """Of what the file asks for or, where the card only emulates the bf16 of that, of the same in fp16."""
+        config = self.run.config
+        if product_format(config) == "bf16" and not self._reader.where.bf16:
+            try:
+                return self._estimation_of(self.options, config.replace(precision="fp16-mixed"))
+            except UsageError as error:
+                # With loss scaling, a trainer cannot have its adapters in bf16.
+                if trained_format(config, self.options.trainer) != "bfloat16":
+                    card = "this machine's GPU" if self._request.hardware == "auto" else self._request.hardware
+                    reason = f"{self._asks_for_bf16(card)}, and fp16 in its place cannot be estimated"
+                    raise UsageError(f"{reason}: {error}") from error
+                self._only_bf16 = str(error)
+        try:
+            return self._estimation_of(self.options, config)
+        except UsageError as error:
+            raise UsageError(f"what {self._file.name} asks for cannot be estimated: {error}") from error
 
     def _estimation_of(self, options: WorkloadOptions, config: Config) -> Estimation:
         """Raises `UsageError` for a config that cannot work. Emulated bf16 takes the memory of any other; its speed is
@@ -117,43 +118,47 @@ class Case(Expressible):
         return Estimation(calibration=calibration, config=config, memory_limit_bytes=limit)
 
     def diagnosed(self, report: Callable[[int], None]) -> Diagnosis:
-        if self._emulated:
+        if self.estimation.config != self.run.config:
             return self._in_fp16(report)
         estimate = self._advised(report)
         whole = self._whole(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
-        if self._edited and whole.likely_fits:
-            remedies: Sequence[Remedy] = [
-                self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))
-            ]
-        elif self._has_failed and whole.likely_fits:
-            fewer = self._half_as_many_evaluated()
-            remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies if fewer else ()
-        else:
-            remedies = [r for change in estimate.advice if (r := self._remedy(change)).change.estimate.likely_fits]
-        if not whole.likely_fits:
-            if self.run.narrower is not None:
-                key, value = self.run.narrower
-                narrower = self._edited_by({(key,): value}, Effect.NUMERICS)
-                remedies = _more_faithful(narrower.diagnosed(report).remedies, remedies)
-            if fewer := self._fewer_evaluated(estimate):
-                remedies = self._edited_by(fewer, Effect.EXACT).diagnosed(report).remedies or remedies
-            if self.run.adapters is not None:
-                key, turned_on = self.run.adapters
-                with suppress(UsageError):  # the trainer or the card may be unable to do what the file then asks for
-                    with_adapters = self._edited_by({(key,): turned_on}, Effect.TRAINING)
-                    remedies = with_adapters.diagnosed(report).remedies or remedies
+        remedies = self._remedies(estimate, whole.likely_fits, report)
+        on_adapters = () if whole.likely_fits or remedies else self._notes_on_adapters()
         return Diagnosis(
             run=self.run,
             options=self.options,
             estimate=whole,
             remedies=tuple(remedies),
-            notes=(
-                *self._notes(estimate),
-                *(() if whole.likely_fits or remedies else self._notes_on_adapters()),
-                *_notes_on_versions(remedies),
-            ),
+            notes=(*self._notes(estimate), *on_adapters, *_notes_on_versions(remedies)),
             failure=self._request.failure,
         )
+
+    def _remedies(self, estimate: Estimate, fits: bool, report: Callable[[int], None]) -> Sequence[Remedy]:
+        """What helps. If the file `fits` as it was edited, these edits do. One that fits and has failed all the same
+        may have failed in evaluation. One that does not fit may fit with changes to its config, or with other keys."""
+        if fits and self._edited:
+            return [self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))]
+        if fits and self._has_failed:
+            return self._remedies_with(self._half_as_many_evaluated(), Effect.EXACT, report)
+        of_config = map(self._remedy, estimate.advice)
+        remedies: Sequence[Remedy] = [remedy for remedy in of_config if remedy.change.estimate.likely_fits]
+        if fits:
+            return remedies
+        if self.run.narrower is not None:
+            key, value = self.run.narrower
+            remedies = _more_faithful(self._remedies_with({(key,): value}, Effect.NUMERICS, report), remedies)
+        remedies = self._remedies_with(self._fewer_evaluated(estimate), Effect.EXACT, report) or remedies
+        if self.run.adapters is not None:
+            key, turned_on = self.run.adapters
+            with suppress(UsageError):  # the trainer or the card may be unable to do what the file then asks for
+                remedies = self._remedies_with({(key,): turned_on}, Effect.TRAINING, report) or remedies
+        return remedies
+
+    def _remedies_with(
+        self, edits: Mapping[KeyPath, Any], effect: Effect, report: Callable[[int], None]
+    ) -> Sequence[Remedy]:
+        """The remedies that begin with these edits; none without any."""
+        return self._edited_by(edits, effect).diagnosed(report).remedies if edits else ()
 
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""

@@ -89,22 +89,25 @@ def record(
         before, total = len(outcomes), len(outcomes) + len(configs)
         report(before, total, None)
 
-        def trial_of(config: Config) -> TrialRequest:
-            return TrialRequest(
-                job=job,
-                config=config,
-                memory_limit_bytes=limit,
-                deadline_seconds=deadline,
-                allowance_seconds=trial_seconds,
-                timing_seconds=TIMING_SECONDS,
-                rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
-            )
+        def requests() -> Iterator[TrialRequest]:
+            """While there is time; the rivals are what has fitted when the next one is asked for."""
+            for config in configs:
+                if time.monotonic() >= ends:
+                    return
+                yield TrialRequest(
+                    job=job,
+                    config=config,
+                    memory_limit_bytes=limit,
+                    deadline_seconds=deadline,
+                    allowance_seconds=trial_seconds,
+                    timing_seconds=TIMING_SECONDS,
+                    rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
+                )
 
         if configs and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
             _check_site(pool, job.hardware, job.stack)
-            in_time = itertools.takewhile(lambda _: time.monotonic() < ends, configs)
-            for trial_request, attempt in _run_all(pool, map(trial_of, in_time)):
+            for trial_request, attempt in _run_all(pool, requests()):
                 table_file.append(file, table_file.line_of(trial_request.config, attempt))
                 outcomes[trial_request.config] = attempt.outcome
                 report(len(outcomes), total, trial_request.trial(attempt))

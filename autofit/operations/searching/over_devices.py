@@ -86,13 +86,13 @@ def search_over_devices(
     smaller one that cannot be searched (its space has nothing for it, or none of its trials ran) costs no more than its
     own answer.
     """
-    campaign_id = uuid4().hex
+    requests = requests_over_devices(replace(request, campaign_id=uuid4().hex))
     results: dict[int, SearchResult] = {}
     reasons: dict[int, AutofitError] = {}
     # From the largest number down, so that missing devices, or a space with nothing for them, are reported at once.
-    for devices, sized_request in reversed(requests_over_devices(request).items()):
+    for devices, sized_request in reversed(requests.items()):
         try:
-            results[devices] = search(sized_request, report, campaign_id=campaign_id)
+            results[devices] = search(sized_request, report)
         except NothingFits as failure:
             reasons[devices] = failure
         except StoreError:

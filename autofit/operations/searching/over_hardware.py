@@ -120,24 +120,16 @@ def search_over_hardware(
 
         names = kinds(request.ray_address or "auto")
     campaign_id = uuid4().hex
+    request = replace(request, campaign_id=campaign_id)
     with Store.open(request.store) as store:
         if not all(map(matching_cards, names)):  # the name of this machine's own device, which no catalog has
             store.queue.announce(detect(request.device)[0])
-        requests = {name: replace(request, hardware=name) for name in dict.fromkeys(names)}
-        ids = {name: submit(named_request, store, campaign_id=campaign_id) for name, named_request in requests.items()}
-        current = [Standing(hardware=name, search_id=search_id) for name, search_id in ids.items()]
-        with running([_runner(request, search_id) for search_id in ids.values()]) as failures:
-            while True:
-                for standing in current:
-                    standing.look(store)
-                report(current)
-                unfinished = [standing for standing in current if standing.state not in ENDINGS]
-                if not unfinished:
-                    break
-                if len(failures) >= len(unfinished):  # nobody is left to drive them
-                    raise EnvironmentLacks(f"no search can be driven here: {failures[0]}", remedy=RESUMES)
-                time.sleep(LOOK_SECONDS)
-        standings = {standing.hardware: standing for standing in current}
+        submitted = [
+            Standing(hardware=name, search_id=submit(replace(request, hardware=name), store))
+            for name in dict.fromkeys(names)
+        ]
+        _drive(submitted, request, store, report)
+        standings = {standing.hardware: standing for standing in submitted}
         rows = compare_hardware(
             request.workload,
             list(standings),
@@ -152,6 +144,24 @@ def search_over_hardware(
     if all(row.recommendation is None for row in explained):
         raise _failure(explained, standings)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
+
+
+def _drive(
+    standings: Sequence[Standing], request: SearchRequest, store: Store, report: Callable[[Sequence[Standing]], None]
+) -> None:
+    """Run the searches, each with a driver of its own, until all have ended. Raises `EnvironmentLacks` once no driver
+    is left."""
+    with running([_runner(request, standing.search_id) for standing in standings]) as failures:
+        while True:
+            for standing in standings:
+                standing.look(store)
+            report(standings)
+            unfinished = sum(standing.state not in ENDINGS for standing in standings)
+            if not unfinished:
+                return
+            if len(failures) >= unfinished:
+                raise EnvironmentLacks(f"no search can be driven here: {failures[0]}", remedy=RESUMES)
+            time.sleep(LOOK_SECONDS)
 
 
 def _runner(request: SearchRequest, search_id: str) -> Runner:

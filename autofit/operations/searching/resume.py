@@ -34,9 +34,7 @@ class Claimed:
     is_answered: bool
 
 
-def begin(
-    request: SearchRequest, plan: Plan, store: Store, runner_lease: Lease | None = None, campaign_id: str | None = None
-) -> Claimed:
+def begin(request: SearchRequest, plan: Plan, store: Store, runner_lease: Lease | None = None) -> Claimed:
     """Store the search as running unless an earlier one has already answered it; `runner_lease` is a runner's claim.
 
     Raises `UnderWay` if another process drives the same search.
@@ -62,7 +60,7 @@ def begin(
             "max_trials": request.max_trials,
             "seconds": request.time_budget_seconds,
         },
-        campaign_id=campaign_id,
+        campaign_id=request.campaign_id,
     )
     return Claimed(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
 

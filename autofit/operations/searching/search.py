@@ -37,14 +37,13 @@ def search(
     report: Callable[[Progress], None] = lambda progress: None,
     *,
     driving: DrivenSearch | None = None,
-    campaign_id: str | None = None,
 ) -> SearchResult:
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    `driving` has the lease if a runner has claimed the search; searches that are asked for together share a campaign.
-    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials or another process drives
-    the same search, `UsageError` if no trial could end within the time budget, `LeaseLost` if the search is cancelled.
+    `driving` has the lease if a runner has claimed the search. Raises `NothingFits` if nothing fits, `EnvironmentLacks`
+    if the machine cannot run trials or another process drives the same search, `UsageError` if no trial could end
+    within the time budget, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
     answered = answered_plan(request)
@@ -53,7 +52,7 @@ def search(
         plan = answered or resolve(request, pool)
         with Store.open(request.store) as store:
             runner_lease = None if driving is None else driving.lease
-            claimed = begin(request, plan, store, runner_lease, campaign_id)
+            claimed = begin(request, plan, store, runner_lease)
             with ExitStack() as stack:
                 if driving is None and claimed.lease is not None:
                     driving = stack.enter_context(DrivenSearch(store, claimed.lease))

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
@@ -16,10 +16,9 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Trial, Unsupported
 from autofit.core.workload import Workload
 from autofit.estimate.assumptions import as_probed
-from autofit.estimate.estimate import Estimate
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.service.prediction_process import Overloaded, PredictionProcess, TooLate
-from autofit.planning.requests import left_by_others, memory_limit
+from autofit.planning.requests import memory_limit_here
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.attempt import Attempt
@@ -27,6 +26,9 @@ from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
 
 PREDICTION_SECONDS = 30.0
 """Longest wait for one estimate, the estimator's imports included."""
@@ -88,7 +90,7 @@ class Bench:
             with suppress(EnvironmentLacks):  # one card, or cards that differ: sharding is not checked
                 check_devices(self.hardware, 2)
                 self.ranks = 2
-        self.limit = left_by_others(memory_limit(None, self.hardware), self.hardware)
+        self.limit = memory_limit_here(None, self.hardware)
 
     def start(self) -> None:
         """Start the processes now, so that their imports overlap."""
@@ -141,8 +143,16 @@ class Bench:
     def trial(self, job: Job, config: Config, *, until: float, limit: int | None = None) -> Trial:
         """Run `config` until that time at most, or say why it cannot work here. Raises `NoTimeLeft`."""
         self._jobs[job.workload.key] = job
-        limit, seconds = self.limit if limit is None else limit, until - time.monotonic()
-        request, reason = self._request(job, config, limit, seconds), why_not_trainable(config, job)
+        seconds, reason = until - time.monotonic(), why_not_trainable(config, job)
+        request = TrialRequest(
+            job=job,
+            config=config,
+            memory_limit_bytes=self.limit if limit is None else limit,
+            deadline_seconds=seconds,
+            wait_seconds=seconds,
+            timing_seconds=0.5,  # the self-test compares formats, not configs
+            compares_gradient=True,
+        )
         if reason is not None:
             attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
         elif seconds < 2.0:
@@ -153,17 +163,6 @@ class Bench:
                 raise NoTimeLeft(attempt.outcome.reason)
         return request.trial(attempt)
 
-    def _request(self, job: Job, config: Config, limit: int, seconds: float) -> TrialRequest:
-        return TrialRequest(
-            job=job,
-            config=config,
-            memory_limit_bytes=limit,
-            deadline_seconds=seconds,
-            wait_seconds=seconds,
-            timing_seconds=0.5,  # the self-test compares formats, not configs
-            compares_gradient=True,
-        )
-
     def predicted(self, job: Job, config: Config, *, until: float) -> dict[str, Any]:
         """The estimate of `config`, or `{"error": why there is none, "defect": whether autofit is to blame}`."""
         if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
@@ -173,9 +172,8 @@ class Bench:
         if probe_finding is not None and "probe" in probe_finding.measured:
             job = as_probed(job, Probe.from_json(probe_finding.measured["probe"]))
         seconds = max(0.0, min(until - time.monotonic(), PREDICTION_SECONDS))
-        request = self._request(job, config, self.limit, seconds)
         try:
-            return self._prediction_process.call(_estimated, request, seconds=seconds)
+            return self._prediction_process.call(_estimated, job, config, self.limit, seconds=seconds)
         except TooLate:
             self._prediction_process.close()
             return {"error": f"no estimate after {seconds:.0f} s", "defect": False}
@@ -197,23 +195,18 @@ class Bench:
         self._prediction_process.close()
 
 
-_ESTIMATORS: dict[str, Any] = {}
-"""Estimators by the workload's key, in the prediction process."""
+_ESTIMATORS: dict[str, Estimator] = {}
+"""By the workload's key, in the prediction process."""
 
 
-def _estimated(request: TrialRequest) -> dict[str, Any]:
-    """The estimate of the request's config under its limit, as JSON; runs in the prediction process."""
-    if not _ESTIMATORS:
-        # Traces run on fake processors: importing bitsandbytes would take memory of a device that it sees.
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)  # what libraries print must not mix with the command's own output
-        os.dup2(silent, 2)
+def _estimated(job: Job, config: Config, memory_limit_bytes: int) -> dict[str, Any]:
+    """The estimate of a config under a limit, as JSON; runs in the prediction process."""
     from autofit.estimate.estimator import Estimator
     from autofit.estimate.time.guessed_rates import prior
 
-    key = request.job.workload.key
-    if key not in _ESTIMATORS:
-        _ESTIMATORS[key] = Estimator(request.job, prior(request.job.hardware))
-    estimate: Estimate = _ESTIMATORS[key].estimate(request.config, memory_limit_bytes=request.memory_limit_bytes)
-    return estimate.to_json()
+    if not _ESTIMATORS:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)  # what libraries print must not mix with the command's own output
+        os.dup2(silent, 2)
+    estimator = _ESTIMATORS.setdefault(job.workload.key, Estimator(job, prior(job.hardware)))
+    return estimator.estimate(config, memory_limit_bytes=memory_limit_bytes).to_json()

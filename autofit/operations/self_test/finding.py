@@ -80,15 +80,8 @@ def _reason(outcome: Outcome) -> str:
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    return {
-        "config": trial.config.to_json(),
-        "workload": trial.workload.to_json(),
-        "memory_limit_bytes": trial.memory_limit_bytes,
-        "seconds": trial.seconds,
-        "device_state": None if trial.device_state is None else trial.device_state.to_json(),
-        "doubts": list(trial.doubts),
-        **trial.outcome.to_json(),
-    }
+    body = {**trial.to_json(), "doubts": list(trial.doubts)}
+    return {name: value for name, value in body.items() if name not in ("hardware", "stack", "trial_id")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,22 +148,21 @@ class Report(Document):
     def summary(self) -> str:
         """All of it in one or two sentences."""
         counts = Counter(checked.finding.verdict for checked in self.checks if checked.check.technique)
-        works = counts[Verdict.WORKS] + counts[Verdict.EMULATED]
-        parts = [f"{works} of {counts.total()} techniques work"]
-        parts += [f"{n} {'is' if n == 1 else 'are'} refused" for n in [counts[Verdict.REFUSED]] if n]
-        parts += [f"{n} {'was' if n == 1 else 'were'} not run" for n in [counts[Verdict.NOT_RUN]] if n]
-        emulated = [checked.name for checked in self.checks if checked.finding.verdict is Verdict.EMULATED]
-        if emulated:
+        named = {verdict: [c.name for c in self.checks if c.finding.verdict is verdict] for verdict in Verdict}
+        parts = [f"{counts[Verdict.WORKS] + counts[Verdict.EMULATED]} of {counts.total()} techniques work"]
+        if refused := counts[Verdict.REFUSED]:
+            parts.append(f"{refused} {'is' if refused == 1 else 'are'} refused")
+        if not_run := counts[Verdict.NOT_RUN]:
+            parts.append(f"{not_run} {'was' if not_run == 1 else 'were'} not run")
+        if emulated := named[Verdict.EMULATED]:
             parts.append(f"emulated: {', '.join(emulated)}")
-        for verdict, defect in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
-            parts += [f"{checked.name} {defect}" for checked in self.checks if checked.finding.verdict is verdict]
+        parts += [f"{name} computes something else" for name in named[Verdict.DIFFERS]]
+        parts += [f"{name} failed" for name in named[Verdict.FAILED]]
+        summary = "; ".join(parts) + "."
         trials = [trial for checked in self.checks for trial in checked.finding.trials]
-        doubted = [trial.doubts[0] for trial in trials if trial.doubts]
-        disturbed = ""
-        if doubted:
-            disturbed = f" Speeds may be off in {len(doubted)} of {len(trials)} trials ({doubted[-1]})."
-        unfinished = f" Cut off with {len(self.pending)} checks to go." if self.pending else ""
-        return "; ".join(parts) + "." + disturbed + unfinished
+        if doubted := [trial.doubts[0] for trial in trials if trial.doubts]:
+            summary += f" Speeds may be off in {len(doubted)} of {len(trials)} trials ({doubted[-1]})."
+        return summary + (f" Cut off with {len(self.pending)} checks to go." if self.pending else "")
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "autofit": self.autofit, "summary": self.summary, **Document.to_json(self)}

@@ -131,40 +131,33 @@ def _absent(bench: Bench) -> dict[str, str]:
 
 
 def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
-    """The check's finding, with the time that it took."""
-    may_take = max(0.0, min(left_seconds, check.most_seconds))
-    started = time.monotonic()
-    finding = _in_thread(check, bench, may_take)
-    taken = time.monotonic() - started
-    if may_take < check.most_seconds and any(isinstance(trial.outcome, TimedOut) for trial in finding.trials):
-        finding = replace(_cut(may_take), trials=finding.trials)
-    return replace(finding, seconds=taken)
-
-
-def _in_thread(check: Check, bench: Bench, may_take: float) -> Finding:
-    """Run the check in a thread that nothing waits for once its time is up: what it hangs on is ended."""
+    """The check's finding, with the time that it took. It runs in a thread that nothing waits for once its time is up:
+    what it hangs on is ended."""
+    started, may_take = time.monotonic(), max(0.0, min(left_seconds, check.most_seconds))
     answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
-
-    def answer() -> None:
-        try:
-            answers.put(check.run(bench, time.monotonic() + may_take))
-        except NoTimeLeft as error:
-            answers.put(Finding(verdict=Verdict.NOT_RUN, reason=str(error)))
-        except EnvironmentLacks as error:
-            answers.put(Finding(verdict=Verdict.REFUSED, reason=error.message, remedy=error.remedy))
-        except Exception as error:  # a defect in one check must not cost the others
-            answers.put(Finding(verdict=Verdict.FAILED, reason=in_one_line(error)))
-
-    threading.Thread(target=answer, name=f"autofit-{check.name}", daemon=True).start()
+    threading.Thread(
+        target=lambda: answers.put(_answer(check, bench, started + may_take)), name=f"autofit-{check.name}", daemon=True
+    ).start()
     try:
-        return answers.get(timeout=may_take + GRACE_SECONDS)
+        finding = answers.get(timeout=may_take + GRACE_SECONDS)
+        cut = any(isinstance(trial.outcome, TimedOut) for trial in finding.trials)
     except queue.Empty:
         bench.close()
-        if may_take < check.most_seconds:
-            return _cut(may_take)  # which says nothing of the check
-        return Finding(verdict=Verdict.FAILED, reason=f"hangs: no answer after {format_duration(may_take)}")
+        reason = f"hangs: no answer after {format_duration(may_take)}"
+        finding, cut = Finding(verdict=Verdict.FAILED, reason=reason), True
+    if cut and may_take < check.most_seconds:  # which says nothing of the check
+        reason = f"cut by the time limit after {format_duration(may_take)}"
+        finding = Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=finding.trials)
+    return replace(finding, seconds=time.monotonic() - started)
 
 
-def _cut(seconds: float) -> Finding:
-    """The finding for a check that the time limit ended."""
-    return Finding(verdict=Verdict.NOT_RUN, reason=f"cut by the time limit after {format_duration(seconds)}")
+def _answer(check: Check, bench: Bench, until: float) -> Finding:
+    """What the check shows, or why it shows nothing."""
+    try:
+        return check.run(bench, until)
+    except NoTimeLeft as error:
+        return Finding(verdict=Verdict.NOT_RUN, reason=str(error))
+    except EnvironmentLacks as error:
+        return Finding(verdict=Verdict.REFUSED, reason=error.message, remedy=error.remedy)
+    except Exception as error:  # a defect in one check must not cost the others
+        return Finding(verdict=Verdict.FAILED, reason=in_one_line(error))

@@ -72,8 +72,7 @@ def _method(method: str, bench: Bench, until: float) -> Finding:
     if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
         reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
         return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
-    refused = _too_slow(trial) or unfit(trial)
-    if refused is not None:
+    if refused := _too_slow(trial) or unfit(trial):
         return refused
     return Finding(
         verdict=Verdict.WORKS,
@@ -96,8 +95,7 @@ def _largest(bench: Bench, config: Config, until: float) -> tuple[Job, dict[str,
     """The job with the largest model that has room, and its estimate."""
     if bench.hardware.kind == "cpu":
         job = _job(bench, ON_PROCESSOR, PROCESSOR_TOKENS)
-        reason = unsupported(config, job)
-        if reason is not None:
+        if reason := unsupported(config, job):
             return Finding(verdict=Verdict.REFUSED, reason=reason)
         return job, bench.predicted(job, config, until=until)
     reason = None
@@ -135,36 +133,28 @@ def _limits(bench: Bench, until: float) -> Finding:
         f"{format_bytes(low)}, {above.outcome.kind} under {format_bytes(high)}"
     )
     trials = (below, above)
-    slow = _too_slow(*trials)
-    if slow is not None:
+    if slow := _too_slow(*trials):
         return slow
     if isinstance(below.outcome, OutOfMemory) and isinstance(above.outcome, Fits):
         return Finding(verdict=Verdict.WORKS, figure=figure, trials=trials)
-    reasons = [
-        f"{trial.outcome.kind}: {trial.outcome.reason}" for trial in trials if not isinstance(trial.outcome, Fits)
-    ]
+    reasons = [f"{t.outcome.kind}: {t.outcome.reason}" for t in trials if not isinstance(t.outcome, Fits)]
     return Finding(verdict=Verdict.FAILED, figure=figure, reason=" | ".join(reasons), trials=trials)
 
 
 def _predictions(bench: Bench, until: float) -> Finding:
-    fitted = [
-        (trial, finding.predicted)
-        for finding in bench.findings.values()
-        if finding.predicted is not None and (trial := finding.trials[-1]).measurement is not None
-    ]
-    failed = [predicted for _, predicted in fitted if predicted.get("defect")]
-    errors = sorted({str(predicted["error"]) for predicted in failed})
-    at_real_size = [(t.measurement, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
-    gaps = [_memory_gap(measured, predicted) for measured, predicted in at_real_size if measured is not None]
-    estimate_count = sum("error" not in predicted for _, predicted in fitted)
-    figure = f"{estimate_count} of {len(fitted)} estimates made"
-    if gaps:
-        figure += f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off"
-    measured = {"memory_gap_median": statistics.median(gaps)} if gaps else {}
-    if not fitted:
+    compared = [(f.trials[-1], f.predicted) for f in bench.findings.values() if f.predicted is not None]
+    if not compared:
         return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
-    verdict = Verdict.FAILED if errors else Verdict.WORKS
-    return Finding(verdict=verdict, figure=figure, reason=" | ".join(errors), measured=measured)
+    made = [(trial, predicted) for trial, predicted in compared if "error" not in predicted]
+    gaps = [_memory_gap(t.measurement, p) for t, p in made if t.measurement and t.workload.model != TINY.name]
+    errors = sorted({str(predicted["error"]) for _, predicted in compared if predicted.get("defect")})
+    off = f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off" if gaps else ""
+    return Finding(
+        verdict=Verdict.FAILED if errors else Verdict.WORKS,
+        figure=f"{len(made)} of {len(compared)} estimates made{off}",
+        reason=" | ".join(errors),
+        measured={"memory_gap_median": statistics.median(gaps)} if gaps else {},
+    )
 
 
 def _figure(trial: Trial, predicted: Mapping[str, Any]) -> str:

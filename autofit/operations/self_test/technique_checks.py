@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from autofit.catalog.space import ADAPTER_AXES
@@ -13,7 +14,7 @@ from autofit.core.workload import Effect
 from autofit.operations.self_test.bench import TINY_BATCH, Bench
 from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
 from autofit.search.correctness import against, first_known
-from autofit.techniques import AXES, complete
+from autofit.techniques import AXES, AXIS, complete
 from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE, allowed
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
@@ -28,7 +29,7 @@ Heads that share keys have no fused kernel in fp32 on any GPU, and none in fp16 
 
 def precisions() -> Iterator[Check]:
     """fp32 first: other formats are judged against it."""
-    axis = _axis("precision")
+    axis = AXIS["precision"]
     for value in ("fp32", *(v for v in axis.values if v != "fp32")):
         # The first trial of all waits for the fork server's imports.
         yield _check(axis, value, _precision, most_seconds=120.0 if value == "fp32" else 45.0)
@@ -37,7 +38,7 @@ def precisions() -> Iterator[Check]:
 def methods() -> Iterator[Check]:
     """Adapters; the plain recipe is full fine-tuning."""
     for value in ("lora", "qlora"):
-        yield _check(_axis("method"), value, _value)
+        yield _check(AXIS["method"], value, _value)
 
 
 def others() -> Iterator[Check]:
@@ -51,14 +52,10 @@ def others() -> Iterator[Check]:
 
 def slow_ones() -> Iterator[Check]:
     """Compilation, and what needs several processes."""
-    yield _check(_axis("compile"), True, _value, most_seconds=180.0)
+    yield _check(AXIS["compile"], True, _value, most_seconds=180.0)
     # Against ddp, the plainest of them, as ranks see tokens of their own.
-    for value in ("ddp", *(v for v in _axis("sharding").values if v not in ("ddp", "none"))):
-        yield _check(_axis("sharding"), value, _sharding, most_seconds=90.0)
-
-
-def _axis(name: str) -> Axis:
-    return next(axis for axis in AXES if axis.name == name)
+    for value in ("ddp", *(v for v in AXIS["sharding"].values if v not in ("ddp", "none"))):
+        yield _check(AXIS["sharding"], value, _sharding, most_seconds=90.0)
 
 
 def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], Finding], **times: float) -> Check:
@@ -73,18 +70,9 @@ def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], 
 
 
 def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
-    trial, predicted = bench.tried(bench.job(), complete({axis.name: value}), until=until)
-    refused = unfit(trial)
-    if refused is not None:
-        return refused
-    reason = bench.emulation(str(value))
-    return Finding(
-        verdict=Verdict.WORKS if reason is None else Verdict.EMULATED,
-        figure=tiny_figure(trial, bench.fitted("precision=fp32")),
-        reason=reason or "",
-        trials=(trial,),
-        predicted=predicted,
-    )
+    finding = _against(bench, complete({axis.name: value}), bench.fitted("precision=fp32"), None, until)
+    emulated = bench.emulation(str(value)) if finding.verdict is Verdict.WORKS else None
+    return replace(finding, verdict=Verdict.EMULATED, reason=emulated) if emulated else finding
 
 
 def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
@@ -103,17 +91,17 @@ def _sharding(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
 
 
 def _against(
-    bench: Bench, config: Config, plain: Trial | None, effect: Effect, until: float, devices: int = 1
+    bench: Bench, config: Config, plain: Trial | None, effect: Effect | None, until: float, devices: int = 1
 ) -> Finding:
-    """The finding of `config`, compared as far as its effect allows with the plain run."""
+    """The finding of `config`, compared with the plain run as far as its `effect` allows; not at all without one."""
     trial, predicted = bench.tried(bench.job(devices=devices), config, until=until)
-    refused = unfit(trial)
-    if refused is not None:
+    if refused := unfit(trial):
         return refused
     # Other methods train other parameters; what they compute is checked within their own trial, as is what has no
     # plain run to be compared with.
-    comparable = plain is not None and trial.config["method"] == plain.config["method"]
-    reason = same(trial, plain, updates_alike=effect is Effect.EXACT) if plain is not None and comparable else None
+    reason = None
+    if plain is not None and effect is not None and trial.config["method"] == plain.config["method"]:
+        reason = same(trial, plain, updates_alike=effect is Effect.EXACT)
     return Finding(
         verdict=Verdict.WORKS if reason is None else Verdict.DIFFERS,
         figure=tiny_figure(trial, plain),

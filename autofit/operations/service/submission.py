@@ -93,13 +93,11 @@ def submit(
     *,
     key: str | None = None,
     by: str | None = None,
-    campaign_id: str | None = None,
 ) -> str:
     """Queue a search for a runner, and return its id: that of the queued or running one which asks the same, or of the
     one that was asked for with the same idempotency `key`.
 
-    `by` names the token that asks, for the audit; searches that are asked for together share a campaign. Raises
-    `UsageError` for what no runner could search.
+    `by` names the token that asks, for the audit. Raises `UsageError` for what no runner could search.
     """
     hardware = hardware_for(request.hardware, store)
     check_limit(request.memory_limit_bytes, hardware)
@@ -113,5 +111,5 @@ def submit(
         hardware_name=hardware,
         key=key,
         by=by,
-        campaign_id=campaign_id,
+        campaign_id=request.campaign_id,
     )

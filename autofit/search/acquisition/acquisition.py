@@ -210,6 +210,8 @@ class Acquisition:
         return weighed
 
     def _weigh(self) -> _Weighed:
+        """What each may gain if it fits, by how likely it fits; less where another method is recommended, or where its
+        own method, of which nothing is measured, is likely to be slow. Then their order."""
         belief, fronts = self.belief, self._fronts()
         rows = belief.rows(self._state.open)
         time, (memory, probability) = belief.step_time(rows), belief.memory.fit(rows)
@@ -220,33 +222,38 @@ class Acquisition:
         of_other_method = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
         gain[of_other_method] *= OTHER_METHOD_WEIGHT
         if fronts:
-            # What is likely to be many times slower than what is measured is no reason to begin with another method.
-            fastest = math.log(min(front.best_seconds for front in fronts.values()))
             unmeasured = ~np.isin(methods, list(fronts))
-            gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
-        budget_share = seconds / self._budget_seconds
-        least_gain = np.full(len(rows), self.worthwhile_gain())
-        if (doubtful := self._doubtful_method()) is not None:
-            is_short = ALLOWANCE_FACTOR * budget_share <= ALLOWANCE_SHARE
-            least_gain[is_short & (methods == doubtful)] = min(SMALL_GAIN, self.worthwhile_gain())
-        long = budget_share > ALLOWANCE_SHARE
-        if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
-            long &= seconds > ALLOWANCE_FACTOR * seconds.min()
-        not_worth_its_time = long & (gain < budget_share) & (budget_share <= 1.0)
-        not_worth_its_time &= ~(finishing & ~of_other_method)
-        # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
-        comes_last = long | ((probability < LIKELY_FIT) & bool(fronts))
+            gain[unmeasured] *= _speed_beside(fronts, time.part(unmeasured))
+        budget_share, takes_long = seconds / self._budget_seconds, self._takes_long(seconds)
+        costs_more = takes_long & (gain < budget_share) & (budget_share <= 1.0) & ~(finishing & ~of_other_method)
+        comes_last = takes_long | ((probability < LIKELY_FIT) & bool(fronts))
         comes_last |= suspicious([self._state.lattice.configs[row] for row in rows], self._state.trials.values())
-        order = np.lexsort((-gain / judged_seconds, of_other_method & (recommended in fronts), comes_last))
+        # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
+        waits = of_other_method & (recommended in fronts)
+        order = np.lexsort((-gain / judged_seconds, waits, comes_last))
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
-            least_gain=least_gain[order],
+            least_gain=self._least_gain(methods, budget_share)[order],
             probability=probability[order],
             seconds=seconds[order],
-            not_worth_its_time=not_worth_its_time[order],
+            not_worth_its_time=costs_more[order],
             cannot_fit=belief.memory.cannot_fit(rows, probability)[order],
         )
+
+    def _takes_long(self, seconds: Array) -> NDArray[np.bool_]:
+        """Which trials take more of the time budget than any may; where the shortest does, too, others that take little
+        longer are no worse."""
+        long = seconds / self._budget_seconds > ALLOWANCE_SHARE
+        return np.asarray(long & (seconds > ALLOWANCE_FACTOR * seconds.min(initial=math.inf)))
+
+    def _least_gain(self, methods: NDArray[np.str_], budget_share: Array) -> Array:
+        """From which gain on each config is worth its trial, which takes this share of the time budget."""
+        least_gain = np.full(len(methods), self.worthwhile_gain())
+        if (doubtful := self._doubtful_method()) is not None:
+            is_short = ALLOWANCE_FACTOR * budget_share <= ALLOWANCE_SHARE
+            least_gain[is_short & (methods == doubtful)] = min(SMALL_GAIN, self.worthwhile_gain())
+        return least_gain
 
     def _gains(
         self, rows: Rows, time: Mixture, memory: Array, seconds: Array, fronts: Mapping[str, Front]
@@ -260,25 +267,33 @@ class Acquisition:
         for method in np.unique(methods).tolist():
             of_method = np.flatnonzero(methods == method)
             front = self._front_to_beat(method, fronts)
-            if front is not None:
-                for part, chance, claimed in _split_where_claims_differ(claims, of_method):
-                    figures = time.part(part), claimed[part], memory[part]
-                    gain[part] += chance * expected_gain(front, *figures, limit, area_weight=self._area_weight)
-                continue
-            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-expected_time[of_method])
-            gain[of_method] = 2.0 * speed / speed.max()
-            # A cheaper trial is no reason to begin with it.
-            judged_seconds[of_method] = np.maximum(seconds[of_method], np.median(seconds[of_method]))
-            bounds = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
-            if bounds:
-                # One has been begun, and would take long: what may be much faster comes before it is finished, which
-                # gains 5 %. Of a method that is only shown beside the recommended one, that is not worth it.
+            if front is None:
+                # A cheaper trial is no reason to begin with it.
+                judged_seconds[of_method] = np.maximum(seconds[of_method], np.median(seconds[of_method]))
                 figures = time.part(of_method), least[of_method], memory[of_method]
-                faster = expected_gain(Front.of([(0.0, min(bounds))]), *figures, limit, area_weight=0.0)
-                gain[of_method] = np.maximum(faster, 0.05 * speed / speed.max())
-                finishing[of_method[speed.argmax()]] = True
+                gain[of_method], begun = self._gain_of_first(method, expected_time[of_method], figures)
+                if begun is not None:
+                    finishing[of_method[begun]] = True
+                continue
+            for part, chance, claimed in _split_where_claims_differ(claims, of_method):
+                figures = time.part(part), claimed[part], memory[part]
+                gain[part] += chance * expected_gain(front, *figures, limit, area_weight=self._area_weight)
         return gain, judged_seconds, finishing
+
+    def _gain_of_first(
+        self, method: str, expected_time: Array, figures: tuple[Mixture, Array, Array]
+    ) -> tuple[Array, int | None]:
+        """What configs of a method of which nothing is measured may gain: the fastest that is likely to fit comes
+        first. And, if one has been begun, which of them would finish that: where it would take long, what may be much
+        faster comes before it is finished, which gains 5 %; of a method that is only shown beside the recommended one,
+        that is not worth it."""
+        speed = np.exp(-expected_time)
+        bounds = [b for c, b in self._state.least_step_seconds.items() if c.text("method") == method]
+        if not bounds:
+            return 2.0 * speed / speed.max(), None
+        begun, limit = Front.of([(0.0, min(bounds))]), float(self._state.memory_limit_bytes)
+        faster = expected_gain(begun, *figures, limit, area_weight=0.0)
+        return np.maximum(faster, 0.05 * speed / speed.max()), int(speed.argmax())
 
     def _recommended(
         self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
@@ -318,6 +333,13 @@ class Acquisition:
             figures += zip(*columns, strict=True)
         methods = {method for method, _, _ in figures}
         return {m: Front.of((memory, seconds) for method, memory, seconds in figures if method == m) for m in methods}
+
+
+def _speed_beside(fronts: Mapping[str, Front], time: Mixture) -> Array:
+    """The expected speed of configs as a share of the fastest that is measured, 1 at most: what is likely to be many
+    times slower is no reason to begin with another method."""
+    fastest = math.log(min(front.best_seconds for front in fronts.values()))
+    return np.asarray(time.weights @ np.exp(np.minimum(fastest - time.mean, 0.0)))
 
 
 def _split_where_claims_differ(

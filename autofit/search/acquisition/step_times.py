@@ -29,6 +29,12 @@ LEAST_EFFECT = 0.05
 """Deviation of an effect below which no scale takes it: a fit to few trials looks better than it is."""
 NOISE_SCALES = (1.0, 2.0, 4.0)
 """The same for the errors that the axes' effects do not explain."""
+MOST_CAUSES = 3
+"""Of one hypothesis."""
+EXTENDED = 4
+"""How many hypotheses with as many causes are extended by a further one: the likeliest."""
+KEPT_HYPOTHESES, KEPT_BELIEF = 64, 0.998
+"""The likeliest hypotheses that count at all, or the fewer that have this share of their belief."""
 SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
 """Of the logarithm of how many times slower a cause makes steps: 7, and 1.5 to 80 within 1.6 deviations. Seen: emulated
 bf16 6 to 90 times slower than fp32 on processors without its arithmetic."""
@@ -101,8 +107,11 @@ class _Hypothesis(NamedTuple):
     """A scale of the effects' deviations and of the noise, and causes."""
 
     scale: int
+    """Position in `EFFECT_SCALES`."""
     noise: float
+    """Standard deviation of what no axis explains, in the logarithm of seconds."""
     causes: tuple[int, ...]
+    """Positions among the evidence's causes, ascending."""
     log_weight: float
     """Log of prior times evidence, up to a constant."""
 
@@ -168,32 +177,27 @@ class StepTimes:
         )
 
     def _learn(self, observations: tuple[TimeObservation, ...]) -> list[_Posterior]:
-        """The effects under the 64 likeliest hypotheses, or the fewer that have all but 0.2 % of the belief."""
+        """The effects under the likeliest hypotheses (`KEPT_HYPOTHESES`), with each one's share of the belief."""
         evidence = _Evidence.of(self._features, observations, self._causes([o.config for o in observations]))
-        hypotheses = sorted(self._hypotheses(evidence), key=lambda h: -h.log_weight)[:64]
+        hypotheses = sorted(self._hypotheses(evidence), key=lambda h: -h.log_weight)[:KEPT_HYPOTHESES]
         weights = np.exp(np.array([h.log_weight for h in hypotheses]) - hypotheses[0].log_weight)
-        enough = int(np.searchsorted(np.cumsum(weights), 0.998 * weights.sum())) + 1
+        enough = int(np.searchsorted(np.cumsum(weights), KEPT_BELIEF * weights.sum())) + 1
         shares = weights[:enough] / weights[:enough].sum()
         return [self._posterior(h, float(share), evidence) for h, share in zip(hypotheses, shares, strict=False)]
 
     def _hypotheses(self, evidence: _Evidence) -> Iterable[_Hypothesis]:
-        """The hypotheses without a cause. The four likeliest of each number of causes are extended by each further one,
-        up to three causes."""
-        level = [
+        """Those without a cause, one for each scale of the effects and of the noise; then, cause by cause, the
+        likeliest (`EXTENDED`) of the last ones with each further cause."""
+        last = [
             _Hypothesis(scale, noise, (), evidence.log_density(variances, noise))
             for scale, variances in enumerate(self._variances)
             for noise in (self._prior.noise * factor for factor in NOISE_SCALES)
         ]
-        hypotheses = {(h.scale, h.noise, h.causes): h for h in level}
-        for _ in range(3 if evidence.causes else 0):
-            level.sort(key=lambda h: -h.log_weight)
-            level = [
-                further
-                for hypothesis in level[:4]
-                for further in self._extended(hypothesis, evidence)
-                if (further.scale, further.noise, further.causes) not in hypotheses
-            ]
-            hypotheses.update({(h.scale, h.noise, h.causes): h for h in level})
+        hypotheses = {h[:-1]: h for h in last}  # the same causes may be come to in another order
+        for _ in range(MOST_CAUSES if evidence.causes else 0):
+            last.sort(key=lambda h: -h.log_weight)
+            last = [further for hypothesis in last[:EXTENDED] for further in self._extended(hypothesis, evidence)]
+            hypotheses.update({h[:-1]: h for h in last})
         return hypotheses.values()
 
     def _extended(self, hypothesis: _Hypothesis, evidence: _Evidence) -> list[_Hypothesis]:

@@ -85,39 +85,57 @@ class DeviceBusy(Exception):
 
 def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | Crashed | None:
     """The outcome for `error` if memory is its cause; None for any other error."""
+    if isinstance(error, OverLimit):
+        return OutOfMemory(reason=str(error), phase=phase)
+    if isinstance(error, DeviceBusy):
+        return Crashed(reason=str(error), phase=phase, transient=True)
+    return (
+        _by_torchs_allocator(error, phase)
+        or _by_the_host(error, phase, host_is_device=host_is_device)
+        or _by_the_driver(error, phase, host_is_device=host_is_device)
+    )
+
+
+def _by_torchs_allocator(error: BaseException, phase: str) -> OutOfMemory | Crashed | None:
+    """The outcome for what torch's allocator of the device could not get."""
     import torch
 
     text = str(error)
-    out_of_memory = partial(OutOfMemory, phase=phase)
-    if isinstance(error, OverLimit):
-        return out_of_memory(reason=text)
-    if isinstance(error, DeviceBusy):
-        return Crashed(reason=text, phase=phase, transient=True)
     match = _DEVICE_REQUEST.search(text)
     if isinstance(error, torch.OutOfMemoryError) or match:  # torch.compile wraps it in an error of its own
         if (missing := _taken_by_others()) > LATE_LOADED_BYTES:
             reason = f"other processes took {format_bytes(missing)} of the device while the trial ran"
             return Crashed(reason=reason, phase=phase, transient=True)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
-        return out_of_memory(reason=_first_line(match[0] if match else text), requested_bytes=requested)
-    if (line := _last_line(text, _DEVICE_ALONE)) is not None:
-        return out_of_memory(reason=line)
-    room = process_memory.room()
+        return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
+    line = _last_line(text, _DEVICE_ALONE)
+    return None if line is None else OutOfMemory(reason=line, phase=phase)
+
+
+def _by_the_host(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | None:
+    """The outcome for what the host's allocators could not get."""
+    text, room = str(error), process_memory.room()
     ambiguous = _AMBIGUOUS.search(text) and room is not None and room < NO_ROOM_BYTES
-    if isinstance(error, MemoryError) or _HOST.search(text) or ambiguous:
-        match = _CPU_REQUEST.search(text)
-        requested = int(match[1]) if match else None
-        reason = _first_line(text or "MemoryError")
-        return out_of_memory(reason=reason, requested_bytes=requested, host=not host_is_device)
-    if isinstance(error, RuntimeError):
-        free = None if host_is_device else _device_free()
-        # Libraries' handles, workspaces and kernels are of that order.
-        device_is_full = free is None or free < 512 * MIB
-        if _DRIVER.search(text):
-            # With room on the device, what CUDA failed to get is page-locked host memory.
-            return out_of_memory(reason=_first_line(text), host=not host_is_device and not device_is_full)
-        if free is not None and device_is_full and _HANDLE.search(text):
-            return out_of_memory(reason=_first_line(text))
+    if not (isinstance(error, MemoryError) or _HOST.search(text) or ambiguous):
+        return None
+    match = _CPU_REQUEST.search(text)
+    requested = int(match[1]) if match else None
+    reason = _first_line(text or "MemoryError")
+    return OutOfMemory(reason=reason, phase=phase, requested_bytes=requested, host=not host_is_device)
+
+
+def _by_the_driver(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | None:
+    """The outcome for what the driver, or a library for its handle, could not get."""
+    if not isinstance(error, RuntimeError):
+        return None
+    text, free = str(error), None if host_is_device else _device_free()
+    # Libraries' handles, workspaces and kernels are of that order.
+    device_is_full = free is None or free < 512 * MIB
+    if _DRIVER.search(text):
+        # With room on the device, what CUDA failed to get is page-locked host memory.
+        return OutOfMemory(reason=_first_line(text), phase=phase, host=not host_is_device and not device_is_full)
+    if free is not None and device_is_full and _HANDLE.search(text):
+        return OutOfMemory(reason=_first_line(text), phase=phase)
     return None
 
 

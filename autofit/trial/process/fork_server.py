@@ -25,11 +25,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from autofit.core.outcome import Crashed, Fits
+from autofit.core.outcome import Crashed, Fits, OutOfMemory
 from autofit.core.units import MIB
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.training.distributed.rendezvous import listening
@@ -59,6 +60,57 @@ GC_THRESHOLD = 100_000
 takes a fifth longer; with no collection at all, the process would keep 8 MiB more."""
 DEVICE_BACK_SECONDS = 10.0
 """How long the driver may take to free the memory of a process that has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """What the machine was like before a trial: it explains a child that ends without a word, and is to come back."""
+
+    on_cpu: bool
+    held_bytes: int | None
+    """Memory of the device that was held; None on a processor, and where the driver does not say."""
+    short_bytes: int
+    """By how much the host falls short of all ranks' memory limits."""
+    kernel_kills: int | None
+    segments: set[Path]
+    """Of shared memory."""
+
+    @classmethod
+    def now(cls, request: TrialRequest) -> _Before:
+        on_cpu = request.job.hardware.kind == "cpu"
+        ranks = 1 if request.rendezvous is None else request.rendezvous.ranks
+        available = process_memory.host_available() if on_cpu else None
+        return cls(
+            on_cpu=on_cpu,
+            held_bytes=None if on_cpu else nvml.held_bytes(),
+            short_bytes=host_shortage(request.memory_limit_bytes, ranks, available),
+            kernel_kills=classify.kernel_oom_kills(),
+            segments=shared_memory.segments(),
+        )
+
+    def why_ended(self, child: ChildProcess) -> OutOfMemory | Crashed:
+        """The outcome of a child that has ended without one."""
+        return classify.ended_without_result(
+            status=child.status,
+            phase=child.phase,
+            room=child.room_bytes,
+            stderr=child.tail(),
+            kernel_oom_kills=classify.kills_since(self.kernel_kills),
+            host_is_device=self.on_cpu,
+            short_bytes=self.short_bytes,
+        )
+
+    def restore(self) -> None:
+        """Remove the shared memory that the trial has left, and wait until its device's memory is free, so that the
+        next trial finds it so. 64 MiB more than before are tolerated: other processes' memory fluctuates, too."""
+        shared_memory.remove_orphans(self.segments)
+        if self.held_bytes is None:
+            return
+        until = time.monotonic() + DEVICE_BACK_SECONDS
+        while (held := nvml.held_bytes()) is not None and held > self.held_bytes + 64 * MIB:
+            if time.monotonic() > until:
+                return  # another process holds it
+            time.sleep(0.05)
 
 
 class ForkServer:
@@ -134,16 +186,9 @@ class ForkServer:
         return attempt
 
     def _run(self, request: TrialRequest, commands: Commands, environment: Mapping[str, str]) -> Attempt:
-        started = time.monotonic()
-        hardware, rendezvous = request.job.hardware, request.rendezvous
-        on_cpu = hardware.kind == "cpu"
-        held_before = None if on_cpu else nvml.held_bytes()
-        ranks = 1 if rendezvous is None else rendezvous.ranks
-        available = process_memory.host_available() if on_cpu else None
-        short_bytes = host_shortage(request.memory_limit_bytes, ranks, available)
-        host = None if on_cpu else HostWatch(is_device=nvml.shares_host())
-        kills_before = classify.kernel_oom_kills()
-        segments_before = shared_memory.segments()
+        """Start a child, follow it to its end, and remove what it leaves behind."""
+        started, before = time.monotonic(), _Before.now(request)
+        host = None if before.on_cpu else HostWatch(is_device=nvml.shares_host())
         try:
             child = self._start(request.to_json(), started - request.seconds_since_asked, environment)
         except OSError as error:
@@ -151,35 +196,25 @@ class ForkServer:
             return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=time.monotonic() - started)
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
-        device = DeviceWatch(hardware, child.pid, held_before, rendezvous)
+        device = DeviceWatch(request.job.hardware, child.pid, before.held_bytes, request.rendezvous)
         follower = Follower(child=child, request=request, commands=commands, started=started, host=host, device=device)
         try:
-            outcome = follower.follow()
-            if outcome is None:
-                outcome = classify.ended_without_result(
-                    status=child.status,
-                    phase=child.phase,
-                    room=child.room_bytes,
-                    stderr=child.tail(),
-                    kernel_oom_kills=classify.kills_since(kills_before),
-                    host_is_device=on_cpu,
-                    short_bytes=short_bytes,
-                )
+            outcome = follower.follow() or before.why_ended(child)
         finally:
             child.end(kill=True)
             child.output.close()
-            shared_memory.remove_orphans(segments_before)
-            if held_before is not None:
-                _await_device(held_before)
-        self._had_device |= held_before is not None
-        if not isinstance(outcome, Fits):
-            may_be_gone = self._had_device and not on_cpu
-            stuck = "its driver does not let a killed trial end" if child.is_stuck else None
-            why = stuck or (nvml.why_unreachable() if may_be_gone else None)
-            if why is not None:
-                outcome = classify.device_gone(why, outcome, child.phase)
+            before.restore()
+        self._had_device |= before.held_bytes is not None
+        if not isinstance(outcome, Fits) and (why := self._why_device_is_gone(child)) is not None:
+            outcome = classify.device_gone(why, outcome, child.phase)
         seconds = time.monotonic() - started - child.recording_seconds
         return Attempt(outcome=outcome, seconds=seconds, device_state=device.state())
+
+    def _why_device_is_gone(self, child: ChildProcess) -> str | None:
+        """Why the device no longer answers, after a trial that did not fit; None where it does, or never has."""
+        if child.is_stuck:
+            return "its driver does not let a killed trial end"
+        return nvml.why_unreachable() if self._had_device else None
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
@@ -240,16 +275,6 @@ def device_is_touched() -> bool:
     """Whether this process has initialised CUDA, so that children forked from it cannot."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
-
-
-def _await_device(held_before: int) -> None:
-    """Wait until no more of the device's memory is held than before the trial, so that the next one finds it free.
-    64 MiB more are tolerated: other processes' memory fluctuates, too."""
-    until = time.monotonic() + DEVICE_BACK_SECONDS
-    while (held := nvml.held_bytes()) is not None and held > held_before + 64 * MIB:
-        if time.monotonic() > until:
-            return  # another process holds it
-        time.sleep(0.05)
 
 
 def main() -> None:

@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import estimate_trials
 import pytest
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
 from autofit.core.outcome import Crashed, Fits, OutOfMemory, Trial
 from autofit.core.prediction import Prediction
 from autofit.operations import read_table
+from autofit.store.exchange import line_of, opening_line
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("estimate_trials")
-
-
-@pytest.fixture(scope="module")
-def rows(script: ModuleType) -> Any:
+def rows() -> Any:
     """Two trials that fitted and one out of memory, each with its prediction."""
     trials = [t for t in read_table(TABLE).trials if isinstance(t.outcome, Fits) and t.config["compile"] is False][:3]
-    return script.compared([*trials[:2], replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))])
+    return estimate_trials.compared(
+        [*trials[:2], replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))]
+    )
 
 
-def test_tau_counts_pairs(script: ModuleType) -> None:
-    assert script.kendall([1, 2, 3], [10, 20, 30]) == 1
-    assert script.kendall([3, 2, 1], [10, 20, 30]) == -1
-    assert script.kendall([1, 3, 2], [10, 20, 30]) == pytest.approx(1 / 3)
-    assert script.kendall([1, 1, 2], [10, 20, 30]) == pytest.approx(2 / 3)
+def test_tau_counts_pairs() -> None:
+    assert estimate_trials.kendall([1, 2, 3], [10, 20, 30]) == 1
+    assert estimate_trials.kendall([3, 2, 1], [10, 20, 30]) == -1
+    assert estimate_trials.kendall([1, 3, 2], [10, 20, 30]) == pytest.approx(1 / 3)
+    assert estimate_trials.kendall([1, 1, 2], [10, 20, 30]) == pytest.approx(2 / 3)
 
 
-def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes(script: ModuleType) -> None:
+def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes() -> None:
     pairs = ((10, 10), (20, 20), (22, 30))
     rows = [
         SimpleNamespace(estimate=SimpleNamespace(device_bytes=said), measured=SimpleNamespace(device_bytes=measured))
         for said, measured in pairs
     ]
-    assert script.between_sizes(rows) == pytest.approx(1 / 6)
+    assert estimate_trials.between_sizes(rows) == pytest.approx(1 / 6)
 
 
-def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> None:
+def test_of_every_config_the_last_trial_in_full_counts() -> None:
     job = make_job(hardware=replace(HARDWARE, kind="cpu", cores=2))
     early = fits(1, 30)
     early = Fits(measurement=replace(early.measurement, stopped_early=True))
@@ -62,16 +57,16 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
     short = make_trial({"rank": 32, "method": "lora"}, OutOfMemory(reason="no room", phase="forward"), job=job)
     crashed = replace(short, config=make_trial({}, fits(1, 1)).config, outcome=Crashed(reason="killed"))
     elsewhere = make_trial({}, fits(1, 1))
-    assert script.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
-    assert script.latest([short, crashed]) == [[short]]
-    assert script.latest([crashed]) == []
+    assert estimate_trials.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
+    assert estimate_trials.latest([short, crashed]) == [[short]]
+    assert estimate_trials.latest([crashed]) == []
 
 
-def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType, rows: Any) -> None:
+def test_every_trial_stands_beside_its_prediction_after_the_others(rows: Any) -> None:
     assert [row.is_timed for row in rows] == [True, True, False]
     found = [row.predicted([other for other in rows[:2] if other is not row]) for row in rows]
     assert [trial.prediction.calibrated_on for trial in found] == [1, 1, 2]
-    figures = script.figures_of("made", found, 1, {})
+    figures = estimate_trials.figures_of("made", found, 1, {})
     assert figures["groups"][0]["fit"] == {"judged": 3, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
     sizes = [(row.estimate.device_bytes, row.measured.device_bytes) for row in rows[:2]]
     errors = [abs(said / measured - 1) for said, measured in sizes]
@@ -80,7 +75,7 @@ def test_every_trial_stands_beside_its_prediction_after_the_others(script: Modul
     assert targets["fit_misjudged"] == {
         "figure": "fit_misjudged", "found": 1 / 3, "target": 0.02, "reached": False,
     }  # fmt: skip
-    assert script.figures_of("made", found, 3, {})["targets"] == []
+    assert estimate_trials.figures_of("made", found, 3, {})["targets"] == []
 
 
 def predicted(off: float, *, kind: str, fits_as_predicted: bool = True) -> Trial:
@@ -117,38 +112,49 @@ def predicted(off: float, *, kind: str, fits_as_predicted: bool = True) -> Trial
         ),
     ],
 )
-def test_a_gpus_figures_stand_beside_their_targets(
-    script: ModuleType, off: float, misjudged: int, missed: list[str]
-) -> None:
+def test_a_gpus_figures_stand_beside_their_targets(off: float, misjudged: int, missed: list[str]) -> None:
     trials = [predicted(off, kind="cuda", fits_as_predicted=place >= misjudged) for place in range(100)]
-    targets = script.figures_of("made", trials, 60, {})["targets"]
-    assert len(targets) == len(script.TARGETS["cuda"])
+    targets = estimate_trials.figures_of("made", trials, 60, {})["targets"]
+    assert len(targets) == len(estimate_trials.TARGETS["cuda"])
     assert [target["figure"] for target in targets if not target["reached"]] == missed
 
 
-def test_a_processors_ranks_have_a_target(script: ModuleType) -> None:
+def test_a_processors_ranks_have_a_target() -> None:
     more: dict[str, Any] = {
         "calibrated tokens_per_second": {"median": 0.16, "worst": 0.2},
         "calibrated kendall_tau": {"median": 0.85, "worst": 0.1},
     }
-    targets = script.figures_of("made", [predicted(1.0, kind="cpu")], 1, more)["targets"]
+    targets = estimate_trials.figures_of("made", [predicted(1.0, kind="cpu")], 1, more)["targets"]
     assert [target["reached"] for target in targets] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("least", [1, 60])
 def test_a_missed_target_and_nothing_to_judge_are_told_by_the_exit_status(
-    script: ModuleType, rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, least: int
+    rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, least: int
 ) -> None:
     trials = [*(row.trial for row in rows[:2]), replace(rows[2].trial, outcome=Crashed(reason="killed by signal 9"))]
-    monkeypatch.setattr(script, "read", lambda table: (trials, None))
-    monkeypatch.setattr(script, "compared", lambda group, probe: [row for row in rows if row.trial in group])
+    monkeypatch.setattr(estimate_trials, "read", lambda table: (trials, None))
+    monkeypatch.setattr(estimate_trials, "compared", lambda group, probe: [row for row in rows if row.trial in group])
     file = tmp_path / "found.json"
     monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", "--least", str(least), "--json", str(file)])
-    assert script.main() == 1
+    assert estimate_trials.main() == 1
     assert [table["table"] for table in json.loads(file.read_text())["tables"]] == ["t.jsonl", "all on cpu"]
 
 
-def test_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:
-    groups = {table.name: script.latest(script.read(table)[0]) for table in script.RECORDED}
+def test_stored_predictions_are_judged_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trials.jsonl"
+    trials = [predicted(1.1, kind="cuda"), make_trial({}, fits(20, 512))]
+    file.write_text(opening_line() + "".join(map(line_of, trials)))
+    monkeypatch.setattr("sys.argv", ["estimate_trials.py", str(file), "--stored"])
+    assert estimate_trials.main() == 0
+    everything = json.loads(capsys.readouterr().out)[0]
+    assert everything["fit"]["judged"] == 1
+    assert everything["errors"]["device_bytes"]["worst"] == pytest.approx(0.1)
+
+
+def test_recorded_trials_are_all_of_one_workload() -> None:
+    groups = {table.name: estimate_trials.latest(estimate_trials.read(table)[0]) for table in estimate_trials.RECORDED}
     assert {len(found) for found in groups.values()} == {1}
     assert len(groups) >= 4 and all(len(found[0]) > 10 for found in groups.values())

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
+import draw_emulated
 import pytest
 
 from autofit.prediction.estimation import site
 from autofit.techniques import unsupported
 
 
-def test_a_pair_is_trained_unless_the_card_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_is_trained_unless_the_card_refuses_it() -> None:
     """In the words that are said of the catalog's card."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    draw_emulated = importlib.import_module("draw_emulated")
     card, stack = site("t4")
     job = draw_emulated.PAIRED.job((replace(card, name="emulated-t4"), replace(stack, flash_attn=None)))
     configs, refused = draw_emulated.every_pair(job, 0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+import many_workers
 from unit.bench.made_tables import recorded
 from unit.search.conftest import job, lattice, truth
 from unit.search.made_truth import Truth
@@ -18,12 +16,6 @@ from autofit.store import Store
 
 __all__ = ["job", "lattice", "truth"]
 WORKERS = 4
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    return importlib.import_module("many_workers")
 
 
 def test_no_worker_runs_two_trials_at_once_and_time_passes_between_them(truth: Truth) -> None:
@@ -37,14 +29,12 @@ def test_no_worker_runs_two_trials_at_once_and_time_passes_between_them(truth: T
     assert all(later - earlier >= 0.25 for earlier, later in pairwise(starts))
 
 
-def test_a_search_on_many_workers_keeps_every_trial_in_the_store(
-    script: ModuleType, truth: Truth, tmp_path: Path
-) -> None:
+def test_a_search_on_many_workers_keeps_every_trial_in_the_store(truth: Truth, tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "store.db")) as store:
-        found = script.searched(recorded(truth), WORKERS, store)
+        found = many_workers.searched(recorded(truth), WORKERS, store)
         assert store.count() == found["trials"] > WORKERS
         assert store.searches()[0].spent_trials == found["trials"]
     assert 0.0 <= found["idle_with_work"] < 1.0 and 0.0 <= found["idle"] < 1.0
     assert found["transactions_per_trial"] >= 1.0
     assert found["workers_at_most"] >= 1 and found["driver_seconds_per_trial"] > 0.0
-    assert script.table_of({"searches": [found]}).count("\n") == 2
+    assert many_workers.table_of({"searches": [found]}).count("\n") == 2

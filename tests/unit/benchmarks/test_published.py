@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 
+import older_libraries
+import published
 import pytest
 import torch
 
@@ -17,18 +17,6 @@ from autofit.techniques.technique import IGNORE_INDEX, Head
 from autofit.training import build
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("published")
-
-
-@pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("older_libraries")
 
 
 def test_every_row_has_a_config_or_the_reason_why_it_is_left_out() -> None:
@@ -44,7 +32,7 @@ def test_every_row_has_a_config_or_the_reason_why_it_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("file", ["measurements.csv", "speeds.csv"])
-def test_what_is_compared_is_a_config_that_we_support(published: ModuleType, file: str) -> None:
+def test_what_is_compared_is_a_config_that_we_support(file: str) -> None:
     found = list(published.runs(file))
     assert len(found) >= 19
     for run in found:
@@ -63,9 +51,7 @@ def test_what_is_compared_is_a_config_that_we_support(published: ModuleType, fil
         ("Mistral", "lora", 2, "LARGEST_ERROR"),  # beyond its median; nobody knows yet why
     ],
 )
-def test_a_published_peak_is_predicted_to_within_the_target(
-    published: ModuleType, model: str, method: str, gpus: int, target: str
-) -> None:
+def test_a_published_peak_is_predicted_to_within_the_target(model: str, method: str, gpus: int, target: str) -> None:
     """One run of each method on one GPU, and those that FSDP ran on two: the shortest to trace, between them with
     dropout everywhere and autocast."""
     run = next(
@@ -78,13 +64,13 @@ def test_a_published_peak_is_predicted_to_within_the_target(
     assert not found["misjudged"]
 
 
-def test_the_smallest_run_waits_for_launches_as_long_as_it_was_seen_to(published: ModuleType) -> None:
+def test_the_smallest_run_waits_for_launches_as_long_as_it_was_seen_to() -> None:
     found = published.speed(next(published.runs("speeds.csv")))
     assert found["launching"] == pytest.approx(1.0)
     assert found["ratio"] == pytest.approx(1.0, rel=0.2)
 
 
-def test_the_records_are_judged_by_their_targets(published: ModuleType) -> None:
+def test_the_records_are_judged_by_their_targets() -> None:
     speeds, peaks = (
         json.loads((BENCHMARKS / "recorded" / f"published-{name}.json").read_text()) for name in ("speeds", "estimates")
     )
@@ -103,18 +89,18 @@ def test_the_records_are_judged_by_their_targets(published: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("loss", ["_causal_lm_loss", "_gpt_bigcode_loss"])
-def test_the_old_losses_are_the_same_loss(older: ModuleType, loss: str) -> None:
+def test_the_old_losses_are_the_same_loss(loss: str) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3 * 8, 16, generator=generator)
     head = Head(weight=torch.randn(32, 16, generator=generator))
     labels = torch.randint(32, (3, 8), generator=generator)
     labels[:, -1] = IGNORE_INDEX
-    found = older._kernel(getattr(older, loss), 8)(hidden, head, labels.reshape(-1))
+    found = older_libraries._kernel(getattr(older_libraries, loss), 8)(hidden, head, labels.reshape(-1))
     assert found.item() == pytest.approx(full_cross_entropy(hidden, head, labels.reshape(-1)).item(), rel=1e-5)
 
 
-def test_the_older_libraries_leave_nothing_behind(older: ModuleType) -> None:
-    with pytest.raises(KeyError), older.older_libraries(wide_norms=True):
+def test_the_older_libraries_leave_nothing_behind() -> None:
+    with pytest.raises(KeyError), older_libraries.older_libraries(wide_norms=True):
         assert len(build.TECHNIQUES) == len(TECHNIQUES) + 1
         raise KeyError
     assert build.TECHNIQUES == TECHNIQUES

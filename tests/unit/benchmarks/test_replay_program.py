@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import replay
 from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import STACK, fits, make_trial
 from unit.operations.made_trials import make_job as any_job
@@ -23,12 +22,6 @@ from autofit.core.units import GIB
 LIMIT = 3 * GIB // 2
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    return importlib.import_module("replay")
-
-
 def lora(file: Path, *outcomes: Outcome) -> Recorded:
     """A table of one method; the outcomes' memory limit is the device's."""
     job = any_job()
@@ -38,14 +31,12 @@ def lora(file: Path, *outcomes: Outcome) -> Recorded:
 
 
 @pytest.mark.parametrize(("share", "methods"), [(0.25, {"lora", "qlora"}), (0.5, {"lora", "qlora", "any"})])
-def test_a_limit_under_which_a_share_runs_out(
-    program: ModuleType, share: float, methods: set[str], tmp_path: Path
-) -> None:
+def test_a_limit_under_which_a_share_runs_out(share: float, methods: set[str], tmp_path: Path) -> None:
     """For the problems of which fewer do under the table's own."""
     truth = Truth(job := make_job(MACHINE, STACK, model=load("smollm2-135m")), cpu_lattice(job), seed=0)
     lines = lines_of(truth.trial(config, LIMIT) for config in truth.lattice.configs)
     own = problems_of(read([write(tmp_path / "t.jsonl", lines)]))
-    limits = {r.problem.method: program.limit_for(r, share) for r in own}
+    limits = {r.problem.method: replay.limit_for(r, share) for r in own}
     assert {method for method, limit in limits.items() if limit} == methods
     for recorded in own:
         if (limit := limits[recorded.problem.method]) is None:
@@ -59,10 +50,10 @@ def test_a_limit_under_which_a_share_runs_out(
         assert limit == (largest_in + smallest_out) // 2
 
 
-def test_no_limit_leaves_a_share_of_what_is_all_alike(program: ModuleType, tmp_path: Path) -> None:
+def test_no_limit_leaves_a_share_of_what_is_all_alike(tmp_path: Path) -> None:
     alike = [fits(1.0, 100.0)] * 4
-    assert program.limit_for(lora(tmp_path / "a.jsonl", *alike), 0.25) is None
-    assert program.limit_for(lora(tmp_path / "b.jsonl", *alike, fits(1.2, 1.0)), 0.2) == int(1.1 * GIB)
+    assert replay.limit_for(lora(tmp_path / "a.jsonl", *alike), 0.25) is None
+    assert replay.limit_for(lora(tmp_path / "b.jsonl", *alike, fits(1.2, 1.0)), 0.2) == int(1.1 * GIB)
 
 
 def figures(trials: float | None, seconds: float | None, **ended: Any) -> dict[str, Any]:
@@ -85,19 +76,19 @@ def document(*problems: dict[str, Any], made: str = "now", **changed: Any) -> di
     return {**run, "methods": methods, "problems": list(problems), **changed}
 
 
-def test_a_run_keeps_the_methods_that_it_leaves_out(program: ModuleType) -> None:
+def test_a_run_keeps_the_methods_that_it_leaves_out() -> None:
     before = document(problem("t/full", autofit=figures(9, 90.0), other=figures(3, 30.0)), made="before")
     now = document(problem("t/full", autofit=figures(2, 20.0)), problem("t/full", GIB, autofit=figures(3, 30.0)))
-    merged = program.merged(before, now)
+    merged = replay.merged(before, now)
     assert merged["problems"][0]["methods"] == {"autofit": figures(2, 20.0), "other": figures(3, 30.0)}
     assert set(merged["problems"][1]["methods"]) == {"autofit"}
     assert {name: made["revision"] for name, made in merged["methods"].items()} == {"autofit": "now", "other": "before"}
     for changed in ({"seeds": 2}, {"tables": {"t": "another"}}):
-        assert "other" not in program.merged({**before, **changed}, now)["problems"][0]["methods"]
+        assert "other" not in replay.merged({**before, **changed}, now)["problems"][0]["methods"]
 
 
-def test_rows_of_problems_and_of_methods(program: ModuleType) -> None:
-    rows = program.tables_of(
+def test_rows_of_problems_and_of_methods() -> None:
+    rows = replay.tables_of(
         document(
             problem("t/full", autofit=figures(8, 20.0, bound_held=19), falling=figures(1, 10.0)),
             problem("t/any", autofit=figures(9, 40.0, bound_held=20), falling=figures(None, None)),

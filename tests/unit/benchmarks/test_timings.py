@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def timings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("timings")
+import timings
 
 
-def test_the_worst_split_is_of_all_splits(timings: ModuleType) -> None:
+def test_the_worst_split_is_of_all_splits() -> None:
     assert timings.worst_split([100.0, 110.0, 100.0, 110.0]) == pytest.approx(0.1)
     assert timings.worst_split([100.0, 110.0]) == pytest.approx(0.1)
 
 
-def test_a_record_says_when_and_on_what_it_was_made(
-    timings: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_record_says_when_and_on_what_it_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "start-up.json"
     monkeypatch.setattr(timings, "command_seconds", lambda command: {"median": 0.1, "max": 0.2})
     monkeypatch.setattr("sys.argv", ["timings.py", "start-up", "--count", "20", "--out", str(out)])

@@ -17,7 +17,8 @@ ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "2", "
 def test_the_predicted_frontier_of_a_card_that_is_not_here(autofit: Autofit, world: World, store_file: Path) -> None:
     done = autofit("search", *ASKED, "--hardware", "h100-80g", "--dry-run")
     assert done.code == 0
-    assert done.out.startswith("Predicted frontier of h100-80g for smollm2-135m (nothing is run):\n")
+    heading = "Predicted frontier of h100-80g for smollm2-135m, 128 tokens x 2 sequences a step, within 79.19 GiB"
+    assert done.out.startswith(f"{heading} (nothing is run):\n")
     assert "predicted and not measured" in done.out
     assert "(no trial yet)" in done.out
     headings = [line.split() for line in done.out.splitlines() if line.strip().startswith("memory  tokens/s")]
@@ -67,7 +68,8 @@ def test_on_several_devices_memory_is_of_each_and_speed_in_total_and_of_each(
     done = autofit(*arguments)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == "Predicted frontier of 2 x h100-80g for smollm2-135m (nothing is run):"
+    assert lines[0].startswith("Predicted frontier of 2 x h100-80g for smollm2-135m, 128 tokens x 2 sequences a step, ")
+    assert lines[0].endswith(" GiB on each (nothing is run):")
     heading, row = lines[2:4]
     assert heading.split() == ["memory", "of", "each", "tokens/s", "of", "each", "full"]
     total, each = (float(word.replace(",", "")) for word in row.split()[2:4])

@@ -34,7 +34,6 @@ READING = {
     "frontier": ("frontier", *ASKED),
     "recommend": ("recommend", *ASKED),
     "export": ("db", "export", "-"),
-    "bench": ("bench", "replay", "--residuals"),
 }
 WRITING = {"search": SEARCH, "import": ("db", "import", "trials.jsonl")}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import estimate_trials
 import pytest
 
 from autofit.catalog.models import load
@@ -46,16 +46,13 @@ TABLES = [
 @pytest.fixture(scope="module")
 def compared() -> Callable[[str], list[Any]]:
     """Every trial of a table that fitted, with its estimate."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        module = importlib.import_module("estimate_trials")
 
     @cache
     def rows(table: str) -> list[Any]:
-        trials, probe = module.read(BENCHMARKS / "recorded" / f"{table}.jsonl")
+        trials, probe = estimate_trials.read(BENCHMARKS / "recorded" / f"{table}.jsonl")
         steps = (replace(step, work=replace(step.work, estimator=ESTIMATOR_VERSION)) for step in probe.steps)
         probe = replace(probe, steps=tuple(steps))  # whose work other versions count much alike
-        return [row for row in module.compared(trials, probe) if row.measured is not None]
+        return [row for row in estimate_trials.compared(trials, probe) if row.measured is not None]
 
     return rows
 
@@ -109,7 +106,7 @@ def test_a_step_takes_what_the_probe_foretells(compared: Any, table: str, off: f
     for one, other, row in zip(predicted, measured, rows, strict=True):
         assert one == pytest.approx(other, rel=off), row.trial.config
     if order is not None:
-        assert importlib.import_module("estimate_trials").kendall(predicted, measured) >= order
+        assert estimate_trials.kendall(predicted, measured) >= order
 
 
 def test_a_quantised_base_is_built_without_holes(compared: Any) -> None:

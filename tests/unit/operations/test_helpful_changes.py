@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from autofit.operations import Estimation
 from autofit.planning.lattices import load_space
 from autofit.prediction.calibration import Calibration, why_not
 from autofit.prediction.estimate_cache import CachedEstimator, EstimateCache
-from autofit.prediction.helpful_changes import GAIN, Expressible, _Neighbourhood, effect_of
+from autofit.prediction.helpful_changes import GAIN, Expressible, _Neighbourhood, changed, effect_of
 from autofit.techniques import AXES, Job, complete, holds, lightness, parse
 
 BATCH = 8
@@ -187,9 +188,10 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
     """With nothing but another method or optimizer near, offload, which the space of one card lacks, keeps both."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
     near = neighbourhood(predicted(heavy))
-    lighter = near._lighter
-    monkeypatch.setattr(near, "_lighter", lambda effect, n: lighter(effect, n) if effect is Effect.TRAINING else [])
-    monkeypatch.setattr(near, "_beside_the_lightest_step", lambda effect: [])
+    lighter = near._lighter()
+    training = [values for values in lighter if near._effect_of(changed(heavy, values)) is Effect.TRAINING]
+    monkeypatch.setattr(near, "_lighter", lambda: training)
+    monkeypatch.setattr(near, "_beside_the_lightest_step", list)
     kept, *others = near.that_fit()
     assert kept.roles == ("same training",) and kept.effect is Effect.EXACT and kept.estimate.likely_fits
     assert kept.values.keys() <= {"offload", "checkpointing"} and kept.values["offload"] != "none"
@@ -199,29 +201,29 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
 def test_what_needs_the_host_comes_first_or_last_and_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """First where nothing else trains the same, last where something does, and alone where nothing else fits."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")
-    on_host, rounded = heavy.replace(offload="params"), heavy.replace(precision="bf16")
-    first, *others = changes_among({Effect.EXACT: [on_host], Effect.NUMERICS: [rounded]}, heavy, monkeypatch)
-    assert first.roles == ("same training",) and first.values == {"offload": "params"}
-    assert [change.values for change in others] == [{"precision": "bf16"}]
-    recomputed = {Effect.EXACT: [heavy.replace(checkpointing="full", loss="fused")]}
-    (same,) = changes_among({Effect.EXACT: [on_host]}, heavy, monkeypatch, beside=recomputed)
+    on_host: dict[str, Value] = {"offload": "params"}
+    rounded: dict[str, Value] = {"precision": "bf16"}
+    first, *others = changes_among([on_host, rounded], heavy, monkeypatch)
+    assert first.roles == ("same training",) and first.values == on_host
+    assert [change.values for change in others] == [rounded]
+    (same,) = changes_among([on_host], heavy, monkeypatch, beside=[{"checkpointing": "full"}])
     assert "offload" not in same.values and same.effect is Effect.EXACT
-    for effect, alone in ((Effect.EXACT, on_host), (Effect.NUMERICS, on_host.replace(precision="bf16"))):
-        (change,) = changes_among({effect: [alone]}, heavy, monkeypatch)
-        assert change.estimate.config == alone and set(change.roles) == {"smallest", "fastest", "safest"}
+    for alone in (on_host, on_host | rounded):
+        (change,) = changes_among([alone], heavy, monkeypatch)
+        assert change.values == alone and set(change.roles) == {"smallest", "fastest", "safest"}
 
 
 def changes_among(
-    near: dict[Effect, list[Config]],
+    near: list[dict[str, Value]],
     heavy: Config,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    beside: dict[Effect, list[Config]] | None = None,
+    beside: Sequence[dict[str, Value]] = (),
 ) -> tuple[Change, ...]:
     """The changes to `heavy`, which does not fit, where no other configs are near, or beside the lightest step."""
     result = neighbourhood(predicted(heavy))
-    monkeypatch.setattr(result, "_lighter", lambda effect, changes: near.get(effect, []))
-    monkeypatch.setattr(result, "_beside_the_lightest_step", lambda effect: (beside or {}).get(effect, []))
+    monkeypatch.setattr(result, "_lighter", lambda: near)
+    monkeypatch.setattr(result, "_beside_the_lightest_step", lambda: beside)
     return result.that_fit()
 
 
@@ -433,20 +435,20 @@ def test_lightness_puts_nothing_before_what_needs_less() -> None:
 
 
 def test_the_fastest_changes_no_more_than_its_speed_is_worth() -> None:
-    def change(speed: float | None, effect: Effect, **values: Value) -> Change:
-        estimate: Any = SimpleNamespace(tokens_per_second=speed, device_bytes=GIB * len(values))
-        return Change(values=values, effect=effect, estimate=estimate)
+    def made(speed: float | None, **values: Value) -> Estimate:
+        estimate = replace(predicted(HEAVY), config=HEAVY.replace(**values), tokens_per_second=speed)
+        return replace(estimate, device_bytes=GIB * len(values))
 
     near = neighbourhood(predicted(HEAVY))
-    plain = change(1000.0, Effect.EXACT, checkpointing="none")
-    eight_bits = change(1001.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
-    assert near._fastest([eight_bits, plain], ()) is plain
-    other = change(1002.0, Effect.EXACT, loss="fused", attention="flash")
+    plain = made(1000.0, checkpointing="full")
+    more = made(1001.0, checkpointing="full", loss="chunked")
+    assert near._fastest([more, plain], ()) is plain
+    other = made(1002.0, loss="fused", attention="flash")
     assert near._fastest([plain, other], (plain,)) is plain, "shown anyway"
     assert near._fastest([plain, other], (plain, other)) is other, "none that is shown is faster"
-    worth_it = change(1100.0, Effect.NUMERICS, checkpointing="none", optimizer="adamw-8bit")
+    worth_it = made(1100.0, checkpointing="full", loss="chunked")
     assert near._fastest([worth_it, plain], ()) is worth_it
-    unknown = [change(None, Effect.EXACT, micro_batch=1), change(None, Effect.EXACT, micro_batch=1, rank=8)]
+    unknown = [made(None, micro_batch=1), made(None, micro_batch=1, loss="fused")]
     assert near._fastest(unknown, ()) is unknown[1], "where no speed is known, what takes the most memory"
 
 

@@ -111,6 +111,7 @@ def test_where_one_device_is_too_small_the_others_answer(world: World, request_:
     assert rows[1].split()[0] == "1" and "nothing that was measured fits" in rows[1]
     speed = searches.best.recommendation.point.measurement.tokens_per_second
     assert rows[2].split()[0] == "2" and f"{speed / 2:,.0f}" in rows[2]
+    assert f"\n  {speed:,.0f} tokens/s, {speed / 2:,.0f} of each, " in text[text.index("\nRecommended for ") :]
     assert searches.to_json()["by_devices"][0]["outcome"] == "nothing_fits"
 
 

@@ -586,7 +586,7 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
     result = operations.search(request_)
     (count,) = predictor.asked
     assert count == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
-    assert store.count() == len(list(store.predicted())) == result.trials > 0
+    assert store.count() == len(list(store.predicted(latest=99))) == result.trials > 0
     assert result.ruled_out > len(plain.lattice.configs) - count
 
 
@@ -667,7 +667,7 @@ def test_errors_on_other_hardware_and_of_the_question_itself_are_not_counted(
 ) -> None:
     world.predict_all = Predictor()
     operations.search(request_)
-    measured = list(store.predicted())
+    measured = list(store.predicted(latest=99))[::-1]
     job = request_.workload.job(detect("cpu"))
     longer = replace(job, workload=replace(job.workload, seq_len=256))
     moved = [replace(trial, hardware=replace(trial.hardware, name="another")) for trial in measured]
@@ -691,7 +691,7 @@ def test_without_predictions_trials_alone_tell_what_fits(world: World, request_:
     world.predict_all = predictor = Predictor()
     result = operations.search(replace(request_, predict=False))
     assert predictor.asked == []
-    assert list(store.predicted()) == []
+    assert list(store.predicted(latest=99)) == []
     assert store.count() == result.trials > 0
 
 
@@ -706,7 +706,7 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     world.predict_all = fails
     result = operations.search(request_)
     assert (result.trials, result.ruled_out) == (undisturbed.trials, undisturbed.ruled_out)
-    assert list(store.predicted()) == []
+    assert list(store.predicted(latest=99)) == []
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
@@ -727,7 +727,7 @@ def test_a_search_uses_the_real_estimator(world: World, request_: SearchRequest,
     few = replace(request_, space="smoke", goal=Goal(method="lora", allow=Effect.EXACT), max_trials=3)
     operations.search(few, lambda progress: progress_shown.append(progress.estimated) if progress.estimated else None)
     assert progress_shown[-1][0] == progress_shown[-1][1] > 0
-    predictions = [t.prediction for t in store.predicted()]
+    predictions = [t.prediction for t in store.predicted(latest=99)]
     assert len(predictions) == store.count() > 0
     assert all(p is not None and p.device_bytes > p.peak_allocated_bytes // 2 > 0 for p in predictions)
 

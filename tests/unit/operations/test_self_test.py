@@ -237,7 +237,7 @@ def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkey
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, asked = Bench(device="cpu"), []
-    monkeypatch.setattr(PredictionProcess, "call", lambda self, f, request, *, seconds: asked.append(request.job) or {})
+    monkeypatch.setattr(PredictionProcess, "call", lambda self, f, job, *_, seconds: asked.append(job) or {})
     bench.predicted(bench.job(), complete({}), until=math.inf)
     probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
     bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})

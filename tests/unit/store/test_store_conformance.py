@@ -89,9 +89,9 @@ class TestAdding:
     def test_keeps_what_was_predicted(self, store: Store) -> None:
         plain, predicted = store.add(a_trial()), store.add(a_trial(prediction=PREDICTION))
         assert [trial.prediction for trial in store.trials()] == [None, PREDICTION]
-        assert list(store.predicted()) == [predicted]
-        assert list(store.predicted(hardware_key=plain.hardware.key)) == [predicted]
-        assert list(store.predicted(hardware_key="another")) == []
+        assert list(store.predicted(latest=9)) == [predicted]
+        assert list(store.predicted(latest=9, hardware_key=plain.hardware.key)) == [predicted]
+        assert list(store.predicted(latest=9, hardware_key="another")) == []
         later = store.add(predicted)
         assert [t.trial_id for t in store.predicted(latest=1)] == [later.trial_id]
         assert [t.trial_id for t in store.predicted(latest=9)] == [later.trial_id, predicted.trial_id]

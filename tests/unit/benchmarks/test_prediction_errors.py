@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import prediction_errors
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
 from autofit.core.outcome import Outcome, OutOfMemory, Trial
 from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
-from autofit.operations.prediction_residuals import Distribution, Group, Judgement, Residuals, judged
 
 
 def predicted(
@@ -35,27 +36,26 @@ def predicted(
     return replace(make_trial(values, outcome, limit=limit), prediction=prediction)
 
 
-def group(found: Residuals, technique: str, hardware: str = HARDWARE.name) -> Group:
-    return next(g for g in found.groups if (g.hardware, g.technique) == (hardware, technique))
+def group(found: list[dict[str, Any]], technique: str) -> dict[str, Any]:
+    return next(one for one in found if (one["hardware"], one["technique"]) == (HARDWARE.name, technique))
 
 
 def test_a_distribution_by_hand() -> None:
     errors = [0.01 * number for number in range(1, 20)] + [-0.5]
-    assert Distribution.of(errors) == Distribution(
-        count=20,
-        median=pytest.approx(0.095),
-        median_absolute=pytest.approx(0.105),
-        p95_absolute=pytest.approx(0.19),
-        worst=-0.5,
-    )
-    assert Distribution.of([0.25]) == Distribution(
-        count=1, median=0.25, median_absolute=0.25, p95_absolute=0.25, worst=0.25
-    )
+    assert prediction_errors.distribution(errors) == {
+        "count": 20,
+        "median": pytest.approx(0.095),
+        "median_absolute": pytest.approx(0.105),
+        "p95_absolute": pytest.approx(0.19),
+        "worst": -0.5,
+    }
+    alone = dict.fromkeys(("median", "median_absolute", "p95_absolute", "worst"), 0.25)
+    assert prediction_errors.distribution([0.25]) == {"count": 1, **alone}
 
 
 def test_errors_per_hardware_method_and_technique() -> None:
     lora, full = {"method": "lora", "rank": 8}, {"method": "full", "checkpointing": "full"}
-    result = judged(
+    result = prediction_errors.groups(
         [
             predicted(lora, fits(10, 512), 11, seconds=1.5, calibrated_on=5),
             predicted(full, fits(20, 512, allocated=10), 18, seconds=0.5),
@@ -63,43 +63,44 @@ def test_errors_per_hardware_method_and_technique() -> None:
             predicted(full, crashed(), 18),
         ]
     )
-    assert result.trials == 2
+    assert group(result, "all")["fit"]["judged"] == 2
     everything = group(result, "all")
-    assert {name: (e.count, e.worst) for name, e in everything.errors.items()} == {
+    assert {name: (e["count"], e["worst"]) for name, e in everything["errors"].items()} == {
         "peak_allocated_bytes": (2, pytest.approx(0.62)),
         "peak_reserved_bytes": (2, pytest.approx(0.1)),
         "device_bytes": (2, pytest.approx(0.1)),
         "step_seconds": (1, pytest.approx(0.5)),
         "step_seconds_uncalibrated": (1, pytest.approx(-0.5)),
     }
-    assert everything.errors["device_bytes"].median == pytest.approx(0.0)
-    assert everything.errors["device_bytes"].median_absolute == pytest.approx(0.1)
+    assert everything["errors"]["device_bytes"]["median"] == pytest.approx(0.0)
+    assert everything["errors"]["device_bytes"]["median_absolute"] == pytest.approx(0.1)
     for technique in ("method=lora", "rank=8"):
-        assert group(result, technique).errors["device_bytes"].median == pytest.approx(0.1)
+        assert group(result, technique)["errors"]["device_bytes"]["median"] == pytest.approx(0.1)
     for technique in ("method=full", "checkpointing=full"):
-        assert group(result, technique).errors["device_bytes"].median == pytest.approx(-0.1)
-        assert "step_seconds" not in group(result, technique).errors
-    assert group(result, "compile=false").fit.judged == 2
+        assert group(result, technique)["errors"]["device_bytes"]["median"] == pytest.approx(-0.1)
+        assert "step_seconds" not in group(result, technique)["errors"]
+    assert group(result, "compile=false")["fit"]["judged"] == 2
 
 
 def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() -> None:
     trial = predicted({}, fits(10, 512), 11)
     assert trial.prediction is not None
     older = replace(trial, prediction=replace(trial.prediction, peak_reserved_bytes=None))
-    assert group(judged([trial, older]), "all").errors["peak_reserved_bytes"].count == 1
-    assert "peak_reserved_bytes" not in group(judged([older]), "all").errors
+    assert group(prediction_errors.groups([trial, older]), "all")["errors"]["peak_reserved_bytes"]["count"] == 1
+    assert "peak_reserved_bytes" not in group(prediction_errors.groups([older]), "all")["errors"]
 
 
 def test_predictions_of_another_version_are_not_compared() -> None:
     trial = predicted({}, fits(10, 512), 11)
     assert trial.prediction is not None
     older, by_formula = replace(trial.prediction, work=OLDER), replace(trial.prediction, work=None, memory_error=0.5)
-    assert judged([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)]).trials == 2
+    found = prediction_errors.groups([trial, replace(trial, prediction=older), replace(trial, prediction=by_formula)])
+    assert group(found, "all")["fit"]["judged"] == 2
 
 
 def test_fit_misjudged_both_ways() -> None:
     limit, host = 24 * GIB, OutOfMemory(reason="the host is out of memory", host=True)
-    result = judged(
+    result = prediction_errors.groups(
         [
             predicted({"micro_batch": 1}, fits(20, 512), 24, limit=limit),
             predicted({"micro_batch": 2}, fits(23, 512), 24.5, limit=limit),
@@ -108,11 +109,10 @@ def test_fit_misjudged_both_ways() -> None:
             predicted({"micro_batch": 4}, host, 20, limit=limit),
         ]
     )
-    assert result.trials == 4
-    assert group(result, "all").fit == Judgement(judged=4, too_hopeful=1, too_careful=1)
-    assert group(result, "all").fit.misjudged == 2
-    assert group(result, "micro_batch=4").fit == Judgement(judged=2, too_hopeful=1, too_careful=0)
-    assert group(result, "micro_batch=4").errors == {}
+    assert group(result, "all")["fit"] == {"judged": 4, "too_hopeful": 1, "too_careful": 1, "misjudged": 2}
+    of_four = {"judged": 2, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
+    assert group(result, "micro_batch=4")["fit"] == of_four
+    assert group(result, "micro_batch=4")["errors"] == {}
 
 
 def test_groups_stand_in_the_techniques_order() -> None:
@@ -125,7 +125,7 @@ def test_groups_stand_in_the_techniques_order() -> None:
         replace(trial, hardware=other.hardware),
         replace(trial, config=trial.config.replace(fabric="wool")),
     ]
-    names = [(g.hardware, g.technique) for g in judged(trials).groups]
+    names = [(one["hardware"], one["technique"]) for one in prediction_errors.groups(trials)]
     assert len(names) == len(set(names))
     assert [name for hardware, name in names if hardware == "a100-80g"][:2] == ["all", "method=lora"]
     here = [name for hardware, name in names if hardware == HARDWARE.name]
