@@ -62,6 +62,11 @@ def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[
             f"sharding={config['sharding']} communicates within one machine, at three quarters of its links' nominal "
             "bandwidth, and never waits for another rank"
         )
+    if config["sharding"] == "ddp" and job.hardware.kind == "cuda":  # torch's NCCL watchdog looks 10 times a second
+        sentences.append(
+            "in the second step DDP makes its gradient buckets anew: what NCCL still holds of the first ones, reduced "
+            "in the last 0.1 s, is left out, at most one copy of the gradients"
+        )
     if job.workload.eval_batch is not None and gathers_weights(config):
         sentences.append("what is gathered of sharded or offloaded weights to evaluate is left out")
     if config["offload"] != "none":

@@ -19,7 +19,17 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import (
+    AFTER,
+    BEFORE,
+    LOSS,
+    SETUP,
+    Category,
+    Event,
+    MemoryTrace,
+    Place,
+    Storage,
+)
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import end_of_operation, into_buckets, is_tied
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
