@@ -255,13 +255,13 @@ class Estimator:
         loss = self._traces.loss(alone(config, sharding_library), decoder.head, micro_batch * self.job.workload.seq_len)
         update = self._traces.update(config, sharding_library)
         copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
-        events, update_costs, paged_bytes = update.events, update.costs, update.paged_bytes
+        events, update_costs, paged_bytes = update.events, update.works.at(1, rank), update.paged_bytes
         hosted, traffic = Hosted(), Traffic()
         if sharding_library is not None:
             holdings = self._traces.holdings(config, sharding_library)
             updaters = sharding_library.updaters
             events = Updates.of(sharding_library.update(update.trace, holdings))
-            update_costs = update.costs.shared(updaters)
+            update_costs = update_costs.shared(updaters)
             paged_bytes = paged_bytes // updaters if updaters else 0
             hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
             traffic = sharding_library.traffic(holdings, accumulation)

@@ -63,7 +63,8 @@ def hardware(connection: Connection) -> list[str]:
 def version(connection: Connection, hardware_key: str | None, workload_key: str | None) -> str:
     """Differs once trials of this hardware and workload were added or set aside; None stands for any."""
     if hardware_key is None or workload_key is None:
-        return str(connection.scalar(_CHANGES) or 0)
+        changes = _CHANGES if hardware_key is None else _CHANGES_OF_HARDWARE
+        return str(connection.scalar(changes, {"hardware_key": hardware_key}) or 0)
     rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
@@ -87,6 +88,7 @@ _RENEW = {
     "postgresql": _renewal(postgresql.insert(table_of(ContextRow))),
 }
 _CHANGES = select(func.sum(ContextRow.version))
+_CHANGES_OF_HARDWARE = _CHANGES.where(ContextRow.hardware_key == bindparam("hardware_key"))
 _STACKS = (
     select(ContextRow.stack_key, ContextRow.version, ContextRow.last_trial_id)
     .where(ContextRow.hardware_key == bindparam("hardware_key"), ContextRow.workload_key == bindparam("workload_key"))

@@ -6,23 +6,48 @@ Configs that ran more than once show how much executions of one config differ, a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, exists, func, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Double,
+    Row,
+    ScalarSelect,
+    Select,
+    String,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import aliased
 
-from autofit.core.frontier import Point, point
-from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.frontier import Frontier, Point
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_from_json
 from autofit.core.repeatability import Execution
-from autofit.core.verdict import standing
-from autofit.store.rows import Reader
+from autofit.core.verdict import contradiction, most_memory, standing
+from autofit.store import contexts
+from autofit.store.database.engine import ROWS_AT_ONCE
+from autofit.store.rows import Reader, readable
 from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
 
 Columns = Any
 """`TrialRow` or an alias of it."""
 _CONFIG = tuple(getattr(TrialRow, name) for name in OF_CONFIG)
+NEVER = -1.0
+"""A speed that no trial has."""
 LATEST = 2000
 """Number of the hardware's latest trials that are examined: about those of the last hundred searches. How noisy a
 machine is changes over time, and an answer must not wait for its whole history."""
@@ -39,39 +64,118 @@ def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
     return case((condition, 1), else_=0) == 1
 
 
-def counts(connection: Connection, keys: Mapping[str, str]) -> tuple[int, int]:
-    """How many trials of a context there are, and how many of them ran out of memory."""
-    numbers = [connection.scalar(query, keys) or 0 for query in (_EVERY, _OUT_OF_MEMORY)]
-    return numbers[0], numbers[1]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A trial that is on its family's frontier under some memory limit, unless others of its config speak against it.
 
-
-def undominated(
-    connection: Connection, reader: Reader, keys: Mapping[str, str], memory_limit_bytes: int, between: float
-) -> Iterator[Point]:
-    """The frontiers of the families: at least those points that `Frontier.of` would keep, whichever families it is
-    given. Trials timed in full and trials stopped early have separate frontiers, so that none of the latter hides one
-    of the former.
-
-    Each config is known by one trial (`core.verdict.standing`). An index holds every family's trials in the order of
-    memory, then speed: from each point the database finds the next trial that is faster, and reads no other config's.
+    Trials timed in full and trials stopped early have separate frontiers, so that none of the latter hides one of the
+    former.
     """
-    for stopped_early, family in connection.execute(_FAMILIES, keys).all():
-        parameters: dict[str, Any] = {**keys, "stopped_early": stopped_early, "family": family, **_START}
-        while rows := connection.execute(_NEXT_CONFIG, parameters).all():
-            attempts = [reader.trial(connection, row) for row in rows]
-            parameters |= {"bytes": rows[0].bytes, "speed": rows[0].speed, "number": rows[0].number}
-            standing_trial = standing(attempts, memory_limit_bytes)
-            if standing_trial is None or standing_trial.trial_id != parameters["number"]:
-                continue
-            parameters["fastest"] = parameters["speed"]
-            candidate = point(standing_trial, sum(t.timed_in_full for t in attempts), between)
-            assert candidate is not None
-            yield candidate
+
+    kind: tuple[bool, str]
+    """Whether its timing stopped early, and its family."""
+    point: Point
+    attempts: Sequence[Trial]
+    """All attempts of its config, oldest first; empty where it represents the config under every limit."""
+
+    def represents(self, memory_limit_bytes: int) -> bool:
+        """Whether its config is known by it under this limit (`core.verdict.standing`)."""
+        if not self.attempts:
+            return True
+        trial = standing(self.attempts, memory_limit_bytes)
+        return trial is not None and trial.trial_id == self.point.trial_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """What every frontier of a context is taken from, whatever its memory limit."""
+
+    contenders: Sequence[Contender]
+    """In the order of kind, memory, speed and age. What is left out is, under every limit, no faster than one of the
+    same kind that comes before it."""
+    both_ways: Sequence[Sequence[Trial]]
+    """The attempts of each config whose attempts may contradict each other."""
+    about: Mapping[str, Any]
+    """The fields of its frontiers that depend on neither."""
+
+    def frontier(self, memory_limit_bytes: int) -> Frontier:
+        """That under a limit; 0 stands for none."""
+        contradictions = (contradiction(a, memory_limit_bytes or most_memory(a)) for a in self.both_ways)
+        return Frontier.of(
+            sorted(self._undominated(memory_limit_bytes), key=lambda point: point.trial_id or 0),
+            **self.about,
+            contradictory=sum(found is not None for found in contradictions),
+        )
+
+    def _undominated(self, memory_limit_bytes: int) -> Iterator[Point]:
+        """The frontiers of the families: at least those points that `Frontier.of` would keep, whichever families it is
+        given."""
+        for _, of_kind in groupby(self.contenders, attrgetter("kind")):
+            fastest = 0.0
+            for contender in of_kind:
+                if contender.point.tokens_per_second > fastest and contender.represents(memory_limit_bytes):
+                    fastest = contender.point.tokens_per_second
+                    yield contender.point
+
+
+def of_context(connection: Connection, reader: Reader, keys: Mapping[str, str], between: float) -> Ranking | None:
+    """The ranking of a context, on whose hardware executions differ by `between`; None if it has no trials."""
+    newest = contexts.newest_site(connection, keys)
+    if newest is None:
+        return None
+    digest, driver = newest
+    trials, out_of_memory = (connection.scalar(query, keys) for query in (_EVERY, _OUT_OF_MEMORY))
+    return Ranking(
+        contenders=_read_contenders(connection, reader, keys, between),
+        both_ways=list(both_ways(connection, reader, keys)),
+        about={
+            "hardware": reader.hardware(connection, digest),
+            "workload": reader.workload(connection, keys["workload_key"]),
+            "stack": reader.stack(connection, keys["stack_key"], driver),
+            "trials": trials,
+            "out_of_memory": out_of_memory,
+        },
+    )
+
+
+def _read_contenders(
+    connection: Connection, reader: Reader, keys: Mapping[str, str], between: float
+) -> list[Contender]:
+    """The contenders of a context.
+
+    An index holds the trials of each kind in that order. In one statement the database walks from each contender to the
+    next trial that is faster than all earlier configs, as far as these have an attempt that represents them under every
+    limit; it reads no other config's rows.
+    """
+    rows = connection.execute(_CONTENDERS, keys).all()
+    attempts: dict[int, list[Trial]] = defaultdict(list)
+    repeated = [row.id for row in rows if row.known is None or row.runs > 1]
+    for start in range(0, len(repeated), ROWS_AT_ONCE):
+        for row in connection.execute(_ATTEMPTS, {"numbers": repeated[start : start + ROWS_AT_ONCE]}):
+            attempts[row.number].append(reader.trial(connection, row))
+    return [_contender(row, attempts.get(row.id, []), between) for row in rows]
+
+
+def _contender(row: Row[*tuple[Any, ...]], attempts: Sequence[Trial], between: float) -> Contender:
+    with readable(f"trial {row.id}"):
+        outcome = outcome_from_json(row.evidence)
+        assert isinstance(outcome, Fits)
+        return Contender(
+            kind=(row.stopped_early, row.family),
+            point=Point(
+                config=Config.from_json(row.config),
+                measurement=outcome.measurement,
+                trial_id=row.id,
+                runs=sum(t.timed_in_full for t in attempts) if attempts else int(not row.stopped_early),
+                between=between,
+            ),
+            attempts=attempts,
+        )
 
 
 def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | None = None) -> Iterator[list[Trial]]:
-    """The attempts of each config that has fitted and has run out of memory, which may contradict each other: of one
-    context, or of all."""
+    """The attempts of each config that has run out of memory and has fitted in no more, which contradict each other
+    unless later ones have settled it: of one context, or of all."""
     rows = connection.execute(_BOTH_WAYS if keys is None else _BOTH_WAYS_OF_CONTEXT, keys or {})
     for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
         yield [reader.trial(connection, row) for row in attempts]
@@ -98,43 +202,105 @@ def _of_context(rows: Columns) -> tuple[Any, ...]:
     return tuple(getattr(rows, name) == bindparam(name) for name in OF_CONTEXT)
 
 
+def _fitted(rows: Columns) -> tuple[Any, ...]:
+    """The condition that a trial of that context fitted."""
+    return *_of_context(rows), rows.outcome == Fits.kind
+
+
 def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
     failed, fitted = aliased(TrialRow, name="failed"), aliased(TrialRow, name="fitted")
-    ran_out = select(failed.config_key).where(failed.outcome == OutOfMemory.kind)
-    repeated = select(*_CONFIG).group_by(*_CONFIG).having(func.count() > 1)
-    if not everywhere:
-        ran_out, repeated = ran_out.where(*_of_context(failed)), repeated.where(*_of_context(TrialRow))
     # Few configs have several trials, and an index alone tells which: only their rows are read.
-    candidates = repeated.where(TrialRow.config_key.in_(ran_out)).subquery()
+    several = func.count() > 1
+    candidates = select(*_CONFIG).group_by(*_CONFIG).having(several).subquery()
+    if not everywhere:  # what is the same for all takes as long to group by
+        same = (bindparam(name, type_=String).label(name) for name in OF_CONTEXT)
+        of_context = select(*same, TrialRow.config_key).where(*_of_context(TrialRow))
+        candidates = of_context.group_by(TrialRow.config_key).having(several).subquery()
+    ways = (failed.outcome == OutOfMemory.kind, fitted.outcome == Fits.kind)
+    contradicts = only_of_config(and_(*ways, fitted.device_bytes <= failed.memory_limit_bytes))
     query = (
         select(TrialRow, *_CONFIG)
         .join_from(candidates, TrialRow, same_config(TrialRow, candidates.c))
-        .where(exists().where(same_config(fitted, candidates.c), only_of_config(fitted.outcome == Fits.kind)))
+        .where(exists().where(same_config(failed, candidates.c), same_config(fitted, candidates.c), contradicts))
     )
     return query.order_by(*_CONFIG, TrialRow.id)
 
 
-def _next_config() -> Select[*tuple[Any, ...]]:
-    """All attempts, oldest first, of the config of the next trial in a family's order that is faster than `fastest`."""
-    following, chosen = aliased(TrialRow, name="following"), aliased(TrialRow, name="one")
-    order = (following.device_bytes, following.tokens_per_second, following.id)
+def _known(row: Columns) -> ScalarSelect[float]:
+    """What the database can tell of how a fitting trial's config is known (`core.verdict.standing`).
+
+    The least speed by which it may be known under any limit, where every trial by which it may be is of this one's kind
+    and comes no later in its order; `NEVER` where it is known by others only; NULL where that depends on the limit.
+
+    It depends on none where a config has only fitted, by trials that are not set aside, or has run out of less memory
+    than any of these took; if one that was stopped early takes no less than all that were timed in full, it counts only
+    where there are none of them.
+    """
+    each = aliased(TrialRow, name="each")
+    fits, ran_out = each.outcome == Fits.kind, each.outcome == OutOfMemory.kind
+    full, alike = and_(fits, ~each.stopped_early), and_(fits, each.stopped_early == row.stopped_early)
+    later = and_(alike, tuple_(*_order(each)) > tuple_(*_order(row)))
+    set_aside = and_(each.suspect, each.device_state["set_aside"].as_string().is_not(None))
+    least, least_full = func.min(each.device_bytes), func.min(case((full, each.device_bytes)))
+    whatever_the_limit = and_(
+        func.max(case((or_(ran_out, and_(fits, ~set_aside)), 0), else_=1)) == 0,
+        func.coalesce(func.max(case((ran_out, each.memory_limit_bytes))), 0) < least,
+        func.coalesce(least_full, least) == least,
+    )
+    none_later = func.max(case((later, 1), else_=0)) == 0
+    value = case(
+        (~whatever_the_limit, None),
+        (and_(row.stopped_early, least_full.is_not(None)), NEVER),
+        (none_later, func.min(case((alike, each.tokens_per_second)))),
+    )
+    return select(value).where(same_config(each, row)).correlate(row).scalar_subquery()
+
+
+def _order(row: Columns) -> tuple[Any, ...]:
+    return row.device_bytes, row.tokens_per_second, row.id
+
+
+def _contenders() -> Select[*tuple[Any, ...]]:
+    kinds = select(TrialRow.stopped_early, TrialRow.family).where(*_fitted(TrialRow)).distinct().subquery()
+    before_all = {"bytes": cast(-1, BigInteger), "speed": cast(0, Double), "number": cast(0, BigInteger)}
+    none_known = {"known": cast(0, Double), "fastest": cast(0, Double)}
+    start = select(kinds, *(value.label(name) for name, value in {**before_all, **none_known}.items()))
+    last = start.cte("contenders", recursive=True)
+    fastest = case((last.c.known > last.c.fastest, last.c.known), else_=last.c.fastest)
+    following, found = aliased(TrialRow, name="following"), aliased(TrialRow, name="found")
     number = (
         select(following.id)
         .where(
-            *_of_context(following),
-            following.outcome == Fits.kind,
-            following.stopped_early == bindparam("stopped_early"),
-            following.family == bindparam("family"),
-            tuple_(*order) > tuple_(bindparam("bytes"), bindparam("speed"), bindparam("number")),
-            following.tokens_per_second > bindparam("fastest"),
+            *_fitted(following),
+            following.stopped_early == last.c.stopped_early,
+            following.family == last.c.family,
+            tuple_(*_order(following)) > tuple_(last.c.bytes, last.c.speed, last.c.number),
+            following.tokens_per_second > fastest,
         )
-        .order_by(*order)
+        .order_by(*_order(following))
         .limit(1)
+        .correlate(last)
+        .scalar_subquery()
     )
-    columns = (chosen.device_bytes.label("bytes"), chosen.tokens_per_second.label("speed"), chosen.id.label("number"))
-    query = select(TrialRow, *columns).join(chosen, same_config(TrialRow, chosen))
-    # Not by the column itself: SQLite would read all trials of the hardware, whose index has that order.
-    return query.where(chosen.id == number.scalar_subquery()).order_by(TrialRow.id + 0)
+    columns = (last.c.stopped_early, last.c.family, *_order(found), _known(found), fastest)
+    every = last.union_all(select(*columns).join_from(last, found, found.id == number))
+    other = aliased(TrialRow, name="other")
+    alike = case((and_(other.outcome == Fits.kind, other.stopped_early == TrialRow.stopped_early), 1), else_=0)
+    runs = select(func.sum(alike)).where(same_config(other, TrialRow)).scalar_subquery().label("runs")
+    return (
+        select(TrialRow.id, TrialRow.stopped_early, TrialRow.family, TrialRow.config, TrialRow.evidence)
+        .add_columns(every.c.known, runs)
+        .join_from(every, TrialRow, TrialRow.id == every.c.number)
+        .where(or_(every.c.known.is_(None), every.c.known != NEVER))
+        .order_by(TrialRow.stopped_early, TrialRow.family, *_order(TrialRow))
+    )
+
+
+def _attempts() -> Select[*tuple[Any, ...]]:
+    """All attempts, oldest first, of the configs of given trials."""
+    one = aliased(TrialRow, name="one")
+    query = select(TrialRow, one.id.label("number")).join_from(one, TrialRow, same_config(TrialRow, one))
+    return query.where(one.id.in_(bindparam("numbers", expanding=True))).order_by(one.id, TrialRow.id + 0)
 
 
 def _undisturbed(rows: Columns) -> ColumnElement[bool]:
@@ -166,12 +332,6 @@ def _repeated() -> Select[*tuple[Any, ...]]:
 
 _EVERY = select(func.count()).select_from(TrialRow).where(*_of_context(TrialRow))
 _OUT_OF_MEMORY = _EVERY.where(TrialRow.outcome == OutOfMemory.kind)
-_FAMILIES = (
-    select(TrialRow.stopped_early, TrialRow.family)
-    .where(*_of_context(TrialRow), TrialRow.outcome == Fits.kind)
-    .distinct()
-)
 _BOTH_WAYS, _BOTH_WAYS_OF_CONTEXT = _both_ways(everywhere=True), _both_ways(everywhere=False)
-_NEXT_CONFIG = _next_config()
-_START = {"bytes": -1, "speed": 0.0, "number": 0, "fastest": 0.0}
+_CONTENDERS, _ATTEMPTS = _contenders(), _attempts()
 _REPEATED = _repeated()

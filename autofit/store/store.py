@@ -17,7 +17,6 @@ from autofit.core.frontier import Frontier
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
-from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
 from autofit.store import attempts, contexts, ranking
 from autofit.store.access import Access
@@ -25,6 +24,7 @@ from autofit.store.caches import Estimates, Probes
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database
+from autofit.store.ranking import Ranking
 from autofit.store.rows import Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
@@ -32,8 +32,8 @@ from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
-FRONTIERS = 200
-"""So many of those that were asked for last are kept in memory, with some 3.5 kB for each point."""
+RANKINGS = 200
+"""Those of so many contexts that were asked about last are kept in memory, with some 3.5 kB for each point."""
 
 
 class Conditions(TypedDict, total=False):
@@ -63,7 +63,8 @@ class Store:
         """A store in a database that has the newest schema; `open` makes sure of that."""
         self._database = database
         self._reader = Reader()
-        self._frontier_as_of = lru_cache(maxsize=FRONTIERS)(self._read_frontier)
+        self._ranking_as_of = lru_cache(maxsize=RANKINGS)(self._read_ranking)
+        self._between_as_of = lru_cache(maxsize=RANKINGS)(self._read_between)
         self.queue = SearchQueue(database)
         """Changes searches."""
         self.access = Access(database)
@@ -219,38 +220,22 @@ class Store:
         `out_of_memory` count all attempts, its `contradictory` configs.
         """
         version = self.version(hardware_key=hardware_key, workload_key=workload_key)
-        return self._frontier_as_of(version, hardware_key, stack_key, workload_key, memory_limit_bytes or 0)
+        ranked = self._ranking_as_of(version, hardware_key, stack_key, workload_key)
+        return None if ranked is None else ranked.frontier(memory_limit_bytes or 0)
 
-    def _read_frontier(
-        self, version: str, hardware_key: str, stack_key: str, workload_key: str, limit: int
-    ) -> Frontier | None:
-        """`frontier` under a limit in bytes, 0 for none; `version` is that of its trials, or an older one."""
+    def _read_ranking(self, version: str, hardware_key: str, stack_key: str, workload_key: str) -> Ranking | None:
+        """What every frontier of a context is taken from; `version` is that of its trials, or an older one."""
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
-
-        def work(connection: Connection) -> Frontier | None:
-            newest = contexts.newest_site(connection, keys)
-            if newest is None:
-                return None
-            digest, driver = newest
-            trials, out_of_memory = ranking.counts(connection, keys)
-            between = between_executions(ranking.repeated_executions(connection, hardware_key))
-            points = ranking.undominated(connection, self._reader, keys, limit, between)
-            both_ways = ranking.both_ways(connection, self._reader, keys)
-            return Frontier.of(
-                sorted(points, key=lambda p: p.trial_id or 0),
-                hardware=self._reader.hardware(connection, digest),
-                workload=self._reader.workload(connection, workload_key),
-                stack=self._reader.stack(connection, stack_key, driver),
-                trials=trials,
-                out_of_memory=out_of_memory,
-                contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in both_ways),
-            )
-
-        return self._database.fetch(work)
+        between = self.between_executions(hardware_key)
+        return self._database.fetch(lambda c: ranking.of_context(c, self._reader, keys, between))
 
     def between_executions(self, hardware_key: str) -> float:
         """How much executions of one config differ on one hardware, as its latest trials show
         (`repeatability.between_executions`)."""
+        return self._between_as_of(self.version(hardware_key=hardware_key), hardware_key)
+
+    def _read_between(self, version: str, hardware_key: str) -> float:
+        """`between_executions`; `version` is that of the hardware's trials, or an older one."""
         return self._database.fetch(lambda c: between_executions(ranking.repeated_executions(c, hardware_key)))
 
     def hardware(self) -> list[Hardware]:

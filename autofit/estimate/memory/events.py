@@ -103,11 +103,13 @@ class Updates:
     second: Events
 
     @classmethod
-    def of(cls, trace: MemoryTrace) -> Updates:
-        """From the optimizer's trace."""
+    def of(
+        cls, trace: MemoryTrace, sizes_of: Callable[[Iterable[int]], SymbolicSizes] = SymbolicSizes.constant
+    ) -> Updates:
+        """From the optimizer's trace; `sizes_of` says what its sizes depend on."""
         created = {event.storage for _, event in trace.events() if event.allocates}
         rows = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
-        sizes = SymbolicSizes.constant(-(-s.bytes // s.shares) for s in trace.storages)
+        sizes = sizes_of(-(-s.bytes // s.shares) for s in trace.storages)
         return cls(
             Storages.of(trace.storages, sizes, update_category),
             *(Events.of([event for event in rows if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),

@@ -63,16 +63,17 @@ class TraceCache:
             taken -= stat.st_size
 
 
-def trace_key(job: Job, *part: Hashable) -> str:
-    """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `part` says which it is. The card
-    counts only for which kernels run on it; the number of devices and the batch do not count."""
+def trace_key(job: Job, part: str, *details: Hashable) -> str:
+    """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `details` are the part's own. The
+    card counts only for which kernels run on it; the number of devices and the batch do not count, and for an update
+    no sequences."""
     hardware, workload = job.hardware, job.workload
     device = generation(hardware.capability) if hardware.kind == "cuda" else hardware.key
     whole = (
         ESTIMATOR_VERSION,
         job.stack.key,
         *(hardware.kind, device),
-        *(workload.model_digest, workload.seq_len, workload.lora_dropout, workload.trainer),
-        *part,
+        *(workload.model_digest, None if part == "update" else workload.seq_len),
+        *(workload.lora_dropout, workload.trainer, part, *details),
     )
     return sha256(repr(whole).encode()).hexdigest()

@@ -15,7 +15,7 @@ from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.scratch import Scratch, host_scratch
 from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
-from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
+from autofit.estimate.memory.symbolic_sizes import RANK, SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
 from autofit.estimate.sharding.edit import in_order
 from autofit.estimate.time.op_costs import Costs, Works
@@ -30,6 +30,7 @@ from autofit.techniques import Job
 from autofit.techniques.axes.batching import micro_batches, separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
+from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.habits import masks_padding, of_formats
 from autofit.techniques.selective import budget
 from autofit.training.build import make_plan
@@ -69,7 +70,7 @@ class TracedUpdate:
 
     trace: MemoryTrace
     events: Updates
-    costs: Costs
+    works: Works
     paged_bytes: int
     """States in managed memory: all of them, as in a trial, because a device with room holds them."""
 
@@ -108,6 +109,8 @@ class Traces:
     def update(self, config: Config, library: Library | None) -> TracedUpdate:
         """The optimizer of `config`, on the parameters that `library` lets it see."""
         flat, job = None if library is None else library.flat, self._job(library)
+        if library is None and "rank" in config and kind_of(config).by_element:
+            config = config.replace(rank=RANK)  # one trace serves every rank
         axes = ("method", "precision", "optimizer", "rank", "targets")
         formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
         key = *(config.get(axis) for axis in axes), flat, formats
@@ -264,9 +267,12 @@ class Traces:
 
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> TracedUpdate:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
-        costs = _works(trace, "2", lambda place: True).at(1, 1)
+        sizes = SymbolicSizes.of if config.get("rank") == RANK else SymbolicSizes.constant
         return TracedUpdate(
-            trace, Updates.of(trace), costs, paged_bytes=sum(map(sum, trace.outside_allocator.values()))
+            trace,
+            Updates.of(trace, sizes),
+            _works(trace, "2", lambda place: True),
+            paged_bytes=sum(map(sum, trace.outside_allocator.values())),
         )
 
 

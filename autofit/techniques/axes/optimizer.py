@@ -102,6 +102,12 @@ class Kind:
     paged: bool = False
     """Whether its states leave a full device for the host."""
 
+    @property
+    def by_element(self) -> bool:
+        """Whether what it takes and does is proportional to the size of each parameter: nothing is in blocks, or of
+        whole matrices."""
+        return not self.in_8_bits and self.does_to_matrices is None
+
 
 OPTIMIZERS = {
     "sgd": Kind(

@@ -12,8 +12,11 @@ from autofit.catalog.models import Model, shape
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.symbolic_sizes import RANK, SymbolicSizes
+from autofit.estimate.time.op_costs import Works
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import complete, parse
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 MODELS = {"gqa": GQA, "tied": TIED, "mixture": MIXTURE}
 CASES = [
@@ -57,3 +60,23 @@ def test_flat_buffers_are_updated_one_after_another() -> None:
     states, peak = states_and_peak(text, parameters / 4)
     assert states == pytest.approx(one_states, rel=1e-3) and one_states == pytest.approx(4 * parameters, rel=1e-3)
     assert peak == pytest.approx(one_peak / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [name for name, kind in OPTIMIZERS.items() if kind.by_element])
+@pytest.mark.parametrize("rank", [1, 24, 256])
+def test_of_optimizers_that_go_by_element_one_trace_serves_every_rank(optimizer: str, rank: int) -> None:
+    config = complete(parse(f"method=lora,precision=bf16-mixed,optimizer={optimizer},rank={rank}"))
+    of_rank = trace_updates(config, job(GQA), cuda_scratch)
+    of_all = trace_updates(config.replace(rank=RANK), job(GQA), cuda_scratch)
+    exact, found = Updates.of(of_rank), Updates.of(of_all, SymbolicSizes.of)
+    assert found.storages.sizes.at(1, rank).tolist() == exact.storages.sizes.at(1, 1).tolist()
+    for name in ("first", "second"):
+        assert [getattr(found, name).storages.tolist(), getattr(found, name).signs.tolist()] == [
+            getattr(exact, name).storages.tolist(),
+            getattr(exact, name).signs.tolist(),
+        ]
+    assert found.storages.categories.tolist() == exact.storages.categories.tolist()
+    (by_rank,), (by_all,) = ([Works.of(w) for w in trace.work.values()][1:] for trace in (of_rank, of_all))
+    for amounts in ("flops", "bytes", "made", "kinds"):
+        of_costs = getattr(by_all.at(1, rank), amounts), getattr(by_rank.at(1, 1), amounts)
+        assert of_costs[0].tolist() == of_costs[1].tolist(), amounts

@@ -28,8 +28,8 @@ CARDS = itertools.count()
 
 
 def executions_differ_by(attempts: dict[Config, list[Trial]]) -> float:
-    """What all that was timed in full more than once shows of it."""
-    full = ([p for t in every if t.timed_in_full and (p := point(t))] for every in attempts.values())
+    """What all that was timed in full and undisturbed more than once shows of it."""
+    full = ([p for t in every if t.timed_in_full and not t.doubts and (p := point(t))] for every in attempts.values())
     return between_executions(
         [(p.measurement.tokens_per_second, p.measurement.step_seconds.relative_spread or 0.0) for p in every]
         for every in full
@@ -193,7 +193,7 @@ APART = 1e-9
 """tokens/s by which two configs differ at least: of two with the very same figures a frontier keeps either one."""
 HISTORY = st.tuples(
     st.sampled_from(CONFIGS),
-    st.sampled_from([None, None, "early", "oom", "host", "late", "hurried", "machinery"]),
+    st.sampled_from([None, None, "early", "oom", "host", "late", "hurried", "machinery", "aside", "beside"]),
     SMALL,
     SMALL,
     st.sampled_from(LIMITS),
@@ -222,34 +222,38 @@ def drawn_trial(drawn: Drawn) -> Trial:
         "hurried": TimedOut(reason="", deadline_seconds=9.0),
         "machinery": Crashed(reason="", transient=True),
     }
+    states = {
+        "aside": DeviceState(seconds=1.0, set_aside="slower than others of its type"),
+        "beside": DeviceState(seconds=3.0, cards=(CardState(uuid="GPU-a", others_share=0.5),)),
+    }
     return a_trial(
         config=Config.of({"method": method, "micro_batch": batch, "precision": precision}),
-        outcome=outcomes[how],
+        outcome=outcomes.get(how, full),
         memory_limit_bytes=limit,
+        device_state=states.get(how or ""),
     )
 
 
 @settings(max_examples=120, deadline=None, database=None)
-@given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
-@example(drawn=OVER_THEN_EARLY, limit=2)
-def test_equals_the_frontier_of_all_configs_judged_one_by_one(
-    shared: Store, drawn: list[Drawn], limit: int | None
-) -> None:
+@given(st.lists(HISTORY, min_size=1, max_size=10))
+@example(drawn=OVER_THEN_EARLY)
+def test_equals_the_frontier_of_all_configs_judged_one_by_one(shared: Store, drawn: list[Drawn]) -> None:
     number = next(CARDS)
     tried = []
     for one in drawn:
         trial = drawn_trial(one)
         card = replace(trial.hardware, device_name=f"card {number}")
         tried.append(shared.add(replace(trial, hardware=card)))
-    frontier, expected = stored_frontier(shared, tried[-1], limit), frontier_of(tried, limit)
-    # Which points are considered is the store's affair, as long as none is missing that may be chosen.
-    assert replace(frontier, considered=()) == replace(expected, considered=())
-    chosen = [
-        choose(f.considered, memory_limit_bytes=limit or 4, methods=METHODS, changes=in_fp32)
-        for f in (frontier, expected)
-    ]
-    assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
-    assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
+    for limit in (None, 1, *LIMITS):
+        frontier, expected = stored_frontier(shared, tried[-1], limit), frontier_of(tried, limit)
+        # Which points are considered is the store's affair, as long as none is missing that may be chosen.
+        assert replace(frontier, considered=()) == replace(expected, considered=())
+        chosen = [
+            choose(f.considered, memory_limit_bytes=limit or 4, methods=METHODS, changes=in_fp32)
+            for f in (frontier, expected)
+        ]
+        assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
+        assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
 
 
 def test_points_know_what_executions_of_one_config_differ_by(store: Store) -> None:
@@ -298,6 +302,7 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
     statements: list[tuple[str, tuple[object, ...]]] = []
     with Store.open(str(path)) as store:
         trial = store.add(a_trial())
+        store.add(replace(trial, outcome=measured(), trial_id=None))
         engine = store._database.engine
         event.listen(engine, "before_cursor_execute", lambda *given: statements.append((given[2], given[3])))
         stored_frontier(store, trial, limit)
@@ -311,9 +316,11 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
         ]
     walked = [statement for plan, statement in plans if plan.startswith("SCAN trials")]
     assert all("ORDER BY trials.id DESC" in w and "LIMIT" in w for w in walked), "but for the latest rows"
-    for alias in ("fitted", "run"):
+    for alias in ("failed", "fitted", "run", "each", "other"):
         ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
         assert ways and all("config_key=?" in way for way in ways), (alias, ways)
+    following = [plan for plan, _ in plans if plan.startswith("SEARCH following ")]
+    assert following and all("COVERING INDEX ix_trials_frontier" in way for way in following), following
     of_config = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
     assert of_config and all("config_key=?" in way for way in of_config), of_config
 
@@ -335,7 +342,11 @@ def test_asked_again_it_is_read_only_after_a_change(store: Store) -> None:
     first = store.add(a_trial())
     asked = context(first)
     before = store.frontier(**asked)
-    assert store.frontier(**asked) is before
+    read: list[str] = []
+    event.listen(store._database.engine, "before_cursor_execute", lambda *given: read.append(given[2]))
+    assert store.frontier(**asked) == before
+    beyond = store.frontier(**asked, memory_limit_bytes=first.memory_limit_bytes)
+    assert beyond == before and not any("FROM trials" in statement for statement in read), "whatever the limit"
     store.set_aside(first, "slower than others of its type")
     changed = store.frontier(**asked)
     assert before is not None and before.points and changed is not None and not changed.points
