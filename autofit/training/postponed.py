@@ -45,8 +45,8 @@ def import_postponed(name: str) -> Iterator[None]:
 def compiler_postponed() -> Iterator[None]:
     """Within this context, what is given to `torch.compile` is compiled, and Inductor loaded, when it is first called.
 
-    bitsandbytes compiles functions as it is imported, which hardly any trial calls. Without Inductor, what a fork server
-    on a CPU imports takes 3.6 s of a core in place of 4.6 s, and 359 MiB in place of 394 MiB (torch 2.12).
+    bitsandbytes compiles functions as it is imported, which hardly any trial calls. Without Inductor, a fork server on
+    a CPU starts with 3.6 s of a core in place of 4.6 s, and with 359 MiB in place of 394 MiB (torch 2.13).
     """
     import torch
 
