@@ -95,11 +95,14 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
 ) -> None:
     config = tmp_path / "args.yml"
     config.write_text(f"per_device_train_batch_size: 1\n{text}")
-    options = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
-    known, unknown = (without_advice(config, model=model, **options) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
-    assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
-    assert unknown.run.config.get("kernels") is None and unknown.run.config["loss"] == "fused"
-    assert [part.key for part in unknown.run.not_counted] == [text.split("\n")[-2].partition(":")[0]]
+    request = DiagnosisRequest(hardware="b200", seq_len=512, also={"method": "lora", "precision": "bf16"})
+    known, unknown = (
+        Case(SourceFile.read(config), reader_of(trainer, config, replace(request, model=model))).run
+        for model in ("qwen3-0.6b", "qwen3-30b-a3b")
+    )
+    assert (known.config.get("kernels"), known.not_counted) == ("liger", ())
+    assert unknown.config.get("kernels") is None and unknown.config["loss"] == "fused"
+    assert [part.key for part in unknown.not_counted] == [text.split("\n")[-2].partition(":")[0]]
 
 
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
@@ -312,8 +315,10 @@ def test_a_change_that_not_every_transformers_has_says_so_and_is_not_for_an_olde
     assert Case(SourceFile.read(path), reader_of("trl", path)).nearest_expressible(offload) is None
 
 
-def reader_of(trainer: str, path: Path) -> RunReader:
-    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+OF_SMALL = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+
+
+def reader_of(trainer: str, path: Path, request: DiagnosisRequest = OF_SMALL) -> RunReader:
     return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent))
 
 
