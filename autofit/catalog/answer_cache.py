@@ -15,8 +15,8 @@ from typing import Any
 from platformdirs import user_cache_path
 
 ANSWERS_VERSION = 4
-"""Incremented when `architecture_file.parse` or `model_shape.measure` answers otherwise: kept answers are then not
-used."""
+"""Incremented when `architecture_file.parse`, `model_shape.measure` or `loss_check.why_another_loss` answers otherwise:
+kept answers are then not used."""
 
 
 def cache_folder() -> Path:

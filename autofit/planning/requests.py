@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Unpack
 
+from autofit import __version__
+from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
@@ -114,13 +117,18 @@ def _check_loss(model: Model) -> None:
     tests check this."""
     if in_catalog(model):
         return
-    # Imported here because it needs torch, which the catalog's models need not wait for.
-    from autofit.training.loss_check import why_another_loss
 
-    shape(model)  # raises if no model can be built at all
-    reason = why_another_loss(model)
-    if reason is not None:
-        raise UsageError(reason)
+    def compared() -> dict[str, Any]:
+        # Imported here because it needs transformers, which others need not wait for.
+        from autofit.training.loss_check import why_another_loss
+
+        shape(model)  # raises if no model can be built at all
+        reason = why_another_loss(model)
+        if reason is not None:
+            raise UsageError(reason)  # which no file keeps
+        return {}
+
+    cached_answer("own loss", json.dumps([__version__, dict(model.config)], sort_keys=True), compared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

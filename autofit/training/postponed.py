@@ -1,13 +1,16 @@
-"""Postpones the import of a library that is installed but must not be loaded yet."""
+"""Postpones the import of a library that is installed but must not, or need not, be loaded yet."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial, wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
 
 class _Refusal(MetaPathFinder, Loader):
@@ -36,3 +39,29 @@ def import_postponed(name: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(refusal)
+
+
+@contextmanager
+def compiler_postponed() -> Iterator[None]:
+    """Within this context, what is given to `torch.compile` is compiled, and Inductor loaded, when it is first called.
+
+    bitsandbytes compiles functions as it is imported, which hardly any trial calls. Without Inductor, a fork server on
+    a CPU starts with 3.6 s of a core in place of 4.6 s, and with 359 MiB in place of 394 MiB (torch 2.13).
+    """
+    import torch
+
+    compile_now = torch.compile
+
+    def compile_later(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+        if function is None:
+            return partial(compile_later, **options)
+        compiled = cache(partial(compile_now, function, **options))
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return called
+
+    with patch.object(torch, "compile", compile_later):
+        yield

@@ -22,6 +22,7 @@ from autofit.core.device.probe import CONTEXT
 from autofit.core.device.work_kinds import product
 from autofit.store import Store
 from tests.emulated_card.cards import CONTEXT_BYTES, MOST_CARDS, Machine
+from tests.here import run_here
 
 if TYPE_CHECKING:
     from tests.emulated_card.conftest import Start
@@ -176,15 +177,18 @@ def test_a_worker_for_each_card(searched: tuple[subprocess.CompletedProcess[str]
 
 def test_a_store_answers_for_emulated_cards_and_says_so(
     searched: tuple[subprocess.CompletedProcess[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """On the command line and over HTTP; it has nothing for a real card."""
     _, store = searched
+    monkeypatch.setenv("AUTOFIT_STORE", str(store))
     with Store.open(str(store)) as opened, TestClient(create_app(opened)) as client:
         for command, route in (("recommend", "recommendation"), ("frontier", "frontier")):
             asked = (command, *JOB, "--method", "lora", "--hardware")
-            own, real = (autofit(*asked, card, store=store) for card in ("emulated-h100-80g", "h100-80g"))
-            assert own.returncode == 0 and EMULATED in own.stdout, own.stderr
-            assert real.returncode == 4 and "nothing" in real.stderr, (real.stdout, real.stderr)
+            own, real = (run_here((*asked, card), capfd) for card in ("emulated-h100-80g", "h100-80g"))
+            assert own[0] == 0 and EMULATED in own[1], own
+            assert real[0] == 4 and "nothing" in real[2], real
             only = "provenance=measured&" if route == "recommendation" else ""
             address = f"/v1/{route}?{only}model=smollm2-135m&seq_len=64&global_batch=2&method=lora&hardware="
             answers = [client.get(address + card) for card in ("emulated-h100-80g", "h100-80g")]

@@ -84,7 +84,7 @@ def stub_actor() -> type:
     from autofit.workers.slots.trial_actor import TrialActor
 
     class StubActor(TrialActor):
-        def site(self, measures: bool = False) -> dict[str, Any]:
+        def site(self, measures: bool = False, starts: bool = True) -> dict[str, Any]:
             from functools import partial
             from unittest.mock import patch
 
@@ -92,7 +92,7 @@ def stub_actor() -> type:
 
             stubbed = partial(runner.TrialRunner, entry="stubbed:run")
             with patch.object(runner, "TrialRunner", stubbed):
-                return super().site(False)
+                return super().site(False, starts)
 
     return StubActor
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from unit.operations.made_trials import MADE, MODEL, fill, fits, make_job, make_trial
+from unit.operations.made_trials import MADE, MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
 from autofit.client import Client, RemoteSearch
@@ -34,6 +34,7 @@ from autofit.core.errors import (
 from autofit.operations import WorkloadOptions
 from autofit.operations.service.prediction_process import Overloaded
 from autofit.store import Lease, Store
+from tests.made_stores import put
 
 TOKEN = "correct-horse-battery-staple"
 ASKED: dict[str, Any] = {"model": MODEL, "seq_len": 128, "global_batch": 4}
@@ -42,8 +43,8 @@ ASKED: dict[str, Any] = {"model": MODEL, "seq_len": 128, "global_batch": 4}
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A SQLite store with ten trials."""
+    put(tmp_path / "store.db", filled=True)
     with Store.open(str(tmp_path / "store.db")) as opened:
-        fill(opened)
         yield opened
 
 

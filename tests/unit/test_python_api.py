@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.operations.made_trials import HARDWARE, MODEL, fill
+from unit.operations.made_trials import HARDWARE, MODEL
 
 import autofit
 from autofit import operations
@@ -22,7 +22,7 @@ from autofit.cli.commands import estimate as estimate_command
 from autofit.client import Client, RemoteSearch
 from autofit.core.errors import NothingFits, NotMeasured, StoreError, UsageError
 from autofit.core.units import GIB, as_bytes, as_seconds
-from autofit.store import Store
+from tests.made_stores import put
 
 ASKED: dict[str, Any] = {"model": MODEL, "seq_len": 128, "global_batch": 4}
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
@@ -43,10 +43,8 @@ RUNNERS_OWN = {"device", "workers", "ray_address", "in_place", "store", "exact",
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     """The place of a store with ten trials."""
-    place = str(tmp_path / "store.db")
-    with Store.open(place) as opened:
-        fill(opened)
-    return place
+    put(tmp_path / "store.db", filled=True)
+    return str(tmp_path / "store.db")
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:

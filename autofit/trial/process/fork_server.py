@@ -34,7 +34,7 @@ from autofit.core.outcome import Crashed, Fits, OutOfMemory
 from autofit.core.units import MIB
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.training.distributed.rendezvous import listening
-from autofit.training.postponed import import_postponed
+from autofit.training.postponed import compiler_postponed, import_postponed
 from autofit.trial.attempt import Attempt
 from autofit.trial.limits import shared_memory
 from autofit.trial.limits.host_memory import HostWatch, host_shortage
@@ -126,29 +126,29 @@ class ForkServer:
         """The socket at which the next trial's ranks meet, if this process has opened it."""
         adopt_orphans()
 
-    def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
+    def preload(self, model_type: str | None, *, deepspeed: bool = False, compiles: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
         before, thresholds = len(sys.modules), gc.get_threshold()
         gc.set_threshold(GC_THRESHOLD)
         try:
-            self._import(model_type, deepspeed=deepspeed)
+            self._import(model_type, deepspeed=deepspeed, compiles=compiles)
         finally:
             gc.set_threshold(*thresholds)
         if len(sys.modules) > before:
             gc.freeze()  # or every collection of every child would scan the libraries, and so copy them
         self._spawn = self._spawn or device_is_touched()
 
-    def _import(self, model_type: str | None, *, deepspeed: bool) -> None:
+    def _import(self, model_type: str | None, *, deepspeed: bool, compiles: bool) -> None:
         on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
         # Importing bitsandbytes queries the driver for the device's capability, which no fork survives: children do it.
         postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
-        with warnings.catch_warnings(), postponed:
+        with warnings.catch_warnings(), postponed, compiler_postponed():
             warnings.simplefilter("ignore")
             importlib.import_module("autofit.trial.measure.measurement")
             importlib.import_module("transformers.optimization")
             # What is imported here does not count towards the memory of a trial on the host.
-            on_host = ["bitsandbytes", "deepspeed"] if deepspeed else ["bitsandbytes"]
-            for module in ["peft"] if on_gpu else ["peft", *on_host]:
+            on_host = {"bitsandbytes": True, "deepspeed": deepspeed, "torch._inductor.compile_fx": compiles}
+            for module in ["peft"] if on_gpu else ["peft", *(name for name, needed in on_host.items() if needed)]:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(module)
             if model_type is not None and model_type not in self._preloaded:
@@ -298,7 +298,8 @@ def main() -> None:
         else:
             request = TrialRequest.from_json(command)
             if preloads:
-                server.preload(request.job.model.config.get("model_type"), deepspeed=uses_deepspeed(request.config))
+                config, model_type = request.config, request.job.model.config.get("model_type")
+                server.preload(model_type, deepspeed=uses_deepspeed(config), compiles=config["compile"] is True)
             try:
                 answer = server.run(request, commands).to_json()
             except EOFError:

@@ -42,10 +42,10 @@ class TrialActor:
         """The locks on the devices of the trial of several ranks that met here."""
         self._waits_for: int | None = None
 
-    def site(self, measures: bool = False) -> dict[str, Any]:
+    def site(self, measures: bool = False, starts: bool = True) -> dict[str, Any]:
         """Hardware and stack of this worker, as JSON, and if it `measures` also the device's rates, or why these could
-        not be measured. To be called before all else: trials can be run from then on. Raises `EnvironmentLacks` where
-        they cannot."""
+        not be measured. To be called before all else: trials can be run from then on. If it `starts`, what they need is
+        loaded meanwhile, else before the first of them. Raises `EnvironmentLacks` where they cannot be run."""
         from autofit.trial.machine.detection import detect
         from autofit.trial.process.runner import TrialRunner
 
@@ -54,7 +54,8 @@ class TrialActor:
         # What an emulated device takes is of no device; and the runner's imports would be measured, too.
         rates = self._measured(hardware, stack) if measures and not hardware.is_emulated else {}
         self._runner = TrialRunner(kind=hardware.kind)
-        self._runner.start()
+        if starts:
+            self._runner.start()
         return {"hardware": hardware.to_json(), "stack": stack.to_json(), **rates}
 
     def _measured(self, hardware: Hardware, stack: Stack) -> dict[str, Any]:

@@ -66,10 +66,11 @@ class WorkerStarter:
 
     def _start_workers(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
-        # What comes up before the search is known is replaced before its first trial. Ranks on a CPU share its cores,
-        # and would measure each other.
+        # What comes up in a cluster before the search is known is replaced before its first trial. Ranks on a CPU share
+        # its cores, and would measure each other.
         measures = self._owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
-        slot.answers = [actor.site.remote(measures) for actor in slot.actors]
+        starts = self._owner is not None or self.driver is not None
+        slot.answers = [actor.site.remote(measures, starts) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 
     def _worker(self, slot: Slot, rank: int) -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from unit.operations.made_trials import fill
 from unit.store.conftest import migrated, postgresql_server, postgresql_url, sqlite_url, url
 
 from autofit.api.app import create_app
 from autofit.store import Store
+from tests.made_stores import put
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "url"]
 
@@ -19,8 +19,8 @@ __all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "url
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A SQLite store with ten trials."""
+    put(tmp_path / "store.db", filled=True)
     with Store.open(str(tmp_path / "store.db")) as opened:
-        fill(opened)
         yield opened
 
 

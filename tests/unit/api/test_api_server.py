@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.operations.made_trials import MADE, fill
+from unit.operations.made_trials import MADE
 
 from autofit.api import server
 from autofit.core.errors import EnvironmentLacks, UsageError
-from autofit.store import Store
+from tests.made_stores import put
 
 TOKEN = "a-secret-of-the-operator"
 
@@ -68,8 +68,7 @@ def get(url: str, token: str | None = None) -> Any:
 def store_file(tmp_path: Path) -> Path:
     """A SQLite store with hand-made trials."""
     path = tmp_path / "store.db"
-    with Store.open(str(path)) as store:
-        fill(store)
+    put(path, filled=True)
     return path
 
 

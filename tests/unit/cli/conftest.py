@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
 from autofit.core.device.state import DeviceState
-from autofit.store import Store
 from tests.here import run_here
+from tests.made_stores import put
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ def store_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def filled(store_file: Path) -> Path:
     """The same store, with hand-made trials in it."""
-    with Store.open(str(store_file)) as store:
-        fill(store)
+    put(store_file, filled=True)
     return store_file
 
 

@@ -14,17 +14,18 @@ from pathlib import Path
 import psycopg
 import pytest
 from unit.cli.conftest import Autofit, Done
-from unit.operations.made_trials import MADE, fill, out_of_memory
+from unit.operations.made_trials import MADE, out_of_memory
 from unit.operations.made_world import World
 from unit.store.conftest import migrated, postgresql_server, postgresql_url
 from unit.store.test_store_failures import locked, sql
 
 from autofit.core.outcome import Fits, Trial
 from autofit.core.units import GIB
-from autofit.store import Store
+from autofit.store import Store, export_lines
 from autofit.store import trial_log as keeping
 from autofit.store.database.schema import REVISIONS
 from autofit.store.searches.queue import SearchQueue
+from tests.made_stores import put
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url"]
 
@@ -58,10 +59,8 @@ def check(done: Done, *parts: str) -> str:
 
 def trials_file(folder: Path) -> None:
     """What `db import` reads."""
+    put(folder / "exported.db", filled=True)
     with Store.open(str(folder / "exported.db")) as store:
-        fill(store)
-        from autofit.store import export_lines
-
         (folder / "trials.jsonl").write_text("".join(export_lines(store)))
 
 

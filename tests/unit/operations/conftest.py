@@ -9,6 +9,7 @@ import pytest
 from unit.operations.made_world import World
 
 from autofit.store import Store
+from tests.made_stores import put
 
 
 @pytest.fixture
@@ -26,5 +27,6 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def store(path: str) -> Iterator[Store]:
     """An empty store."""
+    put(Path(path))
     with Store.open(path) as opened:
         yield opened

@@ -72,6 +72,17 @@ def diagnosed(path: Path, **asked: Any) -> Diagnosis:
     return autofit.diagnose(path, **{"hardware": "rtx-4090", **asked})
 
 
+def without_advice(path: Path, **asked: Any) -> Diagnosis:
+    """A diagnosis without its advice, which would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Estimation, "advised", lambda estimation, *_: estimation.estimate())
+        return diagnosed(path, **asked)
+
+
+def estimated(path: Path, **asked: Any) -> Estimate:
+    return without_advice(path, **asked).estimate
+
+
 @pytest.mark.parametrize(
     ("trainer", "text"),
     [
@@ -84,18 +95,14 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
 ) -> None:
     config = tmp_path / "args.yml"
     config.write_text(f"per_device_train_batch_size: 1\n{text}")
-    options = {"trainer": trainer, "seq_len": 512, "hardware": "b200", "also": "method=lora,precision=bf16"}
-    known, unknown = (diagnosed(config, model=model, **options) for model in ("qwen3-0.6b", "qwen3-30b-a3b"))
-    assert (known.run.config.get("kernels"), known.run.not_counted) == ("liger", ())
-    assert unknown.run.config.get("kernels") is None and unknown.run.config["loss"] == "fused"
-    assert [part.key for part in unknown.run.not_counted] == [text.split("\n")[-2].partition(":")[0]]
-
-
-def estimated(path: Path, **asked: Any) -> Estimate:
-    """The estimate of a diagnosis, whose advice would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Estimation, "advised", lambda estimation, *_: estimation.estimate())
-        return diagnosed(path, **asked).estimate
+    request = DiagnosisRequest(hardware="b200", seq_len=512, also={"method": "lora", "precision": "bf16"})
+    known, unknown = (
+        Case(SourceFile.read(config), reader_of(trainer, config, replace(request, model=model))).run
+        for model in ("qwen3-0.6b", "qwen3-30b-a3b")
+    )
+    assert (known.config.get("kernels"), known.not_counted) == ("liger", ())
+    assert unknown.config.get("kernels") is None and unknown.config["loss"] == "fused"
+    assert [part.key for part in unknown.not_counted] == [text.split("\n")[-2].partition(":")[0]]
 
 
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
@@ -161,7 +168,7 @@ def test_attention_that_the_file_leaves_open_is_what_the_model_has(tmp_path: Pat
 
 def test_a_quantised_checkpoint_is_noted(config: Path, tmp_path: Path) -> None:
     stored = {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    notes = diagnosed(config, model=str(model_in(tmp_path / "model", {**tiny_model().config, **stored}))).notes
+    notes = without_advice(config, model=str(model_in(tmp_path / "model", {**tiny_model().config, **stored}))).notes
     assert any("quantised (awq)" in note for note in notes)
 
 
@@ -170,15 +177,15 @@ def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -
     config.write_text(AXOLOTL + "load_in_8bit: true\n")
     eight = estimated(config, model="smollm2-135m")
     config.write_text(AXOLOTL + "lora_modules_to_save: [embed_tokens]\n")
-    whole = diagnosed(config, model="smollm2-135m")
+    whole = estimated(config, model="smollm2-135m")
     assert 90 * MIB < plain.device_bytes - eight.device_bytes < 110 * MIB
-    assert whole.estimate.device_bytes - plain.device_bytes == 16 * 49152 * 576
-    assert sum(whole.estimate.breakdown.values()) == whole.estimate.device_bytes
-    assert whole.estimate.memory_limit_bytes == plain.memory_limit_bytes
+    assert whole.device_bytes - plain.device_bytes == 16 * 49152 * 576
+    assert sum(whole.breakdown.values()) == whole.device_bytes
+    assert whole.memory_limit_bytes == plain.memory_limit_bytes
 
 
 def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
-    result = diagnosed(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
+    result = without_advice(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
     assert result.estimate.hardware == "rtx-4090" and result.failure is not None
     assert result.estimate.memory_limit_bytes == int(23.64 * GIB) - result.failure.elsewhere_bytes
     assert "rtx-3090" in result.notes[0] and "is the error of this run?" in result.notes[-2]
@@ -187,7 +194,7 @@ def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
 def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> None:
     """Of the file and of what is advised: a run that has failed at 13 GiB does not fit in 12."""
     short = ERROR.replace("12.00 GiB", "10.00 GiB")
-    plain = diagnosed(config, model="smollm2-135m", memory_limit="12GiB")
+    plain = without_advice(config, model="smollm2-135m", memory_limit="12GiB")
     result = diagnosed(config, model="smollm2-135m", memory_limit="12GiB", traceback=short)
     missed = 13 * GIB - plain.estimate.peak_allocated_bytes
     assert plain.fits and not result.fits and missed > 0
@@ -210,13 +217,13 @@ def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> Non
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
-    result = diagnosed(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
+    result = without_advice(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
     assert result.estimate.memory_limit_bytes > 79 * GIB
     assert result.notes[0] == "the error is of another card, with 23.64 GiB"
 
 
 def test_an_error_that_rounds_its_card_up_sets_the_cards_own_limit(config: Path) -> None:
-    result = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("23.64 GiB", "23.65 GiB"))
+    result = without_advice(config, model="smollm2-135m", traceback=ERROR.replace("23.64 GiB", "23.65 GiB"))
     assert result.failure is not None
     assert result.estimate.memory_limit_bytes + result.failure.elsewhere_bytes == card("rtx-4090").memory_bytes
 
@@ -275,7 +282,7 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_loaded_in_bf16_before_anythin
     assert remedy.settings == {"dtype": "bfloat16"} and remedy.change.effect.label == "numerics"
     assert remedy.diff is not None and "+dtype: bfloat16" in remedy.diff
     assert remedy.change.estimate.device_bytes == narrow.device_bytes
-    diagnosis = diagnosed(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
+    diagnosis = without_advice(path, model="smollm2-1.7b", hardware="a100-40g", also="precision=bf16")
     assert diagnosis.estimate.device_bytes == pytest.approx(narrow.device_bytes, rel=0.02), (
         "as the user says beside the file"
     )
@@ -308,8 +315,10 @@ def test_a_change_that_not_every_transformers_has_says_so_and_is_not_for_an_olde
     assert Case(SourceFile.read(path), reader_of("trl", path)).nearest_expressible(offload) is None
 
 
-def reader_of(trainer: str, path: Path) -> RunReader:
-    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+OF_SMALL = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
+
+
+def reader_of(trainer: str, path: Path, request: DiagnosisRequest = OF_SMALL) -> RunReader:
     return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent))
 
 
@@ -336,7 +345,7 @@ def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
 
 def test_logits_are_recognised_by_their_size(config: Path) -> None:
     logits = 8 * 512 * 49152 * 4 / GIB
-    result = diagnosed(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
+    result = without_advice(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
     assert any("are the logits" in note for note in result.notes)
 
 
@@ -378,7 +387,7 @@ def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: py
     with pytest.raises(EnvironmentLacks, match="--model smollm2-360m"):
         diagnosed(config)
     config.write_text(AXOLOTL)
-    assert diagnosed(config).options.model == "HuggingFaceTB/SmolLM2-135M"  # the catalog has it by its hub id
+    assert without_advice(config).options.model == "HuggingFaceTB/SmolLM2-135M"  # the catalog has it by its hub id
 
 
 @pytest.mark.parametrize(
@@ -447,7 +456,7 @@ def test_on_a_card_that_emulates_bf16_the_smallest_change_is_fp16(
     edited = SourceFile.read(config).changed({tuple(key.split(".")): value for key, value in remedy.settings.items()})
     assert edited is not None
     config.write_text(edited)
-    again = diagnosed(config, hardware="t4", model="smollm2-135m", seq_len=512)
+    again = without_advice(config, hardware="t4", model="smollm2-135m", seq_len=512)
     assert again.emulated is None and again.run.config["precision"] == "fp16-mixed"
     assert again.estimate.device_bytes == result.estimate.device_bytes
 
@@ -479,7 +488,7 @@ def test_ligers_kernels_are_counted_beside_what_attention_gives(tmp_path: Path, 
         "base_model: HuggingFaceTB/SmolLM2-135M\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
         f"selective_checkpointing:\n  save: {kept}\nplugins: [axolotl.integrations.liger.LigerPlugin]\n{switches}"
     )
-    run = diagnosed(config).run
+    run = without_advice(config).run
     not_counted = [part.key for part in run.not_counted]
     assert run.config["checkpointing"] == value
     assert ("selective_checkpointing" in not_counted) is (value == "selective")

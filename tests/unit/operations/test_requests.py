@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import model_in
+from jobs import model_in, tiny_model
 from unit.operations.made_trials import HARDWARE, OPTIONS, make_job
 
+from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations import SearchRequest, WorkloadOptions, hub_id
 from autofit.planning.requests import memory_limit
+from autofit.training import loss_check
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 
@@ -59,6 +61,24 @@ def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path
     with pytest.raises(UsageError, match="would be trained with a loss other than its own") as error:
         asked.job((CPU, make_job().stack))
     assert "\n" not in str(error.value)
+
+
+def test_a_model_is_compared_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(OPTIONS, model=str(model_in(tmp_path, {**tiny_model().config, "rope_theta": 54321.0})))
+    compared, refuses = [], True
+
+    def why_another_loss(model: Model) -> str | None:
+        compared.append(model.name)
+        return "another loss" if refuses else None
+
+    monkeypatch.setattr(loss_check, "why_another_loss", why_another_loss)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="another loss"):  # what is refused may be mended
+            asked.job((CPU, make_job().stack))
+    refuses = False
+    for _ in range(2):
+        asked.job((CPU, make_job().stack))
+    assert len(compared) == 3
 
 
 def test_the_catalogs_models_wait_for_no_comparison() -> None:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from autofit.core.outcome import (
 from autofit.core.prediction import Prediction
 from autofit.core.workload import Workload
 from autofit.store import Store
+from tests.made_stores import put
 
 HARDWARE = Hardware(
     name="h100-80g",
@@ -180,18 +182,27 @@ def migrated(postgresql_server: str) -> str:
 @pytest.fixture
 def postgresql_url(postgresql_server: str, migrated: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a PostgreSQL database: an empty one, or with the schema for a test that only asks for a store."""
+    with a_database(postgresql_server, f"TEMPLATE {migrated}" if "store" in request.fixturenames else "") as url:
+        yield url
+
+
+@contextmanager
+def a_database(server: str, options: str = "") -> Iterator[str]:
+    """The URL of a new database of the PostgreSQL server, which is there no longer afterwards."""
     name = f"autofit_{next(_NUMBERS)}"
-    copied = f"TEMPLATE {migrated}" if "store" in request.fixturenames else ""
-    with psycopg.connect(postgresql_server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} {copied}")  # type: ignore[arg-type]
-    yield postgresql_server.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} {options}")  # type: ignore[arg-type]
+    yield server.replace("/postgres?", f"/{name}?")
+    with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """The URL of a SQLite file that does not exist yet."""
+def sqlite_url(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of a SQLite file: one that does not exist yet, or with the schema for a test that only asks for a
+    store."""
+    if "store" in request.fixturenames:
+        put(tmp_path / "store.db")
     return f"sqlite:///{tmp_path / 'store.db'}"
 
 

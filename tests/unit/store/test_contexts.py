@@ -6,8 +6,8 @@ from dataclasses import replace
 from threading import Thread
 
 import pytest
-from conftest import WORKLOAD, a_trial
 from leases import expire
+from unit.store.conftest import WORKLOAD, a_trial
 
 from autofit.store import Store, export_lines, import_lines
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from leases import begin
-from unit.store.conftest import OUTCOMES, PREDICTION, a_trial, context, measured
+from unit.store.conftest import OUTCOMES, PREDICTION, a_database, a_trial, context, measured
 
 from autofit import __version__
 from autofit.core.errors import UsageError
@@ -25,6 +26,17 @@ def other(tmp_path: Path) -> Iterator[Store]:
     """A second store."""
     with Store.open(str(tmp_path / "other.db")) as store:
         yield store
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """For tests that add nothing to it: one of each kind, for all of them."""
+    with ExitStack() as opened:
+        if request.param == "sqlite":
+            url = str(tmp_path_factory.mktemp("empty") / "store.db")
+        else:
+            url = opened.enter_context(a_database(request.getfixturevalue("postgresql_server")))
+        yield opened.enter_context(Store.open(url))
 
 
 def test_carries_every_trial_and_its_attempts(store: Store, other: Store) -> None:
@@ -174,14 +186,14 @@ BAD: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "words"), BAD, ids=lambda part: str(part)[:30])
-def test_refuses_a_bad_line_and_all_others_with_it(store: Store, path: str, value: object, words: str) -> None:
+def test_refuses_a_bad_line_and_all_others_with_it(empty: Store, path: str, value: object, words: str) -> None:
     body = a_trial(prediction=PREDICTION).to_json()
     lines = [HEADER, "", json.dumps(body), changed(body, path, value)]
     with pytest.raises(UsageError, match=f"line 4 cannot be imported: .*{words}") as refused:
-        import_lines(store, lines)
+        import_lines(empty, lines)
     assert "\n" not in str(refused.value)
-    assert store.count() == 0
-    assert store.workloads() == []
+    assert empty.count() == 0
+    assert empty.workloads() == []
 
 
 @pytest.mark.parametrize(
@@ -199,9 +211,10 @@ def test_refuses_a_bad_line_and_all_others_with_it(store: Store, path: str, valu
         (["[" * 100_000], "line 1 .*nested too deeply"),
     ],
 )
-def test_refuses_what_is_no_export(store: Store, lines: list[str], words: str) -> None:
+def test_refuses_what_is_no_export(empty: Store, lines: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        import_lines(store, lines)
+        import_lines(empty, lines)
+    assert empty.count() == 0
 
 
 def test_numbers_become_the_type_they_are_declared_with(store: Store) -> None:

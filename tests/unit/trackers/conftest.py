@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, fill, fits, make_job, make_trial
+from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
 from autofit.core.prediction import Prediction
 from autofit.core.units import GIB
 from autofit.store import Store
+from tests.made_stores import put
 
 PREDICTION = Prediction(
     peak_allocated_bytes=5 * GIB, device_bytes=6 * GIB, step_seconds=0.5, calibrated_on=3, relative_error=0.1
@@ -21,8 +22,8 @@ PREDICTION = Prediction(
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """Ten trials without a prediction, and an eleventh with one."""
+    put(tmp_path / "store.db", filled=True)
     with Store.open(str(tmp_path / "store.db")) as opened:
-        fill(opened)
         opened.add(replace(make_trial({"method": "lora", "micro_batch": 2}, fits(6, 2400)), prediction=PREDICTION))
         yield opened
 

@@ -49,7 +49,7 @@ def made_actor(folder: Path) -> type:
                 node["Labels"] for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id()
             )
 
-        def site(self, measures: bool) -> dict[str, Any]:
+        def site(self, measures: bool, starts: bool) -> dict[str, Any]:
             from autofit.core.device.hardware import Hardware, Stack
             from autofit.core.errors import EnvironmentLacks
 
