@@ -108,8 +108,9 @@ class Steps:
         steps that take so long; at most `OVERFLOWS`.
 
         Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
-        one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
-        forward and backward had no optimizer states beside them; where sequences have lengths, timed steps are on
+        one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone, whose
+        forward and backward had no optimizer states beside them, and for several accelerators: DDP makes new buckets in
+        the second step, and stage 3 of ZeRO prefetches from then on. Where sequences have lengths, timed steps are on
         shorter ones, so there are at least two. Then so many sequences are `evaluated` together, so that timed steps
         train in what that leaves of the allocator's memory. `watch` is called after each micro-step with its number,
         from 1 on, and its seconds. Returns the seconds of the last step, as it ran.
@@ -122,7 +123,8 @@ class Steps:
             self._settle(0)
             updates += math.isfinite(self.gradient_norms[-1])
             if updates >= enough(slowest) and (number or not self._mixes):
-                self._timed_with = self._announced if number else self._booked
+                attributes = number == 0 or (self._lag > 0 and self._ranks.size > 1)
+                self._timed_with = self._booked if attributes else self._announced
                 break
         self._is_warm = True
         if evaluated is not None:
@@ -134,7 +136,7 @@ class Steps:
                 if math.isfinite(self.once(self._tokens[:, :length])):
                     break
         for _ in range(self._lag):
-            self._issue(self._announced)  # fills the queue; it found it empty, so it is not timed
+            self._issue(self._timed_with)  # fills the queue; it found it empty, so it is not timed
         self.in_use.clear()
         return slowest
 
