@@ -81,11 +81,6 @@ class TrialRequest(Document):
             "folder": self.folder or (os.getcwd() if given_by_user else None),
         }
 
-    @property
-    def records(self) -> bool:
-        """Whether the child has something to record after its result."""
-        return self.snapshot is not None or self.profile is not None
-
     def trial(self, attempt: Attempt, prediction: Prediction | None = None) -> Trial:
         """The trial that an attempt of this request makes; it has just ended."""
         return Trial(

@@ -120,7 +120,8 @@ class _TrialRun:
         if (problem := self._divergence(reference)) is not None:
             return Ended(outcome=problem, ranks=self._ranks)
         outcome = self._compared(self._measurement(reference, setup_seconds, stopped_early))
-        return Ended(outcome=outcome, record=self._record if self._request.records else None, ranks=self._ranks)
+        records = self._request.profile is not None or self._request.snapshot is not None
+        return Ended(outcome=outcome, record=self._record if records else None, ranks=self._ranks)
 
     def _join(self, listener: int | None) -> Ranks:
         """The group that the trial's ranks train in."""

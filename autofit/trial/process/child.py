@@ -34,7 +34,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     request = TrialRequest.from_json({name: value for name, value in data.items() if name != "listener"})
     ended = _run(request, events, asked_at, data.get("listener"))
     # The result goes first: a failed recording must not affect it.
-    events.send(Event(result=ended.outcome))
+    events.send(Event(result=ended.outcome, recording=ended.record is not None))
     if ended.record is not None:
         events.enter("recording")
         ended.record()

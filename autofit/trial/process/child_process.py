@@ -42,6 +42,8 @@ class ChildProcess:
     is_timing: bool = False
     """Whether its timed part has begun and not ended."""
     result: Outcome | None = None
+    recording: bool = False
+    """Whether recordings follow the result."""
     answered_at: float = 0.0
     """When the result came, monotonic seconds."""
     recording_seconds: float = 0.0
@@ -91,7 +93,7 @@ class ChildProcess:
         self.earned = self.earned or event.earned
         self.shown_seconds = max(self.shown_seconds, event.least_step_seconds)
         if event.result is not None:
-            self.result, self.answered_at = event.result, time.monotonic()
+            self.result, self.recording, self.answered_at = event.result, event.recording, time.monotonic()
 
     def take_rest(self) -> None:
         """Note the events that are in the pipe without waiting for more; a grandchild may hold it open."""

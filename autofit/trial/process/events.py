@@ -40,6 +40,8 @@ class Event(Document):
     """Of a phase that has ended."""
     result: Outcome | None = None
     """The trial's outcome."""
+    recording: bool = False
+    """Whether a recording worth waiting for follows the result."""
 
     def to_json(self) -> dict[str, Any]:
         said = {field.name for field in fields(self) if getattr(self, field.name) != field.default}

@@ -48,7 +48,7 @@ class Follower:
         except HostExhausted as error:
             return child.result or error.outcome(child.phase)
         self.device.end()
-        if self.request.records and child.result is not None:
+        if child.recording:
             child.recording_seconds = time.monotonic() - child.answered_at
         child.end(kill=not has_ended)
         if child.result is None and not has_ended:
@@ -56,13 +56,13 @@ class Follower:
         return child.result
 
     def _listen(self) -> bool:
-        """Read events until the child has ended, or has answered and records nothing; False once its time is over.
-        Raises what the commands and the host raise."""
+        """Read events until the child has ended or answered; False once its time is over. Raises what the commands and
+        the host raise."""
         child, device = self.child, self.device
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
             selector.register(self.commands.descriptor, selectors.EVENT_READ)
-            while child.result is None or self.request.records:
+            while child.result is None or child.recording:
                 if self.commands.waiting:
                     self.commands.check()
                 if self.host is not None:
@@ -90,7 +90,7 @@ class Follower:
     @property
     def _until(self) -> float:
         """When the child's time is over, monotonic seconds."""
-        if self.child.result is not None:
+        if self.child.recording:
             return self.child.answered_at + RECORDING_SECONDS
         return min(self.started + self._limit_seconds, self.child.useless_at(self._longest_step_seconds))
 

@@ -134,7 +134,7 @@ def overflowing(data: Mapping[str, Any]) -> None:
 
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers at once and writes its recording after its deadline."""
-    EventPipe(descriptor).send(Event(result=Crashed(reason="made")))
+    EventPipe(descriptor).send(Event(result=Crashed(reason="made"), recording=True))
     time.sleep(data["deadline_seconds"] + LATER_SECONDS)
     with open(data["profile"], "w") as file:
         file.write("recorded")
@@ -142,7 +142,7 @@ def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
 
 def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers, then is killed while it records, as if out of memory."""
-    EventPipe(descriptor).send(Event(result=Crashed(reason="made")))
+    EventPipe(descriptor).send(Event(result=Crashed(reason="made"), recording=True))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

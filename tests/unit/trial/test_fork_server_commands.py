@@ -40,5 +40,6 @@ def test_an_event_says_only_what_has_happened_and_is_read_back() -> None:
         timing=False,
         peak_bytes=0,
         result=Crashed(reason="made", transient=True),
+        recording=True,
     )
     assert Event.from_json(json.loads(json.dumps(whole.to_json()))) == whole
