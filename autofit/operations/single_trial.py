@@ -76,12 +76,12 @@ def trial(
 
 def _recordings(request: TrialRequest) -> dict[str, str]:
     """The files to record in, by option. Raises `UsageError` for what cannot be recorded, or written."""
-    if request.records and request.job.workload.program is not None:
+    options = {"--snapshot": request.snapshot, "--profile": request.profile}
+    files = {option: path for option, path in options.items() if path is not None}
+    if files and request.job.workload.program is not None:
         raise UsageError("--snapshot and --profile record autofit's own step: leave them out with --command")
     if request.snapshot is not None and request.job.hardware.kind != "cuda":
         raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
-    options = {"--snapshot": request.snapshot, "--profile": request.profile}
-    files = {option: path for option, path in options.items() if path is not None}
     for option, path in files.items():
         check_writable(path, option)
     return files

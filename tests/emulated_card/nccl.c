@@ -15,8 +15,12 @@
 #define MOST_RANKS 16
 #define REMEMBERED 2 /* calls of a rank: none begins a second one before all have ended the first */
 #define SMALL (64 * 1024) /* bytes of a message that arrives */
+/* What a broadcast takes after gradients were summed, by which DDP's ranks agree on new buckets: longer than torch's
+ * watchdog sleeps, so that what those sums kept of the first buckets is free by then. */
+#define WATCHED_MICROSECONDS 150000
 
 enum { OK = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5, MAX = 2 };
+enum { ALL_REDUCE = 1 }; /* kind of a call */
 
 /* As in nccl.h, which is in a wheel of 200 MB. */
 typedef struct {
@@ -106,16 +110,18 @@ static void receive(struct communicator *of, int sender, void *to, size_t bytes)
     uint64_t number = of->meeting->rank[of->rank].calls - 1;
     if (bytes <= SMALL) memcpy(to, of->meeting->rank[sender].message[number % REMEMBERED], bytes);
 }
+static int last_kind(struct communicator *of) {
+    uint64_t calls = of->meeting->rank[of->rank].calls;
+    return calls ? of->meeting->rank[of->rank].call[(calls - 1) % REMEMBERED].kind : 0;
+}
 static double share(struct communicator *of) { return (of->ranks - 1.0) / of->ranks; }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int how, struct communicator *of, void *stream) {
     any_asked |= how == MAX && count * sizes[type] == 1;
-    return called(of, (struct call){1, type, how, 0, count}, 2 * share(of) * count * sizes[type], from);
+    return called(of, (struct call){ALL_REDUCE, type, how, 0, count}, 2 * share(of) * count * sizes[type], from);
 }
-/* Longer than torch's watchdog sleeps, which releases what earlier collectives keep: DDP makes new buckets after one. */
-#define BROADCAST_MICROSECONDS 150000
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, struct communicator *of, void *stream) {
-    usleep(BROADCAST_MICROSECONDS);
+    if (last_kind(of) == ALL_REDUCE) usleep(WATCHED_MICROSECONDS);
     int error = called(of, (struct call){2, type, root, 0, count}, count * sizes[type], from);
     receive(of, root, to, count * sizes[type]);
     return error;

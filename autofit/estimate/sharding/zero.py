@@ -240,15 +240,20 @@ class Zero(ZeroAmounts):
     def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """Gradients stay whole until the last micro-step reduces them. In mixed precision their sums are fp32
         (`_fill_param_grad_accum_attribute`), and so are the buckets; they stay until the next forward
-        (`clear_backward_seen_flag`). Else those that fit leave through the bucket.
+        (`clear_backward_seen_flag`). Else those that fit leave through the bucket as they come; without overlap, after
+        the backward (`grad_handling_hook`, `reduce_gradients`).
 
-        The rank that has the end of the model holds most: its own part, which is allocated with the first reduction,
-        beside what has not yet been copied there."""
+        The rank that has the end of the model is taken: its own part is allocated with the first reduction, beside what
+        has not yet been copied there. (After the backward, one with fewer large gradients of its own may hold more.)"""
         edit = Edit(trace)
         trained, every = edit.trained_sizes(), _trained(edit)
         gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
-        widens = self.mixed and self.updaters > 0
-        leave = set() if widens else {i for i in gradients if self.bytes(edit.trace.storages[i]) <= self._bucket_bytes}
+        widens, overlaps = self.mixed and self.updaters > 0, self.buckets.overlaps
+        leave = {
+            index
+            for index in (gradients if overlaps and not widens else ())
+            if self.bytes(edit.trace.storages[index]) <= self._bucket_bytes
+        }
         bucket = self._bucket(edit, last)
         at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
         into_buckets(edit, last, leave)
@@ -264,8 +269,11 @@ class Zero(ZeroAmounts):
                 edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
             copied = {i: unit for i, unit in self._gradients(edit, "backward-1", part).items() if i not in leave}
             for index, unit in copied.items():
-                edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
-            self._at_first_reduction(edit, last, gradients, begin)
+                edit.free(begin if unit is ROOT or not overlaps else edit.at_end(Place(last, unit)), [index])
+            if overlaps:
+                self._at_first_reduction(edit, last, gradients, begin)
+            else:
+                edit.after_stage(last).extend(begin)
         if widens:
             for index in (*gradients, *bucket):
                 edit.trace.storages[index].bytes *= self.masters

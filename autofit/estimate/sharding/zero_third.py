@@ -178,8 +178,9 @@ class ZeroThree(Zero):
     def _live(self, parameters: Sequence[Storage], room: int, layer: int) -> list[Storage]:
         """What of the parameters, in their order, is whole while a layer runs: what fits, and in any case the layer's
         largest."""
-        of_layer = [p for p in parameters if p.layer == layer]
-        return self._ahead(parameters, room) or sorted(of_layer, key=self._elements)[-1:]
+        ahead = self._ahead(parameters, room)
+        largest = sorted((p for p in parameters if p.layer == layer), key=self._elements)[-1:]
+        return max(ahead, largest, key=lambda whole: sum(map(self._elements, whole)))
 
     def _ahead(self, parameters: Iterable[Storage], room: int) -> list[Storage]:
         """The first of the parameters, in their order, that fill `room` elements."""

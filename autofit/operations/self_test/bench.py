@@ -205,6 +205,7 @@ def _estimated(job: Job, config: Config, memory_limit_bytes: int) -> dict[str, A
     from autofit.estimate.time.guessed_rates import prior
 
     if not _ESTIMATORS:
+        os.environ["HF_HUB_OFFLINE"] = "1"
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)  # what libraries print must not mix with the command's own output
         os.dup2(silent, 2)

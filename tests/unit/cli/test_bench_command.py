@@ -9,7 +9,7 @@ from unit.cli.conftest import Autofit
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("smollm2-135m"), "Missing option '--out'"),
+        (("smollm2-135m",), "Missing option '--out'"),
         (("smollm2-135m", "--out", __file__), "row 1: not JSON"),
         (("no-such-model", "--out", "t.jsonl"), "no-such-model"),
     ],
