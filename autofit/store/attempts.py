@@ -35,7 +35,7 @@ def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> 
     values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
     seq = 0 if lease is None else update_held_search(connection, lease, spent_trials=SearchRow.spent_trials + 1)
     number = int(connection.execute(_INSERT, values).scalar_one())
-    renew(connection, [_context(values)], number)
+    renew(connection, {_context(values): number})
     if lease is not None:
         event_fields = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
         body = {"trial_id": number, **{name: values[name] for name in event_fields}}
@@ -78,7 +78,7 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
         new.append({**row, "attempt": attempts[identity], "search_id": None})
     if new:
         connection.execute(insert(TrialRow), new)
-        renew(connection, {_context(row) for row in new}, newest_trial(connection))
+        renew(connection, {context: newest_trial(connection, context) for context in map(_context, new)})
     return len(new), len(rows) - len(new)
 
 

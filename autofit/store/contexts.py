@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -13,26 +13,28 @@ Context = tuple[str, str, str]
 """Keys of hardware, stack and workload."""
 
 
-def renew(connection: Connection, contexts: Collection[Context], newest: int) -> None:
-    """Says that these have new trials, none newer than `newest`. Their rows stay locked until the transaction ends, so
-    that of two writers the later one has the higher version."""
+def renew(connection: Connection, newest: Mapping[Context, int]) -> None:
+    """Says that these have new trials, of which these are the newest. Their rows stay locked until the transaction
+    ends, so that of two writers the later one has the higher version."""
     # In one order for all writers, so that no two deadlock.
     rows = [
-        dict(zip(OF_CONTEXT, context, strict=True)) | {"version": 1, "last_trial_id": newest}
-        for context in sorted(contexts)
+        dict(zip(OF_CONTEXT, context, strict=True)) | {"version": 1, "last_trial_id": number}
+        for context, number in sorted(newest.items())
     ]
     connection.execute(_RENEW[connection.dialect.name], rows)
+
+
+def newest_trial(connection: Connection, context: Context) -> int:
+    """The number of the newest trial of a context that has one."""
+    number = connection.scalar(_NEWEST_OF_CONTEXT, dict(zip(OF_CONTEXT, context, strict=True)))
+    assert number is not None
+    return int(number)
 
 
 def changed(connection: Connection, context: Context) -> None:
     """Says that trials of this one mean something else now."""
     raised = update(ContextRow).values(version=ContextRow.version + 1)
     connection.execute(raised.filter_by(**dict(zip(OF_CONTEXT, context, strict=True))))
-
-
-def newest_trial(connection: Connection) -> int:
-    """The number of the newest trial, 0 if there is none."""
-    return connection.scalar(select(func.max(TrialRow.id))) or 0
 
 
 def workloads(connection: Connection, *, model: str | None, hardware_key: str | None) -> list[str]:
@@ -101,8 +103,10 @@ _EVERY_HARDWARE = (
     .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
     .order_by(TrialRow.id.desc())
 )
-_NEWEST_SITE = (
-    select(TrialRow.hardware_digest, TrialRow.driver)
-    .join(ContextRow, ContextRow.last_trial_id == TrialRow.id)
-    .where(*(getattr(ContextRow, name) == bindparam(name) for name in OF_CONTEXT))
+_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id)).where(
+    *(getattr(TrialRow, name) == bindparam(name) for name in OF_CONTEXT)
+)
+# Not by `last_trial_id`, which imports of older versions gave to all contexts that they changed.
+_NEWEST_SITE = select(TrialRow.hardware_digest, TrialRow.driver).where(
+    TrialRow.id == _NEWEST_OF_CONTEXT.scalar_subquery()
 )

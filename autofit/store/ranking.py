@@ -148,12 +148,14 @@ def _read_contenders(
     limit; it reads no other config's rows.
     """
     rows = connection.execute(_CONTENDERS, keys).all()
-    attempts: dict[int, list[Trial]] = defaultdict(list)
-    repeated = [row.id for row in rows if row.known is None or row.runs > 1]
-    for start in range(0, len(repeated), ROWS_AT_ONCE):
-        for row in connection.execute(_ATTEMPTS, {"numbers": repeated[start : start + ROWS_AT_ONCE]}):
-            attempts[row.number].append(reader.trial(connection, row))
-    return [_contender(row, attempts.get(row.id, []), between) for row in rows]
+    repeated = {row.config_key: row.id for row in rows if row.known is None or row.runs > 1}
+    configs = {number: config for config, number in repeated.items()}
+    numbers = list(configs)
+    attempts: dict[str, list[Trial]] = defaultdict(list)  # the contenders of a config share them
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        for row in connection.execute(_ATTEMPTS, {"numbers": numbers[start : start + ROWS_AT_ONCE]}):
+            attempts[configs[row.number]].append(reader.trial(connection, row))
+    return [_contender(row, attempts.get(row.config_key, ()), between) for row in rows]
 
 
 def _contender(row: Row[*tuple[Any, ...]], attempts: Sequence[Trial], between: float) -> Contender:
@@ -288,8 +290,8 @@ def _contenders() -> Select[*tuple[Any, ...]]:
     alike = case((and_(other.outcome == Fits.kind, other.stopped_early == TrialRow.stopped_early), 1), else_=0)
     runs = select(func.sum(alike)).where(same_config(other, TrialRow)).scalar_subquery().label("runs")
     return (
-        select(TrialRow.id, TrialRow.stopped_early, TrialRow.family, TrialRow.config, TrialRow.evidence)
-        .add_columns(every.c.known, runs)
+        select(TrialRow.id, TrialRow.stopped_early, TrialRow.family, TrialRow.config, TrialRow.config_key)
+        .add_columns(TrialRow.evidence, every.c.known, runs)
         .join_from(every, TrialRow, TrialRow.id == every.c.number)
         .where(or_(every.c.known.is_(None), every.c.known != NEVER))
         .order_by(TrialRow.stopped_early, TrialRow.family, *_order(TrialRow))

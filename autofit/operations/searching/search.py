@@ -47,7 +47,8 @@ def search(
     """
     started = time.monotonic()
     answered = answered_plan(request)
-    pool = open_pool(request) if request.ray_address is not None and answered is None else None
+    on_cluster = request.ray_address is not None and answered is None
+    pool = open_pool(request, claimed=True) if on_cluster else None
     try:
         plan = answered or resolve(request, pool)
         with Store.open(request.store) as store:
@@ -65,7 +66,8 @@ def search(
             pool.close()
 
 
-def open_pool(request: SearchRequest) -> Pool:
+def open_pool(request: SearchRequest, *, claimed: bool = False) -> Pool:
+    """The workers that a request asks for; `claimed` says whether `Pool.claim` is called before the first trial."""
     if request.in_place:
         from autofit.workers.in_place import InPlacePool
 
@@ -79,6 +81,7 @@ def open_pool(request: SearchRequest) -> Pool:
         devices=request.workload.devices,
         device=request.device,
         card=card,
+        claimed=claimed,
     )
 
 

@@ -31,6 +31,9 @@ class WorkerStarter:
     driver: int | None
     """The process of this machine that they end with; None in a cluster, where the driver may be on another machine and
     Ray itself ends a lost driver's workers."""
+    claimed: bool = False
+    """Whether a search claims the pool before its first trial, which replaces all workers: until then they come up
+    without loading what trials need."""
     _owner: str | None = None
     """Search and epoch of the driver, with which its workers' names begin; None before the search is known."""
 
@@ -66,10 +69,9 @@ class WorkerStarter:
 
     def _start_workers(self, slot: Slot) -> None:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
-        # What comes up in a cluster before the search is known is replaced before its first trial. Ranks on a CPU share
-        # its cores, and would measure each other.
+        # Ranks on a CPU share its cores, and would measure each other.
         measures = self._owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
-        starts = self._owner is not None or self.driver is not None
+        starts = self._owner is not None or not self.claimed
         slot.answers = [actor.site.remote(measures, starts) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 

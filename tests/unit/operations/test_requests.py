@@ -64,6 +64,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path
 
 
 def test_a_model_is_compared_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path / "cache"))
     asked = replace(OPTIONS, model=str(model_in(tmp_path, {**tiny_model().config, "rope_theta": 54321.0})))
     compared, refuses = [], True
 

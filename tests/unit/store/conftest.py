@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -189,7 +190,7 @@ def postgresql_url(postgresql_server: str, migrated: str, request: pytest.Fixtur
 @contextmanager
 def a_database(server: str, options: str = "") -> Iterator[str]:
     """The URL of a new database of the PostgreSQL server, which is there no longer afterwards."""
-    name = f"autofit_{next(_NUMBERS)}"
+    name = f"autofit_{uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} {options}")  # type: ignore[arg-type]
     yield server.replace("/postgres?", f"/{name}?")

@@ -61,6 +61,17 @@ def test_carries_every_trial_and_its_attempts(store: Store, other: Store) -> Non
     assert other.attempts(**context(base)) == {base.config: store.trials(workload_key=base.workload.key)}
 
 
+def test_each_context_says_its_own_hardware_after_an_import(store: Store, other: Store) -> None:
+    base = a_trial()
+    cards = [replace(base.hardware, name=name, memory_bytes=size * 2**30) for name, size in (("a", 80), ("b", 24))]
+    for card in cards:
+        store.add(a_trial(hardware=card))
+    import_lines(other, list(export_lines(store)))
+    for card in cards:
+        found = other.frontier(**context(a_trial(hardware=card)))
+        assert found is not None and found.hardware == card
+
+
 def test_carries_predictions(store: Store, other: Store) -> None:
     trials = [a_trial(prediction=PREDICTION), a_trial()]
     for trial in trials:
