@@ -15,12 +15,8 @@
 #define MOST_RANKS 16
 #define REMEMBERED 2 /* calls of a rank: none begins a second one before all have ended the first */
 #define SMALL (64 * 1024) /* bytes of a message that arrives */
-/* What a broadcast takes after gradients were summed, by which DDP's ranks agree on new buckets: longer than torch's
- * watchdog sleeps, so that what those sums kept of the first buckets is free by then. */
-#define WATCHED_MICROSECONDS 150000
 
 enum { OK = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5, MAX = 2 };
-enum { ALL_REDUCE = 1 }; /* kind of a call */
 
 /* As in nccl.h, which is in a wheel of 200 MB. */
 typedef struct {
@@ -45,6 +41,7 @@ struct communicator {
     struct meeting *meeting;
 };
 
+static bool summed; /* something, since the last broadcast */
 static const char *last_error = "no error";
 static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
@@ -110,18 +107,14 @@ static void receive(struct communicator *of, int sender, void *to, size_t bytes)
     uint64_t number = of->meeting->rank[of->rank].calls - 1;
     if (bytes <= SMALL) memcpy(to, of->meeting->rank[sender].message[number % REMEMBERED], bytes);
 }
-static int last_kind(struct communicator *of) {
-    uint64_t calls = of->meeting->rank[of->rank].calls;
-    return calls ? of->meeting->rank[of->rank].call[(calls - 1) % REMEMBERED].kind : 0;
-}
 static double share(struct communicator *of) { return (of->ranks - 1.0) / of->ranks; }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int how, struct communicator *of, void *stream) {
-    any_asked |= how == MAX && count * sizes[type] == 1;
-    return called(of, (struct call){ALL_REDUCE, type, how, 0, count}, 2 * share(of) * count * sizes[type], from);
+    any_asked |= how == MAX && count * sizes[type] == 1, summed = true;
+    return called(of, (struct call){1, type, how, 0, count}, 2 * share(of) * count * sizes[type], from);
 }
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, struct communicator *of, void *stream) {
-    if (last_kind(of) == ALL_REDUCE) usleep(WATCHED_MICROSECONDS);
+    if (summed) usleep(150000), summed = false; /* DDP makes new buckets: torch's watchdog saw the first end */
     int error = called(of, (struct call){2, type, root, 0, count}, count * sizes[type], from);
     receive(of, root, to, count * sizes[type]);
     return error;
@@ -129,8 +122,7 @@ int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, 
 int ncclBcast(void *buffer, size_t count, int type, int root, struct communicator *of, void *stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, of, stream);
 }
-int ncclReduce(const void *from, void *to, size_t count, int type, int how, int root, struct communicator *of,
-               void *stream) {
+int ncclReduce(void *from, void *to, size_t count, int type, int how, int root, struct communicator *of, void *s) {
     return called(of, (struct call){3, type, root, 0, count}, count * sizes[type], from);
 }
 int ncclAllGather(const void *from, void *to, size_t count, int type, struct communicator *of, void *stream) {
@@ -139,8 +131,7 @@ int ncclAllGather(const void *from, void *to, size_t count, int type, struct com
         receive(of, sender, (char *)to + sender * count * sizes[type], count * sizes[type]);
     return error;
 }
-int ncclReduceScatter(const void *from, void *to, size_t count, int type, int how, struct communicator *of,
-                      void *stream) {
+int ncclReduceScatter(const void *from, void *to, size_t count, int type, int how, struct communicator *of, void *s) {
     return called(of, (struct call){5, type, how, 0, count}, share(of) * of->ranks * count * sizes[type], from);
 }
 /* Those of one colour become a communicator, in the order of their keys, and of their ranks among equals. */
