@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from export_samples import sample
+from transformers import training_args as training_args_module
 
 from autofit.core.lattice import Config
 
@@ -38,3 +39,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that are made ask the GPU for bf16 and TF32, and set TF32 for whatever else this process tests."""
+    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr(training_args_module, "enable_tf32", lambda enable: None)

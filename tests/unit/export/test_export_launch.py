@@ -19,7 +19,6 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from export_samples import AXES, imported, make_config, make_recommendation
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
-from transformers import training_args as training_args_module
 
 from autofit.catalog.models import architecture
 from autofit.core.lattice import Value
@@ -33,10 +32,7 @@ PAIRS += [(offload, sharding) for offload, shardings in SHARDINGS_OF_OFFLOAD.ite
 BY_DEEPSPEED = [(o, s) for o, s in PAIRS if s.startswith("zero") or (s == "none" and o != "none")]
 
 
-@pytest.fixture(autouse=True)
-def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that exported scripts make ask the GPU for bf16."""
-    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+pytestmark = pytest.mark.usefixtures("ampere")
 
 
 def made(form: str, *, devices: int = 2, kind: str = "cuda", **values: Value) -> Export:

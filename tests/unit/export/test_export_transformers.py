@@ -31,6 +31,8 @@ from autofit.export.distributed import FIRST_GPU
 from autofit.techniques.axes.kernels import by_liger
 from autofit.trial.limits.segments import ALLOCATOR
 
+pytestmark = pytest.mark.usefixtures("ampere")
+
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},
     "every-2": {"use_reentrant": False, "every_n_layers": 2},
@@ -39,10 +41,8 @@ CHECKPOINTING: dict[str, dict[str, Any]] = {
 }
 
 
-def run(made: Export, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The script's names, after running it as a module of its own where bf16 is said to be there."""
-    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
-    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
+def run(made: Export) -> dict[str, Any]:
+    """The script's names, after running it as a module of its own."""
     return imported(made.text)
 
 
@@ -72,10 +72,10 @@ def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bo
     check_quantisation(config, kwargs.get("quantization_config"), kwargs["dtype"])
 
 
-def test_objects_are_what_the_config_says(sampled: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_what_the_config_says(sampled: list[Config]) -> None:
     for index, config in enumerate(sampled):
         recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
-        names = run(make(recommendation), monkeypatch)
+        names = run(make(recommendation))
         check_batch(config, names["training_args"], recommendation)
         check_training(config, names["training_args"])
         check_model(config, names["model_kwargs"], masters_elsewhere="DEEPSPEED" in names)
@@ -94,11 +94,9 @@ def test_scripts_are_clean(sampled: list[Config], tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_folder_for_nvme_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_for_nvme_must_be_chosen() -> None:
     text = make(make_recommendation(make_config(offload="nvme"))).text
     chosen = text.replace("LEARNING_RATE = None", "LEARNING_RATE = 1e-4")
-    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
-    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
     with pytest.raises(SystemExit, match="set NVME_FOLDER"):
         imported(chosen)["make_trainer"]([])
     names = imported(chosen.replace("NVME_FOLDER = None", "NVME_FOLDER = '/fast'"))
@@ -129,22 +127,22 @@ def test_the_first_gpu_is_the_first_that_is_left_visible(before: str | None, cho
     assert printed.split() == [chosen, "PCI_BUS_ID"]
 
 
-def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expandable_segments_come_before_torch() -> None:
     for name in ALLOCATOR:
         os.environ.pop(name, None)
-    run(make(make_recommendation()), monkeypatch)
+    run(make(make_recommendation()))
     assert not os.environ.keys() & set(ALLOCATOR)
     made = make(make_recommendation(expandable_segments=True))
-    run(made, monkeypatch)
+    run(made)
     assert {os.environ.get(name) for name in ALLOCATOR} == {"expandable_segments:True"}
     assert made.text.rindex("ALLOC_CONF") < made.text.index("import torch")
 
 
-def test_cpu_is_named_only_where_it_was_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_is_named_only_where_it_was_the_hardware() -> None:
     gpu = make_recommendation()
     assert "use_cpu" not in make(gpu).text
     cpu = replace(gpu, hardware=replace(gpu.hardware, kind="cpu"))
-    assert run(make(cpu), monkeypatch)["training_args"].use_cpu is True
+    assert run(make(cpu))["training_args"].use_cpu is True
 
 
 def test_older_name_of_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +155,7 @@ def test_older_name_of_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(isinstance(node, ast.If) for node in tree.body)
     seen: dict[str, Any] = {}
     monkeypatch.setattr(training_args_module.TrainingArguments, "__init__", lambda self, **given: seen.update(given))
-    run(made, monkeypatch)
+    run(made)
     assert seen["gradient_checkpointing"] is True
     assert seen["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
     assert "activation_checkpointing" not in seen

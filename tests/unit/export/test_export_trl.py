@@ -20,7 +20,6 @@ from export_samples import (
     make_config,
     make_recommendation,
 )
-from transformers import training_args as training_args_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.core.frontier import Recommendation
@@ -33,6 +32,8 @@ from autofit.trial.limits.segments import ALLOCATOR
 trl = pytest.importorskip("trl")
 tiny_sft = pytest.importorskip("unit.export.tiny_sft")
 
+pytestmark = pytest.mark.usefixtures("ampere")
+
 CHECKPOINTING: dict[str, Any] = {
     "none": None,
     "full": {"use_reentrant": False},
@@ -42,13 +43,6 @@ CHECKPOINTING: dict[str, Any] = {
     "save-attention": {"use_reentrant": False, "selective": True},
     "selective": {"use_reentrant": False, "selective": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser builds the arguments, which ask the GPU for bf16."""
-    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
-    monkeypatch.setattr(training_args_module, "is_torch_tf32_available", lambda: True)
 
 
 def parse(recommendation: Recommendation, file: Path, source: str = "org/model") -> tuple[Any, Any]:

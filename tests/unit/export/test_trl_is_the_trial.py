@@ -10,7 +10,6 @@ import tiny
 import torch
 from export_samples import make_recommendation
 from live_bytes import LiveBytes
-from transformers import training_args as training_args_module
 from transformers.trainer_utils import IntervalStrategy
 from unit.export.test_export_is_the_trial import Run, count, described, give, trained
 
@@ -34,9 +33,9 @@ CONFIGS: list[dict[str, Value]] = [
 ]
 
 
+@pytest.mark.usefixtures("ampere")
 @pytest.mark.parametrize("values", CONFIGS, ids=lambda v: ",".join(str(x) for x in v.values()))
-def test_trl_trains_as_the_trial(values: dict[str, Value], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+def test_trl_trains_as_the_trial(values: dict[str, Value], tmp_path: Path) -> None:
     model = tiny.model("llama", vocab_size=WORDS, num_hidden_layers=4, tie_word_embeddings=False)
     config = tiny.config(**{"micro_batch": 2, "loss": "chunked", **values})
     step = tiny.built(config, model, seq_len=SEQ_LEN, trainer="trl")

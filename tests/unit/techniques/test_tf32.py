@@ -22,9 +22,8 @@ MI300X = replace(CUDA_HARDWARE, name="mi300x", device_name="AMD Instinct MI300X"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
     yield
-    torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision("highest")  # torch's default
 
 
 def test_each_build_says_how_fp32_products_are_rounded() -> None:
