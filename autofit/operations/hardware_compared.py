@@ -33,7 +33,7 @@ class OnHardware:
     recommendation: Recommendation | None
     """None where nothing fits, or nothing was measured."""
     reason: str | None
-    """Why there is no recommendation."""
+    """Why there is no recommendation; beside one, why the search for it did not succeed."""
 
     def cost(self, price_per_hour: float | None) -> float | None:
         """The price of a million tokens on all devices together. `price_per_hour` is that of one device. None where the

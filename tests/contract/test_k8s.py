@@ -158,7 +158,9 @@ def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
     (source,) = submitter["envFrom"]
     options = the(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     submitted = words(ray_job(objects)["spec"]["entrypoint"], {**options, **changed})
-    return words(shlex.join(submitted), {})
+    shell, flag, script, *arguments = words(shlex.join(submitted), {})
+    assert (shell, flag) == ("sh", "-c") and script.startswith("autofit ")
+    return ["autofit", *arguments]
 
 
 def test_every_file_is_part_of_something() -> None:
@@ -285,6 +287,17 @@ def test_the_search_is_one_that_autofit_takes(searching: str) -> None:
     assert options["as_json"] is True
     assert options["store"] is None, "the store's URL holds a password: it is in the environment alone"
     assert options["fresh"] is False, "a retry must go on from the store"
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
+def test_that_nothing_fits_is_no_failure_of_the_job(code: int, tmp_path: Path) -> None:
+    entrypoint = ray_job(render("base"))["spec"]["entrypoint"]
+    program = tmp_path / "autofit"
+    program.write_text(f'#!/bin/sh\ntest "$1 $2" = "search --model" || exit 99\nexit {code}\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ended = subprocess.run(["sh", "-c", entrypoint], env={"PATH": path, "MODEL": "m"}).returncode
+    assert ended == 0 if code in (0, 3) else ended != 0
 
 
 def test_an_option_left_empty_is_left_out_and_a_space_does_no_harm(searching: str) -> None:

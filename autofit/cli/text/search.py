@@ -113,7 +113,12 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
     assert first.recommendation is not None, "else the search would have raised"
     sentences = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
     sentences += cheapest_text(costs)
-    return f"{' '.join(sentences)}\n\n{columns(rows, right=frozenset({1, 2, 3}))}"
+    earlier = [
+        f"{row.name}: what earlier trials have shown; its search did not succeed: {row.reason}"
+        for row in searches.rows
+        if row.recommendation is not None and row.reason is not None
+    ]
+    return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *earlier])
 
 
 def over_devices_text(searches: OverDevices) -> str:

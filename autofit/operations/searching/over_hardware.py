@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 from autofit.catalog.hardware import matching_cards
-from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, UsageError
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations.hardware_compared import OnHardware, compare_hardware
 from autofit.operations.service.runner import Runner, running
@@ -40,7 +41,7 @@ class Standing:
     tokens_per_second: float | None = None
     """The highest measured so far."""
     reason: str | None = None
-    """Why it found nothing, once it has ended so."""
+    """Why it did not succeed, once it has ended so."""
     seen: int = 0
     """The number of the last event that is counted here."""
 
@@ -67,7 +68,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHardware:
-    """How the searches ended, the fastest first. At least one has found something."""
+    """How the searches ended, the fastest first. At least one has succeeded."""
 
     campaign_id: str
     """Shared by the searches."""
@@ -105,11 +106,11 @@ def search_over_hardware(
     request: SearchRequest, names: Sequence[str], report: Callable[[Sequence[Standing]], None] = lambda standings: None
 ) -> OverHardware:
     """Search on each of the named kinds of hardware, or on `ALL` that the cluster has, at the same time: each search
-    has a driver of its own, and they share what they learn through the store.
+    has a driver of its own, and a store in common.
 
-    A search that finds nothing, or that cannot run, does not end the others. If it is interrupted, the same call
-    resumes all of them. Raises `UsageError` where there is no cluster to choose from, and `NothingFits` or
-    `EnvironmentLacks` if no search has found anything.
+    A search that finds nothing, or that cannot run, does not end the others. If it is interrupted, they end, and the
+    same call goes on from their trials. Raises `UsageError` where there is no cluster to choose from, and `NothingFits`
+    or `EnvironmentLacks` if no search has succeeded.
     """
     if request.ray_address is None and not request.in_place:
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
@@ -128,7 +129,11 @@ def search_over_hardware(
             Standing(hardware=name, search_id=submit(replace(request, hardware=name), store))
             for name in dict.fromkeys(names)
         ]
-        _drive(submitted, request, store, report)
+        try:
+            _drive(submitted, request, store, report)
+        except BaseException:
+            _withdraw(campaign_id, submitted, store)
+            raise
         standings = {standing.hardware: standing for standing in submitted}
         rows = compare_hardware(
             request.workload,
@@ -137,11 +142,8 @@ def search_over_hardware(
             memory_limit_bytes=request.memory_limit_bytes,
             store=store,
         )
-    explained = [
-        row if row.recommendation is not None else replace(row, reason=standings[row.name].reason or row.reason)
-        for row in rows
-    ]
-    if all(row.recommendation is None for row in explained):
+    explained = [replace(row, reason=standings[row.name].reason or row.reason) for row in rows]
+    if all(standing.state != "succeeded" for standing in submitted):
         raise _failure(explained, standings)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
 
@@ -164,6 +166,15 @@ def _drive(
             time.sleep(LOOK_SECONDS)
 
 
+def _withdraw(campaign_id: str, standings: Sequence[Standing], store: Store) -> None:
+    """End the searches that this campaign has queued, lest a runner takes them on; not what it has joined, nor what
+    others ask for or drive."""
+    with suppress(StoreError):
+        for search in map(store.search, (standing.search_id for standing in standings)):
+            if search is not None and search.campaign_id == campaign_id and search.state == "queued":
+                store.queue.cancel(search.search_id, for_all=False)
+
+
 def _runner(request: SearchRequest, search_id: str) -> Runner:
     """Drives one of a request's searches, with the workers that it asks for."""
     return Runner(
@@ -177,7 +188,7 @@ def _runner(request: SearchRequest, search_id: str) -> Runner:
 
 
 def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
-    reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
+    reasons = "; ".join(f"{row.name}: {row.reason or standings[row.name].state}" for row in rows)
     if any(standing.state == "nothing_fits" for standing in standings.values()):
         return NothingFits(reasons)
     return EnvironmentLacks(reasons, remedy=RESUMES)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -115,6 +116,13 @@ def _join(address: str | None) -> Connection:
         logs = "" if folder is None else f" (its logs are in {folder})"
         if folder is not None:
             _read_authentication_anew()
+        if (versions := re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))) and "ersion mismatch" in str(error):
+            (of_cluster, its_python), (here, python) = versions[:2]
+            raise EnvironmentLacks(
+                f"the cluster runs Ray {of_cluster} with Python {its_python}, and this environment Ray {here} with "
+                f"Python {python}",
+                remedy="use the cluster's image or versions here",
+            ) from error
         raise EnvironmentLacks(
             f"Ray cannot be reached: {lines_of(error)[-1]}{logs}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"

@@ -20,6 +20,7 @@ from autofit.operations import SearchRequest, search_over_hardware
 from autofit.operations.searching import over_hardware
 from autofit.operations.searching.over_hardware import Standing
 from autofit.operations.service.runner import Runner
+from autofit.operations.service.submission import submit
 from autofit.store import Lease, Store, new_owner
 
 NAMES = ["l40s", "h100-80g", "a10g"]
@@ -103,8 +104,31 @@ def test_a_card_is_told_as_it_was_found_and_priced_as_it_was_asked_for(
     assert entry["hardware"] == "h100-80g-350w" and entry["cost_per_million_tokens"] == pytest.approx(9 / 32.4)
 
 
-def test_the_same_command_joins_what_is_queued(request_: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that was interrupted is queued again; who asks the same drives it on."""
+def test_a_search_that_failed_says_so_beside_what_earlier_trials_have_shown(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drives(monkeypatch, made_drive)
+    search_over_hardware(request_, NAMES[:2])
+
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        store.queue.end(lease, "failed" if name == "l40s" else "succeeded", {"reason": f"Ray has no {name} GPUs"})
+
+    drives(monkeypatch, drive)
+    again = replace(request_, fresh=True)
+    result = search_over_hardware(again, NAMES[:2])
+    assert over_hardware_text(result, {}).endswith(
+        "l40s: what earlier trials have shown; its search did not succeed: Ray has no l40s GPUs"
+    )
+
+    drives(monkeypatch, lambda store, lease, name: store.queue.end(lease, "failed", {"reason": "no GPUs"}))
+    with pytest.raises(EnvironmentLacks, match="h100-80g: no GPUs; l40s: no GPUs"):
+        search_over_hardware(again, NAMES[:2])
+
+
+def test_a_campaign_that_is_interrupted_leaves_nothing_to_runners(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a search that someone else asks for is left in the queue; the same command begins the other anew."""
     seen: list[str] = []
 
     def interrupted(store: Store, lease: Lease, name: str) -> None:
@@ -116,11 +140,16 @@ def test_the_same_command_joins_what_is_queued(request_: SearchRequest, monkeypa
             raise KeyboardInterrupt
 
     drives(monkeypatch, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        search_over_hardware(request_, NAMES[:2], stopped)
+    with Store.open(request_.store) as store:
+        others = submit(replace(request_, hardware="h100-80g"), store, by="a token")
+        with pytest.raises(KeyboardInterrupt):
+            search_over_hardware(request_, NAMES[:2], stopped)
+        assert {search.search_id: search.state for search in store.searches()} == {
+            search_id: "queued" if search_id == others else "cancelled" for search_id in seen
+        }
     drives(monkeypatch, made_drive)
     result = search_over_hardware(request_, NAMES[:2])
-    assert {standing.search_id for standing in result.standings.values()} == set(seen)
+    assert result.standings["h100-80g"].search_id == others
 
 
 @pytest.mark.parametrize(("state", "raised"), [("failed", EnvironmentLacks), ("nothing_fits", NothingFits)])
