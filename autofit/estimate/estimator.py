@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from autofit.core.device.work_kinds import FORMATS, PASSES, attention
 from autofit.core.lattice import Config
@@ -20,7 +20,7 @@ from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.heap import Traits
-from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
+from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory, most_of
 from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
@@ -58,7 +58,8 @@ HOST_ALIGNMENT = 64
 class Traced:
     """What a config's step does on a kind of device, before any rate is applied."""
 
-    timeline: Timeline
+    timelines: tuple[Timeline, ...]
+    """Of the ranks of which one holds the most: first the one with the highest peak."""
     costs: tuple[Costs, ...]
     """Costs of the micro-steps of one optimizer step of the whole global batch."""
     update_costs: Costs
@@ -72,6 +73,10 @@ class Traced:
     """What one rank's offloaded weights, gradients and states take of the host's memory."""
     uncompiled: bool
     """As `Estimate.uncompiled`."""
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.timelines[0]
 
 
 class Estimator:
@@ -203,9 +208,9 @@ class Estimator:
         fragmentation = Fragmentation(
             of_alike=self._shares.get(alike), of_decoder=self._shares.get(decoder), by_liger=by_liger(config)
         )
-        memory = cuda_memory(
-            traced.timeline,
-            cublas_workspace_bytes(self.job.hardware.capability, self.job.stack.torch_release),
+        on_rank = partial(
+            cuda_memory,
+            workspace=cublas_workspace_bytes(self.job.hardware.capability, self.job.stack.torch_release),
             limit=limit,
             capped=capped,
             replays=self._replays,
@@ -215,6 +220,7 @@ class Estimator:
             paged=traced.paged_bytes,
             saving=whole_bytes(config, self.job),
         )
+        memory = most_of([on_rank(line) for line in traced.timelines])
         fits = memory.device_bytes <= limit
         if not memory.gives_back_cache and not traced.timeline.peaks_in_evaluation:
             share = memory.breakdown["fragmentation"] / (memory.peak_reserved_bytes - memory.breakdown["fragmentation"])
@@ -265,21 +271,24 @@ class Estimator:
             paged_bytes = paged_bytes // updaters if updaters else 0
             hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
             traffic = sharding_library.traffic(holdings, accumulation)
-        line = timeline(
-            decoder.events.with_loss(loss.trace),
-            events,
-            self._traces.evaluation(config, sharding_library),
-            micro_batch=micro_batch,
-            rank=rank,
-            accumulates=accumulation > 1,
-            rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
-            blocks=blocks_at_a_time(self.job.hardware),
-        )
+        lines = [
+            timeline(
+                self._traces.decoder(config, rank_of, accumulates=accumulation > 1).events.with_loss(loss.trace),
+                events,
+                self._traces.evaluation(config, sharding_library),
+                micro_batch=micro_batch,
+                rank=rank,
+                accumulates=accumulation > 1,
+                rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
+                blocks=blocks_at_a_time(self.job.hardware),
+            )
+            for rank_of in ((None,) if sharding_library is None else sharding_library.extremes)
+        ]
         costs = []
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
             costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
         return Traced(
-            line,
+            tuple(sorted(lines, key=Timeline.peak, reverse=True)),
             tuple(costs),
             update_costs,
             # In blocks of the next power of two, which the next forward reuses (CachingHostAllocatorImpl::allocate in

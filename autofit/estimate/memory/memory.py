@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from autofit.core.outcome import SAVING
@@ -76,6 +76,14 @@ def cuda_memory(
         gives_back_cache=gives_back_cache,
         borrowed_error=borrowed_error,
     )
+
+
+def most_of(ranks: Sequence[Memory]) -> Memory:
+    """That of the rank that takes most of its device, with each phase's peak at any."""
+    phases = {phase: max(rank.phase_peaks[phase] for rank in ranks) for phase in ranks[0].phase_peaks}
+    allocated = max(rank.peak_allocated_bytes for rank in ranks)
+    most = max(ranks, key=lambda rank: rank.device_bytes)
+    return replace(most, peak_allocated_bytes=allocated, phase_peaks=phases)
 
 
 def host_memory(line: Timeline, traits: heap.Traits, *, hosted: int = 0) -> Memory:

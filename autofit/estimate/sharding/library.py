@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
@@ -94,6 +95,11 @@ class Library(ABC):
     def keeps_inputs(self) -> bool:
         """Whether every linear layer keeps its input for the backward, though its weight may be frozen."""
         return False
+
+    @property
+    def extremes(self) -> Sequence[Library]:
+        """This library as seen by the ranks of which one holds the most; by any, where all hold the same."""
+        return (self,)
 
     @property
     def converts(self) -> bool:

@@ -16,8 +16,9 @@ runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model (`_setu
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from autofit.estimate.memory.memory_trace import (
     AFTER,
@@ -45,6 +46,15 @@ NORM_ELEMENTS = 250_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero(ZeroAmounts):
     """Stage 1 or 2 of ZeRO, with the optimizer in host memory or not; and what stage 3 shares with them."""
+
+    part: int = -1
+    """Of the parts of the flat buffer, the one of the rank whose step it is."""
+
+    @property
+    def extremes(self) -> Sequence[Zero]:
+        """In stage 1 the rank with the model's end has its part early, that with its beginning all others' gradients
+        then."""
+        return (self, replace(self, part=0)) if self.stage == 1 and self.updaters else (self,)
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
@@ -84,6 +94,9 @@ class Zero(ZeroAmounts):
         """On which gradients are reduced, and what that takes is allocated: stage 3 gathers on the first."""
         return (2 if self.stage == 3 else 1) * self.buckets.overlaps
 
+    def _fits_bucket(self, gradient: Storage) -> bool:
+        return self.bytes(gradient) <= self._bucket_bytes
+
     @property
     def _bucket_bytes(self) -> int:
         """A gradient that is larger is reduced by itself; others are copied into a bucket of this size, and dropped
@@ -109,7 +122,7 @@ class Zero(ZeroAmounts):
         (`copy_grads_in_partition`), at the rank where that is most."""
         trained = _trained(edit)
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
-        large = [i >= first and self.bytes(p) > self._bucket_bytes for i, p in enumerate(trained)]
+        large = [i >= first and not self._fits_bucket(p) for i, p in enumerate(trained)]
         parts = self.parts([self.bytes(p) for p in trained])
         kept = max(
             ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
@@ -187,17 +200,22 @@ class Zero(ZeroAmounts):
             edit.allocate(trained, place, shares=self.ranks, holds=Category.GRADIENTS, events=events)
             edit.free(events, partition)
 
-    def norm(self, edit: Edit, stage: str) -> None:
-        """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
-        reaches into a rank's part of the flat buffer."""
+    def norm(self, edit: Edit, stage: str, of: Iterable[Storage] = ()) -> None:
+        """The norm of each gradient in turn, or of those `of` some parameters, computed on an fp64 copy: in stages 1
+        and 2 of every whole gradient that reaches into a rank's part of the flat buffer."""
         if self.updaters:
-            copy = self._widest(edit).bytes * NORM_BYTES // self.width
+            copy = self._widest(of or _trained(edit)).bytes * NORM_BYTES // self.width
             place, events = edit.before_update(stage)
             shares = self.ranks if self.stage == 3 else 1
             edit.free(events, edit.allocate([copy], place, shares=shares, events=events))
 
-    def _widest(self, edit: Edit) -> Storage:
-        return max(_trained(edit), key=self.bytes)
+    def _parts(self, edit: Edit) -> list[list[Storage]]:
+        """The trained parameters that reach into each rank's part of the flat buffer."""
+        trained = _trained(edit)
+        return [[trained[i] for i in part] for part in self.parts([self.bytes(p) for p in trained])]
+
+    def _widest(self, parameters: Iterable[Storage]) -> Storage:
+        return max(parameters, key=self.bytes)
 
     def last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
         """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
@@ -206,7 +224,7 @@ class Zero(ZeroAmounts):
         (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
         (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
         """
-        widest, end = self._widest(edit), edit.after_stage(stage)
+        widest, end = self._widest(_trained(edit)), edit.after_stage(stage)
         place, parted = Place(stage, AFTER), self.stage == 3
         formats = self.masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
         copies = [widest.bytes * formats]
@@ -239,50 +257,93 @@ class Zero(ZeroAmounts):
 
     def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """Gradients stay whole until the last micro-step reduces them. In mixed precision their sums are fp32
-        (`_fill_param_grad_accum_attribute`), and so are the buckets; they stay until the next forward
-        (`clear_backward_seen_flag`). Else those that fit leave through the bucket as they come; without overlap, after
-        the backward (`grad_handling_hook`, `reduce_gradients`).
-
-        The rank that has the end of the model is taken: its own part is allocated with the first reduction, beside what
-        has not yet been copied there. (After the backward, one with fewer large gradients of its own may hold more.)"""
+        (`_fill_param_grad_accum_attribute`), and so are the buckets; others' stay until the next forward
+        (`clear_backward_seen_flag`). Those that fit leave through the bucket as they come; without overlap, after the
+        backward (`grad_handling_hook`, `reduce_gradients`)."""
         edit = Edit(trace)
-        trained, every = edit.trained_sizes(), _trained(edit)
+        trained, widens, overlaps = edit.trained_sizes(), self.mixed and self.updaters > 0, self.buckets.overlaps
+        if widens:
+            _separate_head(edit)
         gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
-        widens, overlaps = self.mixed and self.updaters > 0, self.buckets.overlaps
-        leave = {
-            index
-            for index in (gradients if overlaps and not widens else ())
-            if self.bytes(edit.trace.storages[index]) <= self._bucket_bytes
-        }
+        leave = {i for i in gradients if overlaps and self._fits_bucket(edit.trace.storages[i])}
         bucket = self._bucket(edit, last)
         at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
         into_buckets(edit, last, leave)
         partition: Sequence[int] = ()
-        copied: dict[int, Unit] = {}
+        copied: set[int] = set()
         if self.updaters:
             partition = self._partition(edit, trained, last)
-            begin = [Event(index, True) for index in partition]
-            part = [every[i] for i in self.parts([self.bytes(p) for p in every])[-1]]
-            if widens:
-                # Reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`).
-                passing = [max(map(self.bytes, part)) * (1 + self.masters)]
-                edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
-            copied = {i: unit for i, unit in self._gradients(edit, "backward-1", part).items() if i not in leave}
-            for index, unit in copied.items():
-                edit.free(begin if unit is ROOT or not overlaps else edit.at_end(Place(last, unit)), [index])
-            if overlaps:
-                self._at_first_reduction(edit, last, gradients, begin)
-            else:
-                edit.after_stage(last).extend(begin)
+            copied = self._copied(edit, last, gradients - leave, partition)
         if widens:
             for index in (*gradients, *bucket):
                 edit.trace.storages[index].bytes *= self.masters
         else:
-            edit.free(edit.after_stage(last), gradients - leave - copied.keys())
-        edit.free(edit.after_stage(last), bucket)
-        self.norm(edit, last)
+            edit.free(edit.after_stage(last), [*(gradients - leave - copied), *bucket])
+        self.norm(edit, last, self._parts(edit)[self.part])
         self._flattened(edit, last, trained, partition)
         return edit, trained
+
+    def _copied(self, edit: Edit, last: str, large: set[int], partition: Sequence[int]) -> set[int]:
+        """Of the `large` gradients, a rank's own, which it copies into its `partition` when the next comes, and drops.
+        That is allocated with the first reduction that reaches into it, beside what has not yet been copied."""
+        own = self._gradients(edit, "backward-1", self._parts(edit)[self.part])
+        homes = {i: edit.trace.storages[i].allocated for i in own}
+        late = {i for i, home in homes.items() if home == Place("backward-1", BEFORE)}
+        begin = [Event(index, True) for index in partition]
+        if self.mixed:
+            self._reduce(edit, last, own.keys() - late, begin)
+        outside = {i for i, unit in own.items() if unit is ROOT or not self.buckets.overlaps} & large - late
+        edit.free(begin, outside)
+        if self.buckets.overlaps:
+            self._at_first_reduction(edit, last, own, begin)
+        else:
+            edit.after_stage(last).extend(begin)
+        _drop_as_next_comes(edit, last, large, own.keys() & large - late - outside)
+        end = edit.after_stage(last)
+        if self.mixed:
+            self._reduce(edit, last, late, end)
+        edit.free(end, late & large)
+        return own.keys() & large
+
+    def _reduce(self, edit: Edit, stage: str, gradients: Iterable[int], events: list[Event]) -> None:
+        """The largest of these gradients is reduced in 16 bits, and widened to be added (`allreduce_bucket`,
+        `_add_to_grad_partition_buffer`)."""
+        size = max((self.bytes(edit.trace.storages[i]) for i in gradients), default=0) * (1 + self.masters)
+        edit.free(events, edit.allocate([size], Place(stage, AFTER), stream=self._stream, events=events))
+
+
+def _drop_as_next_comes(edit: Edit, stage: str, gradients: set[int], dropped: Iterable[int]) -> None:
+    """Free those that are `dropped` of the `gradients` where the operation ends that makes the next one; those of an
+    earlier micro-step, to which this one adds, at the end of their layer."""
+    left = set(dropped)
+    arrivals = [
+        (events, at, event.storage)
+        for place, events in edit.trace.segments
+        if place.stage == stage
+        for at, event in enumerate(events)
+        if event.allocates and event.storage in gradients
+    ]
+    for (_, _, gradient), (events, at, _) in reversed(list(pairwise(arrivals))):
+        if gradient in left:
+            events.insert(end_of_operation(events, at), Event(gradient, False))
+            left.remove(gradient)
+    for index in left:
+        home = edit.trace.storages[index].allocated
+        edit.free(edit.at_end(Place(stage, home.layer if home else AFTER)), [index])
+
+
+def _separate_head(edit: Edit) -> None:
+    """A head's gradient is made with the loss, in its format, and becomes that of the parameter where autograd is done
+    with it: where the parameter is the input embedding, too, at the end of the backward."""
+    stage = "backward-1"
+    for made in edit.gradients(stage)[ROOT]:
+        storage = edit.trace.storages[made]
+        if storage.allocated == Place(stage, LOSS):
+            tied = is_tied(edit, made)
+            end = edit.after_stage(stage) if tied else edit.at_end(storage.allocated)
+            edit.allocate([storage.bytes], Place(stage, BEFORE if tied else AFTER), events=end)
+            edit.free(end, [made])
+            storage.freed = Place(stage, AFTER)
 
 
 def _trained(edit: Edit) -> list[Storage]:

@@ -98,7 +98,7 @@ class Traces:
         if library is None:
             return self._single(config, None)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
-        key = self._decoder_key(config), accumulates, config.get("rank")
+        key = self._decoder_key(config), accumulates, config.get("rank"), library
         return self._once("rank", key, lambda: self._on_one_rank(config, library, accumulates), keeps=False)
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
