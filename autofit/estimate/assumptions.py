@@ -23,7 +23,7 @@ from autofit.techniques.selective import budget
 
 ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
-_PACKAGES = (
+PACKAGES = (
     ("loss", "fused", "liger_kernel"),
     ("kernels", "liger", "liger_kernel"),
     ("attention", "flash", "flash_attn"),
@@ -32,8 +32,11 @@ _PACKAGES = (
 CONTEXT_BYTES = 400 * 1024**2
 """What a CUDA context and its kernels are taken to need where no trial or probe has shown it: reports speak of 300 MB
 and more."""
-CONTEXT_ERROR = 430 * 1024**2
-"""By how much that may be off: an H200 and an H100 with CUDA 13 had 812 to 830 MiB (benchmarks/recorded)."""
+SEEN_CONTEXT_BYTES = {"9.0": 830 * 1024**2}
+"""By compute capability, where cards have shown it: an H200 and an H100 with CUDA 13 had 812 to 830 MiB
+(benchmarks/recorded)."""
+CONTEXT_ERROR = SEEN_CONTEXT_BYTES["9.0"] - CONTEXT_BYTES
+"""By how much `CONTEXT_BYTES` may be off on other cards."""
 COMPILE_ERROR = 0.15
 """Relative error that compilation adds to a predicted time: the most by which a predicted speedup was off, of six
 configs on a processor and two on an H100 (test_real_card.py)."""
@@ -103,8 +106,8 @@ def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
     if job.hardware.kind != "cuda":
         return scales
     context = (
-        f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
-        f"use, and nothing has shown it on {job.hardware.name}"
+        f"the CUDA context takes {format_bytes(context_bytes(job))}: it depends on the card, the driver and the "
+        f"kernels in use, and nothing has shown it on {job.hardware.name}"
     )
     return *scales, *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
 
@@ -124,7 +127,11 @@ def context_bytes(job: Job) -> int:
     """What the context takes on the job's hardware: as was shown there, or assumed."""
     if job.hardware.kind != "cuda":
         return 0
-    return CONTEXT_BYTES if job.context_bytes is None else job.context_bytes
+    if job.context_bytes is not None:
+        return job.context_bytes
+    # An emulated card's context is nobody's.
+    seen = None if job.hardware.is_emulated else SEEN_CONTEXT_BYTES.get(job.hardware.capability or "")
+    return seen or CONTEXT_BYTES
 
 
 def of_scales(job: Job) -> str:
@@ -137,7 +144,7 @@ def of_scales(job: Job) -> str:
 
 
 def _of_packages(config: Config, job: Job) -> list[str]:
-    needed = [(axis, package) for axis, value, package in _PACKAGES if config.get(axis) == value]
+    needed = [(axis, package) for axis, value, package in PACKAGES if config.get(axis) == value]
     return [
         f"{axis}={config[axis]} finds {package.replace('_', '-')} installed where it trains: here it is not"
         for axis, package in needed

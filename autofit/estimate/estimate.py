@@ -203,17 +203,17 @@ class Estimate(Document):
         """This estimate with how far its memory may be off; `deviations` are what trials show for each method.
 
         What they show about traces says nothing about a formula. Without trials, what is offloaded was not compared
-        with a real card; of little memory, the context is too large a part.
+        with a real card, and a context that is a guess may be off besides.
         """
-        from autofit.estimate.assumptions import CONTEXT_ERROR
+        from autofit.estimate.assumptions import CONTEXT_BYTES, CONTEXT_ERROR
 
         deviation = deviations[self.config.text("method")]
         if self.memory_error:
             deviation = MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
         elif not deviation.compared_on:
-            is_small = deviation.deviation * self.device_bytes < CONTEXT_ERROR
-            if is_small or self.config["offload"] != "none":
-                deviation = replace(deviation, deviation=max(deviation.deviation, UNKNOWN))
+            least = UNKNOWN if self.config["offload"] != "none" else 0.0
+            guessed = CONTEXT_ERROR / self.device_bytes if self.breakdown["context"] == CONTEXT_BYTES else 0.0
+            deviation = replace(deviation, deviation=math.hypot(max(deviation.deviation, least), guessed))
         return replace(self, memory_deviation=deviation)
 
     def to_json(self) -> dict[str, Any]:

@@ -219,7 +219,8 @@ def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial
 
 
 def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
-    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
+    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one, but
+    never an emulated card in place of a real device.
 
     Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
     no trial has run on, naming the command that `search` returns.
@@ -229,9 +230,10 @@ def find_hardware(name: str, store: Store, search: Callable[[], str] | None = No
         from autofit.trial.machine.detection import detect
 
         this_machine, _ = detect()
-        if any(h.key == this_machine.key for h in stored) or len(stored) != 1:
+        real = [h for h in stored if not h.is_emulated]
+        if any(h.key == this_machine.key for h in stored) or len(real) != 1:
             return this_machine
-        return stored[0]
+        return real[0]
     exact = next((h for h in stored if h.name == name.lower()), None)
     if exact is not None:
         return exact

@@ -86,14 +86,17 @@ class Estimation:
         self,
         report: Callable[[int], None] = lambda done: None,
         expressible: Expressible | None = None,
+        *,
+        of: Estimate | None = None,
     ) -> Estimate:
-        """The estimate with changes that make it fit or, if it is likely to already, make it faster.
+        """The estimate, or that `of` the config which was made before, with changes that make it fit or, if it is
+        likely to already, make it faster.
 
         Predicts configs near it; `report` is called with how many so far. `expressible` says what the user can write.
         """
         started = time.monotonic()
+        estimate = of or self.estimate()
         with self._cached_estimator() as estimator:
-            estimate = estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
             estimate = advised(estimate, estimator, report, expressible or Expressible())
         return replace(estimate, seconds_to_estimate=time.monotonic() - started)
 

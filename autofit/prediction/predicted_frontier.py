@@ -133,10 +133,12 @@ def predicted_recommendation(request: SearchRequest) -> dict[str, Any] | None:
 
 
 def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
-    """The choice that `frontier.best` makes, where speeds within `GAIN` tie; None if none fits or no speed is known."""
+    """The choice that `frontier.best` makes of what is likely to fit or, if nothing is, of what may; speeds within
+    `GAIN` tie. None if nothing may fit or no speed is known."""
+    surely = any(e.likely_fits and e.tokens_per_second is not None for e in estimates)
 
     def fits(estimate: Estimate) -> bool:
-        return estimate.fits and estimate.tokens_per_second is not None
+        return (estimate.likely_fits if surely else estimate.fits) and estimate.tokens_per_second is not None
 
     def ties(estimate: Estimate, fastest: Estimate) -> bool:
         return speed(estimate) >= speed(fastest) * (1 - GAIN)

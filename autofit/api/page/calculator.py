@@ -49,20 +49,19 @@ EstimateRequest = Annotated[Callable[..., dict[str, Any]], Depends(estimate_requ
 
 
 @ROUTES.get("/calculator")
-def calculator(request: Request, store: OpenedStore, models: Models) -> Response:
+def calculator(request: Request, models: Models) -> Response:
     """The form; it asks for its answer itself."""
     process: PredictionProcess = request.app.state.estimating
     process.warm()
     given = dict(request.query_params)
     estimable = [card.name for card in cards() if "estimate" in card.supports]
-    measured = [hardware.name for hardware in store.hardware()]
     return render(
         request,
         "calculator.html",
         values={**FIRST, **(given or FIRST_CONFIG)},
         axes=[axis for axis in AXES if axis.name in FORM_AXES],
         models=(*models.in_folder(), *names()),
-        hardware=list(dict.fromkeys([*estimable, *measured])),
+        hardware=estimable,
     )
 
 

@@ -54,6 +54,7 @@ def hardware(request: Request, store: OpenedStore, models: Models, query: Annota
         rows=rows,
         prices=prices,
         workload=workload,
+        emulated=any(row.recommendation and row.recommendation.hardware.is_emulated for row, _ in rows),
         fields=fields,
         chosen=form,
         **choices(store, models),

@@ -170,8 +170,9 @@ def named_hardware(name: str, store: Store) -> str:
     is not what its clients mean."""
     if name.lower() != "auto":
         return name
-    names = sorted({hardware.name for hardware in store.hardware()})
-    if len(names) > 1:
+    stored = store.hardware()
+    names = sorted({hardware.name for hardware in stored})
+    if len(names) > 1 or any(hardware.is_emulated for hardware in stored):
         raise UsageError(f"name the hardware: {', '.join(names)}")
     if not names:
         raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")

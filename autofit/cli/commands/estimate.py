@@ -82,7 +82,7 @@ def estimate(
     configs = {name: read(config, on=device) for name, device in devices.items()}
     other = None if explain is None else read(explain, on=requested_device(hardware))
 
-    from autofit.cli.text.predicted import estimate_text
+    from autofit.cli.text.predicted import advice_text, estimate_text
     from autofit.trial.machine.detection import detect
 
     workload_options = workload.asked()
@@ -97,12 +97,20 @@ def estimate(
         return
     if longest:
         _longest(workload_options, chosen, hardware, limit, verbose=verbose, as_json=as_json)
-    with Waiting() as waiting:
+    with Waiting("configs predicted"):
         estimation = operations.Estimation.of(
             workload_options, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact
         )
-        prediction = estimation.estimate() if no_advice else estimation.advised(waiting)
-    print_json(prediction.to_json()) if as_json else print(estimate_text(prediction, verbose=verbose))
+        prediction = estimation.estimate()
+    if not as_json:
+        print(estimate_text(prediction, verbose=verbose), flush=True)
+    if not no_advice:
+        with Waiting("changes tried") as waiting:
+            prediction = estimation.advised(waiting, of=prediction)
+    if as_json:
+        print_json(prediction.to_json())
+    elif advice := advice_text(prediction):
+        print(advice)
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export.charts import memory_chart

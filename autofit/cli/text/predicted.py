@@ -22,7 +22,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS, Workload
-from autofit.estimate.assumptions import of_borrowed
+from autofit.estimate.assumptions import PACKAGES, of_borrowed
 from autofit.estimate.estimate import Change, Estimate
 from autofit.techniques import complete
 from autofit.techniques.short_text import short
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 def estimate_text(estimate: Estimate, *, verbose: bool = False) -> str:
-    """An estimate as text for people, the verdict first; `verbose` adds the allocator's figures and what is assumed."""
+    """An estimate as text for people, the verdict first, without advice; `verbose` adds the allocator's figures and
+    what is assumed."""
     share = {
         name: f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})" for name, size in estimate.breakdown.items()
     }
@@ -49,9 +50,14 @@ def estimate_text(estimate: Estimate, *, verbose: bool = False) -> str:
         *([("close", CLOSE)] if estimate.gives_back_cache else []),
         *([("evaluation", _in_evaluation(estimate))] if estimate.peak_phase == EVALUATION else []),
         *(_details(estimate) if verbose else ()),
-        *advice_rows(estimate),
     ]
     return f"{verdict_text(estimate)}\n{speed_text(estimate)}\n\n{columns(rows)}"
+
+
+def advice_text(estimate: Estimate) -> str:
+    """The advice that an estimate has, below what `estimate_text` prints of it; empty if it has none."""
+    rows = advice_rows(estimate)
+    return columns([(f"{label:<{len('  logits and loss')}}", text) for label, text in rows]) if rows else ""
 
 
 def longest_text(longest: Longest, *, verbose: bool = False) -> str:
@@ -195,9 +201,11 @@ def change_text(change: Change) -> str:
     changed = change.estimate
     speed = "" if changed.tokens_per_second is None else f", {total_text(changed.tokens_per_second, changed.devices)}"
     host = f", {format_bytes(changed.machine_host_bytes)} of host memory" if "offload" in change.values else ""
+    needed = [package.replace("_", "-") for axis, value, package in PACKAGES if change.values.get(axis) == value]
+    needs = f", needs {' and '.join(dict.fromkeys(needed))}" if needed else ""
     return (
         f"{values} ({EFFECTS[change.effect]}): {fit_text(changed)}, {format_bytes(changed.device_bytes)}, "
-        f"{room_text(changed)}{host}{speed}"
+        f"{room_text(changed)}{host}{speed}{needs}"
     )
 
 

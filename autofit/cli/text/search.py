@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text
-from autofit.cli.text.phrases import cheapest_text, on_each, total_text
+from autofit.cli.text.phrases import EMULATED, cheapest_text, on_each, total_text
 from autofit.core.units import format_bytes, format_duration
 from autofit.techniques.short_text import short
 
@@ -118,7 +118,10 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
         for row in searches.rows
         if row.recommendation is not None and row.reason is not None
     ]
-    return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *earlier])
+    emulated = (
+        [EMULATED] if any(r.recommendation and r.recommendation.hardware.is_emulated for r in searches.rows) else []
+    )
+    return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *earlier, *emulated])
 
 
 def over_devices_text(searches: OverDevices) -> str:

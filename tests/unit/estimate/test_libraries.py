@@ -411,7 +411,7 @@ def test_stage_3_keeps_the_experts_of_every_layer_that_is_not_recomputed() -> No
 
 def test_stage_1_is_judged_by_the_rank_that_holds_the_most() -> None:
     """The rank with the input embedding takes a norm of its gradient, in fp64, beside the fp32 sums of whatever is
-    others' and too large for a bucket. SmolLM2-360M took 2,969.5 MiB on two emulated A100s, 360 of them for the norm."""
+    others' and too large for a bucket: SmolLM2-360M took 2,969.5 MiB on two emulated A100s, 360 for the norm."""
     sizes = {"num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 512, "vocab_size": 2048}
     of = model("llama", tie_word_embeddings=True, **sizes)
     with torch.device("meta"):
