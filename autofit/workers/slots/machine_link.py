@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autofit.core.device.probe import ProbePart, between, collective
@@ -16,20 +17,28 @@ MOST_SECONDS = 180.0
 
 
 def measured_link(ray: Any, slot: Slot) -> ProbePart:
-    """As `Pool.link`, by the workers of an idle slot: one that is not heard within `MOST_SECONDS` is a failure, too."""
+    """As `Pool.link`, by the workers of an idle slot."""
     assert slot.site is not None, "it is up"
     name, started = between(slot.site[0], slot.demand.ranks), time.monotonic()
-    wheres = [actor.where.remote() for actor in slot.actors]
-    place = slot.actors[0].listen_to_measure.remote(WAIT_SECONDS, *wheres)
-    answers = left = [actor.between.remote(place, rank) for rank, actor in enumerate(slot.actors)]
     figures, failure = dict[str, float](), None
     try:
-        while left:  # the first that fails says why; the others would wait for it
-            ended, left = ray.wait(left, timeout=max(0.0, started + MOST_SECONDS - time.monotonic()))
-            if not ended:
-                raise TimeoutError(f"no end within {MOST_SECONDS:.0f} s")
-            ray.get(ended)
-        figures = {collective(c, name): rate for c, rate in ray.get(answers[0]).items()}
-    except (ray.exceptions.RayError, TimeoutError) as error:
+        figures = {collective(c, name): rate for c, rate in _measured(ray, slot.actors, started + MOST_SECONDS).items()}
+    except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
         failure = lines_of(error)[-1]
     return ProbePart(name=name, seconds=time.monotonic() - started, figures=figures, failure=failure)
+
+
+def _measured(ray: Any, actors: Sequence[Any], until: float) -> Mapping[str, float]:
+    """Bytes per second that a rank sends, by collective. Raises `RayError`, `RuntimeError` with the reason of the first
+    that fails, as the others would wait for it, and `TimeoutError`."""
+    listening = actors[0].listen_to_measure.remote(WAIT_SECONDS, *[actor.where.remote() for actor in actors])
+    place = ray.get(listening, timeout=until - time.monotonic())
+    left, measured = [actor.between.remote(place, rank) for rank, actor in enumerate(actors)], dict[str, float]()
+    while left:
+        ended, left = ray.wait(left, timeout=max(0.0, until - time.monotonic()))
+        if not ended:
+            raise TimeoutError(f"no end within {MOST_SECONDS:.0f} s")
+        measured = ray.get(ended[0])
+        if isinstance(measured, str):
+            raise RuntimeError(measured)
+    return measured

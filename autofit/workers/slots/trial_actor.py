@@ -122,14 +122,16 @@ class TrialActor:
         self._listener = self._held.enter_context(listening(place["host"]))
         return {**place, "port": self._listener.getsockname()[1]}
 
-    def between(self, place: dict[str, Any], rank: int) -> dict[str, float]:
-        """Bytes per second that this rank sends to those that met in `place`, by collective. Raises `RuntimeError`."""
+    def between(self, place: dict[str, Any], rank: int) -> dict[str, float] | str:
+        """Bytes per second that this rank sends to those that meet in `place`, by collective; or why it cannot."""
         from autofit.probe import ranks
 
         try:
             environment = trial_environment(self._kind)
             *_, measured = ranks.run(self._kind, {rendezvous_at(place, rank): environment}, self._listener)
             return measured
+        except Exception as error:  # which Ray would print for each rank
+            return in_one_line(error)
         finally:
             self._held.close()
 
