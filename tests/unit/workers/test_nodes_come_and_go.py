@@ -175,6 +175,9 @@ def test_ranks_on_two_machines_measure_their_link_which_changes_what_is_predicte
         (said,) = caplog.messages
         assert "the link between machines is taken for one within: " in said and "the ranks cannot meet" in said
         before = predicted_seconds(store)
+        pool._ray.kill(pool._slots.up[0].actors[1])
+        lost = pool.link()
+        assert lost is not None and lost.failure and not lost.figures
         pool.close()
         cluster.remove(cluster.nodes[1])
         cluster.add(address="127.0.0.4")
