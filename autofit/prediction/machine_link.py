@@ -32,7 +32,7 @@ def make_sure(job: Job, store: Store, pool: Pool, *, fresh: bool = False) -> Non
         if link is None:
             return
         if link.failure is not None:
-            _log.warning("autofit: the link between machines is taken for one within: %s", link.failure)
+            _log.warning("autofit: the link between machines could not be measured: %s", link.failure)
             return
         store.probes.keep_link(link, job.hardware, job.stack)
     _log.warning("autofit: %s", _finding(link, job, store))

@@ -92,7 +92,7 @@ def test_it_is_held_against_what_was_measured_within_a_machine(store: Store, cap
 
 def test_a_failure_costs_only_the_figure_and_is_said_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     assert make_sure(store, link(figures={}, failure="rank 1: the ranks cannot meet")) == 1
-    said = "autofit: the link between machines is taken for one within: rank 1: the ranks cannot meet"
+    said = "autofit: the link between machines could not be measured: rank 1: the ranks cannot meet"
     assert caplog.messages == [said]
     assert predicted_rate(SPREAD, store) == pytest.approx(0.75 * 450e9)
     assert make_sure(store, link()) == 1, "the next search tries again"

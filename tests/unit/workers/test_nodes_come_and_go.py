@@ -173,7 +173,7 @@ def test_ranks_on_two_machines_measure_their_link_which_changes_what_is_predicte
     with Store.open(str(tmp_path / "store.db")) as store:
         machine_link.make_sure(job, store, pool)
         (said,) = caplog.messages
-        assert "the link between machines is taken for one within: " in said and "the ranks cannot meet" in said
+        assert "the link between machines could not be measured: " in said and "the ranks cannot meet" in said
         before = predicted_seconds(store)
         pool._ray.kill(pool._slots.up[0].actors[1])
         lost = pool.link()
